@@ -231,7 +231,9 @@ def report(arguments, plain, tide, budget):
 
 
 def disagreement(steps):
-    """How far each planned step's simulation, at the pace of that step, was from it: medians; empty for too few steps."""
+    """How far each planned step's simulation, at the pace of that step, was from it: medians; empty
+    for too few steps.
+    """
     pairs = [(step, step["simulated"]) for step in steps if step["simulated"]]
     if len(pairs) < STEPS_JUDGED_MIN:
         return {}

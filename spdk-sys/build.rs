@@ -1,4 +1,5 @@
-//! Finds SPDK, says how to link it, and makes the bindings. Does nothing without the feature `native`.
+//! Finds SPDK, says how to link it, and makes the bindings. Does nothing without the feature
+//! `native`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -29,7 +30,8 @@ mod native {
         }
         println!("cargo:rerun-if-changed=build/find.rs");
         if let Err(why) = build_with(&PkgConfig::default()) {
-            // cargo shows the last lines of a build script that fails; a panic's backtrace would hide the reason.
+            // cargo shows the last lines of a build script that fails; a panic's backtrace would
+            // hide the reason.
             eprintln!("\ntidelog-spdk-sys: {why}\n");
             std::process::exit(1);
         }
@@ -38,15 +40,16 @@ mod native {
     fn build_with(pkg_config: &PkgConfig) -> Result<(), String> {
         let Found { version, header } = pkg_config.find(PACKAGES[0])?;
         println!("cargo:rustc-env=TIDELOG_SPDK_VERSION={version}");
-        // Where SPDK is replaced in its place, all of this is done again. Bindgen names the other headers.
+        // Where SPDK is replaced in its place, all of this is done again. Bindgen names the other
+        // headers.
         println!("cargo:rerun-if-changed={}", header.display());
         link(pkg_config)?;
         compile(pkg_config)?;
         bind(pkg_config)
     }
 
-    /// What keeps SPDK from doing things to the whole process. Linked behind SPDK's archives, which its constructors are to run
-    /// after.
+    /// What keeps SPDK from doing things to the whole process. Linked behind SPDK's archives, which
+    /// its constructors are to run after.
     fn compile(pkg_config: &PkgConfig) -> Result<(), String> {
         const NAME: &str = "tidelog_spdk_process";
         let flags = pkg_config.ask(&["--cflags", PACKAGES[0]])?;
@@ -62,7 +65,8 @@ mod native {
         Ok(())
     }
 
-    // -- linking it ------------------------------------------------------------------------------------------
+    // -- linking it
+    // ------------------------------------------------------------------------------------------
 
     /// What one of pkg-config's words asks for.
     enum Word<'a> {
@@ -89,8 +93,8 @@ mod native {
         }
     }
 
-    /// Transports, sockets, buses and memory pools are registered by constructors, which nothing refers to: of an
-    /// archive the linker must take everything.
+    /// Transports, sockets, buses and memory pools are registered by constructors, which nothing
+    /// refers to: of an archive the linker must take everything.
     fn link(pkg_config: &PkgConfig) -> Result<(), String> {
         let mut query = vec!["--libs", "--static"];
         query.extend(PACKAGES);
@@ -112,7 +116,8 @@ mod native {
         for path in archives {
             let name = path.file_stem().and_then(|it| it.to_str()?.strip_prefix("lib"));
             if let (Some(directory), Some(name)) = (path.parent().and_then(Path::to_str), name) {
-                // An installed SPDK still names the place where it was built; its own libraries come first.
+                // An installed SPDK still names the place where it was built; its own libraries
+                // come first.
                 directories.push(directory);
                 libraries.push(name);
             }
@@ -138,7 +143,8 @@ mod native {
         Ok(())
     }
 
-    /// Whether the compiler finds a system library. SPDK's list is that of all its parts, of which we use few.
+    /// Whether the compiler finds a system library. SPDK's list is that of all its parts, of which
+    /// we use few.
     fn is_installed(library: &str) -> bool {
         let file = format!("lib{library}.so");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
@@ -147,9 +153,9 @@ mod native {
         asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim() != file)
     }
 
-    /// Only archives will do. A linker takes of shared libraries those that are referred to (rustc has it leave out the
-    /// others), and what a program refers to in those that register themselves is nothing: it would link, start, and know no
-    /// transport.
+    /// Only archives will do. A linker takes of shared libraries those that are referred to (rustc
+    /// has it leave out the others), and what a program refers to in those that register themselves
+    /// is nothing: it would link, start, and know no transport.
     fn check_archives(directories: &[&str]) -> Result<(), String> {
         let asked = std::env::var("TIDELOG_SPDK_LINK");
         if let Ok(asked) = asked.as_deref().map(str::trim)
@@ -172,7 +178,8 @@ mod native {
         directories.iter().any(|directory| Path::new(directory).join(file).exists())
     }
 
-    // -- its functions and types -------------------------------------------------------------------------------
+    // -- its functions and types
+    // -------------------------------------------------------------------------------
 
     const FUNCTIONS: &str = "spdk_env_opts_init|spdk_env_init|spdk_zmalloc|spdk_free|spdk_vtophys\
         |spdk_iommu_is_enabled|spdk_mem_register|spdk_mem_unregister|spdk_log_set_print_level\
@@ -207,7 +214,8 @@ mod native {
             // Only pointers to commands are used, and a packed union within cannot be said in Rust.
             .blocklist_type("spdk_nvme_(cmd|cmd_cdw.*|cmd__.*|feat_.*)")
             .raw_line("#[repr(C)] pub struct spdk_nvme_cmd { _private: [u8; 0] }")
-            // Packed, with aligned structures in it, which Rust has not: its bytes are as the specification says.
+            // Packed, with aligned structures in it, which Rust has not: its bytes are as the
+            // specification says.
             .opaque_type("spdk_nvme_ctrlr_data")
             .derive_default(true)
             .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))

@@ -1,7 +1,7 @@
 """Records the sets that `make paper` plans: transformers' models by their configuration alone (nothing is downloaded),
-a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set and stage, and one for each
-model of the held-out set (`tidelog.models` has those), which run whole on one GPU. Each is recorded a second time with
-activation checkpointing, which is how ZeRO runs it.
+a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set and stage, and one for
+each model of the held-out set (`tidelog.models` has those), which run whole on one GPU. Each is recorded a second time
+with activation checkpointing, which is how ZeRO runs it.
 
 A pipeline of two stages under 1F1B: stage 0 holds two micro-batches at once, stage 1 one. The time in which a stage
 waits for the other is left out: transfers would run in it, so that what is measured without it is the harder case.

@@ -4,10 +4,11 @@
 //! cargo bench -p tidelog-engine --bench commit [directory]
 //! ```
 //!
-//! A pool of two files in `target` (or in the directory that is named: the ratios are those of its disk). Committers
-//! put a tensor of 4 KiB each and commit it, over and over: each on a thread of its own, or one thread with as many
-//! commits in flight. The same work one commit at a time is measured in turns with it; the ratio is the median over
-//! the turns. Flushes and forced writes are those of both devices.
+//! A pool of two files in `target` (or in the directory that is named: the ratios are those of its
+//! disk). Committers put a tensor of 4 KiB each and commit it, over and over: each on a thread of
+//! its own, or one thread with as many commits in flight. The same work one commit at a time is
+//! measured in turns with it; the ratio is the median over the turns. Flushes and forced writes are
+//! those of both devices.
 
 use std::path::PathBuf;
 use std::time::Instant;

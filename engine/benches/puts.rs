@@ -1,8 +1,9 @@
-//! Small puts and gets in a second on one core, through the pool as anybody uses it: `cargo bench -p tidelog-engine --bench puts`.
+//! Small puts and gets in a second on one core, through the pool as anybody uses it: `cargo bench
+//! -p tidelog-engine --bench puts`.
 //!
-//! Put, stripe, checksum, submit, the simulated disk, complete: the caller's thread and the reactor's share one core, so
-//! nothing of the engine is hidden on another. Reads are not verified. Ends non-zero where fewer puts than [`MARK`] were
-//! reached.
+//! Put, stripe, checksum, submit, the simulated disk, complete: the caller's thread and the
+//! reactor's share one core, so nothing of the engine is hidden on another. Reads are not verified.
+//! Ends non-zero where fewer puts than [`MARK`] were reached.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,8 +30,8 @@ const DEPTH: usize = 128;
 const ROUND: Duration = Duration::from_millis(500);
 const ROUNDS: usize = 9;
 
-/// A caller that starts together what has room in flight, and then takes all that has ended: the engine is what is
-/// measured, not the kernel's switching between two threads.
+/// A caller that starts together what has room in flight, and then takes all that has ended: the
+/// engine is what is measured, not the kernel's switching between two threads.
 struct Caller {
     pool: Pool,
     queue: CompletionQueue,
@@ -45,8 +46,8 @@ struct Caller {
 
 impl Caller {
     fn new() -> Self {
-        // In order and without a cache: a disk that does as little as it can, and hardly more than a processor's cache
-        // holds, as what the memory of a disk costs is nobody's business here.
+        // In order and without a cache: a disk that does as little as it can, and hardly more than
+        // a processor's cache holds, as what the memory of a disk costs is nobody's business here.
         let profile =
             SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
         let disks = [SimDisk::with_profile(DISK, profile)];

@@ -4,10 +4,11 @@
 //! cargo bench -p tidelog-engine --bench reclamation
 //! ```
 //!
-//! Simulated disks, so that the figure depends on nothing but the seed; throughput is measured on files in memory. Tensors of 4 to 64 KiB live for
-//! 1, 10, 100 or 1000 units of time, as many bytes for each; one unit writes as many bytes as keep the pool
-//! 80 % full. One hint in ten names another lifetime. The pool is filled until the oldest tensors die,
-//! then written over ten times, which is what is measured.
+//! Simulated disks, so that the figure depends on nothing but the seed; throughput is measured on
+//! files in memory. Tensors of 4 to 64 KiB live for 1, 10, 100 or 1000 units of time, as many bytes
+//! for each; one unit writes as many bytes as keep the pool 80 % full. One hint in ten names
+//! another lifetime. The pool is filled until the oldest tensors die, then written over ten times,
+//! which is what is measured.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -137,7 +138,8 @@ struct Churn {
 }
 
 impl Churn {
-    /// A quarter of what is written in one unit lives for each lifetime, which keeps the pool as full as asked.
+    /// A quarter of what is written in one unit lives for each lifetime, which keeps the pool as
+    /// full as asked.
     fn new(pool: Pool, hints: Hints, full_percent: u64) -> Self {
         let capacity = pool.description().capacity.0;
         let unit = capacity * full_percent / 100 * 4 / LIFETIMES.iter().sum::<u64>();
@@ -192,8 +194,9 @@ impl Churn {
     }
 }
 
-/// Puts go into a pool that reclaims and into one that has no need to, in turns. What is copied is read and
-/// written once more, so the pool that reclaims may fall behind by that, and by a tenth for all the rest.
+/// Puts go into a pool that reclaims and into one that has no need to, in turns. What is copied is
+/// read and written once more, so the pool that reclaims may fall behind by that, and by a tenth
+/// for all the rest.
 fn throughput(hints: Hints) -> Throughput {
     let directory = Directory::new();
     let [mut full, mut empty] = [("full", FULL_PERCENT), ("empty", EMPTY_PERCENT)]
@@ -242,7 +245,8 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> Self {
-        // In memory, where there is a file system for it: a disk that others use, too, drowns the ratio.
+        // In memory, where there is a file system for it: a disk that others use, too, drowns the
+        // ratio.
         let memory = PathBuf::from("/dev/shm");
         let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
         let path = parent.join(format!("tidelog-reclamation-{}", std::process::id()));
@@ -270,8 +274,8 @@ impl Drop for Directory {
     }
 }
 
-/// A training loop whose plan knows when everything dies: activations leave in the forward pass and die in
-/// the backward pass, last first; gradients live from there to the next step's.
+/// A training loop whose plan knows when everything dies: activations leave in the forward pass and
+/// die in the backward pass, last first; gradients live from there to the next step's.
 fn planned_steps() -> f64 {
     let pool = open(Lanes::ByLifetime);
     let capacity = pool.description().capacity.0;

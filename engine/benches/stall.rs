@@ -1,9 +1,11 @@
-//! What one device that does not answer costs the others: `cargo bench -p tidelog-engine --bench stall`.
+//! What one device that does not answer costs the others: `cargo bench -p tidelog-engine --bench
+//! stall`.
 //!
-//! Three simulated disks, 256 KiB pieces. Two of them are written as fast as can be and read urgently; in every other
-//! round the third, which is written as well, does not respond meanwhile: ten rounds of a second. Ends non-zero where the
-//! others' throughput is below [`LEAST`] of theirs alone, or their urgent reads' 99th percentile above [`MOST`] times
-//! theirs alone, as medians of rounds side by side.
+//! Three simulated disks, 256 KiB pieces. Two of them are written as fast as can be and read
+//! urgently; in every other round the third, which is written as well, does not respond meanwhile:
+//! ten rounds of a second. Ends non-zero where the others' throughput is below [`LEAST`] of theirs
+//! alone, or their urgent reads' 99th percentile above [`MOST`] times theirs alone, as medians of
+//! rounds side by side.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -63,7 +65,8 @@ impl Load {
         ticket.expect("the reactor is open")
     }
 
-    /// Writes to two devices and reads from them, while the third has as much to do as each and does not respond.
+    /// Writes to two devices and reads from them, while the third has as much to do as each and
+    /// does not respond.
     fn run(&mut self, stalled: bool) -> Measured {
         let third: Vec<Ticket> = if stalled {
             self.disks[0].hold();

@@ -2,8 +2,8 @@
 //!
 //! Read the rooms from the bottom up: [`units`] are the words, [`memory`] is where bytes may lie,
 //! [`path`] is how they reach a device, [`schedule`] keeps a device busy without drowning it,
-//! [`layout`] is what stands on the media, [`log`] decides where a tensor goes, [`pool`] is the public
-//! face.
+//! [`layout`] is what stands on the media, [`log`] decides where a tensor goes, [`pool`] is the
+//! public face.
 
 pub mod layout;
 pub mod log;

@@ -1,5 +1,6 @@
-//! The locks and atomics of the ticket protocol: the standard library's, or loom's where `--cfg loom` asks
-//! for them. Loom then runs the protocol's real code in every order that threads could (`make loom`).
+//! The locks and atomics of the ticket protocol: the standard library's, or loom's where `--cfg
+//! loom` asks for them. Loom then runs the protocol's real code in every order that threads could
+//! (`make loom`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};

@@ -1,4 +1,5 @@
-//! What an operation allocates, counted: alone in its process and without the test harness, whose thread allocates too.
+//! What an operation allocates, counted: alone in its process and without the test harness, whose
+//! thread allocates too.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

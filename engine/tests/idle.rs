@@ -1,4 +1,5 @@
-//! A reactor with nothing to do sleeps. Alone in its process, so that all CPU time is the reactor's.
+//! A reactor with nothing to do sleeps. Alone in its process, so that all CPU time is the
+//! reactor's.
 
 use std::time::Duration;
 

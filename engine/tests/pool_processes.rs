@@ -1,4 +1,5 @@
-//! Pools and processes: who may open a share, and what is left when its holder is killed at any moment.
+//! Pools and processes: who may open a share, and what is left when its holder is killed at any
+//! moment.
 //!
 //! A test that needs another process runs this binary again with its own name and [`CHILD`] set.
 #![allow(unsafe_code)]
@@ -159,7 +160,8 @@ fn a_share_that_is_closed_is_free_though_forked_children_live() {
         assert!(matches!(open_share(&specs, 0), Err(OpenError::ShareHeld { .. })));
         drop(pool);
     }
-    // Who only has the descriptor may still write by it: what holds it up is said, and formatting waits for the children.
+    // Who only has the descriptor may still write by it: what holds it up is said, and formatting
+    // waits for the children.
     let overwrite = FormatOptions { overwrite: true, ..small() };
     let refused = Pool::format(&specs, &overwrite).unwrap_err().to_string();
     assert!(refused.contains("open for writing"), "{refused}");

@@ -102,7 +102,8 @@ fn rot_that_they_find_names_its_device_and_is_not_delivered() {
                 Err(error @ TransferError::Checksum { device, .. }) => {
                     let name = &names[usize::from(device.0)];
                     assert!(error.to_string().contains(name.as_str()), "{error}");
-                    // Of a whole tensor, whose rot is found first is up to the threads; its first bytes lie on one device.
+                    // Of a whole tensor, whose rot is found first is up to the threads; its first
+                    // bytes lie on one device.
                     found.extend((length < whole).then_some(device));
                 }
                 other => panic!("tensor {index}: {other:?}"),

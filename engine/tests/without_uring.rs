@@ -1,4 +1,5 @@
-//! Pools in a container whose seccomp profile forbids `io_uring`: the posix path, and words about it.
+//! Pools in a container whose seccomp profile forbids `io_uring`: the posix path, and words about
+//! it.
 
 mod common;
 
@@ -11,8 +12,8 @@ use tidelog_engine::path::{PathChoice, PathError, PathKind};
 use tidelog_engine::pool::{OpenError, OpenOptions, Pool};
 use tidelog_engine::schedule::StartError;
 
-/// Runs `check` on a thread of its own on which, and on whose threads, every call of `io_uring` is answered
-/// with this error number. A filter stays for good, but only on them.
+/// Runs `check` on a thread of its own on which, and on whose threads, every call of `io_uring` is
+/// answered with this error number. A filter stays for good, but only on them.
 fn forbidden(errno: i32, check: impl FnOnce() + Send + 'static) {
     let calls = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
     let rules: BTreeMap<i64, _> = calls.into_iter().map(|call| (call, Vec::new())).collect();
@@ -27,7 +28,8 @@ fn forbidden(errno: i32, check: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// Docker's and containerd's profiles answer EPERM; some sandboxes pretend that the kernel is too old.
+/// Docker's and containerd's profiles answer EPERM; some sandboxes pretend that the kernel is too
+/// old.
 const REFUSALS: [(i32, &str); 2] =
     [(libc::EPERM, "io_uring is forbidden here"), (libc::ENOSYS, "this kernel has no io_uring")];
 

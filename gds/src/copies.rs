@@ -1,5 +1,5 @@
-//! What a GPU does for a window: copies in two streams, one to the chunks and one from them, and checksums by a kernel in the
-//! same streams.
+//! What a GPU does for a window: copies in two streams, one to the chunks and one from them, and
+//! checksums by a kernel in the same streams.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub(crate) struct StreamCopies {
     /// For each slot, what happens behind all of it.
     done: Vec<Event>,
     checksums: Checksums,
-    /// How the GPU comes to see what devices have written to a chunk, where no library sees to that.
+    /// How the GPU comes to see what devices have written to a chunk, where no library sees to
+    /// that.
     remote_writes: Option<RemoteWrites>,
 }
 
@@ -86,7 +87,8 @@ impl StreamCopies {
         let stream = self.stream(copy.direction);
         let part = DevicePointer(copy.place).offset(first.into());
         let length = length as usize;
-        // SAFETY: both ends are allocated, and the copy's alone, until it is done, as the caller says.
+        // SAFETY: both ends are allocated, and the copy's alone, until it is done, as the caller
+        // says.
         unsafe {
             match copy.direction {
                 WindowDirection::Fill => stream.copy(DevicePointer(with), part, length),
@@ -111,13 +113,14 @@ impl StreamCopies {
     /// As for [`WindowCopies::begin`].
     unsafe fn sum(&self, slot: u32, copy: &WindowCopy) -> Result<(), CudaError> {
         let (stream, part) = (self.stream(copy.direction), DevicePointer(copy.place));
-        // SAFETY: nobody writes the part until this is done, as the caller says; the place is the slot's.
+        // SAFETY: nobody writes the part until this is done, as the caller says; the place is the
+        // slot's.
         unsafe { self.checksums.take(stream, part, copy.checked, slot) }
     }
 }
 
-// SAFETY: a slot is done when the event behind all that it was asked has happened, in the one stream that it was put into;
-// `stop` has waited for both streams.
+// SAFETY: a slot is done when the event behind all that it was asked has happened, in the one
+// stream that it was put into; `stop` has waited for both streams.
 unsafe impl WindowCopies for StreamCopies {
     unsafe fn begin(&mut self, slot: u32, copy: &WindowCopy) -> Result<(), Status> {
         // SAFETY: passed on to the caller.

@@ -1,8 +1,8 @@
 //! CUDA's driver: GPUs, their memory, streams and events.
 //!
-//! Thin over `cudarc`, which opens the driver's library when it is first used. Handles are closed on drop by the thread
-//! that drops them, which enters the GPU's context first. Device memory has an address and no contents: nothing here
-//! dereferences it.
+//! Thin over `cudarc`, which opens the driver's library when it is first used. Handles are closed
+//! on drop by the thread that drops them, which enters the GPU's context first. Device memory has
+//! an address and no contents: nothing here dereferences it.
 #![allow(unsafe_code)]
 
 mod context;
@@ -68,7 +68,8 @@ pub enum CudaUnavailable {
 
 /// Starts the driver; returns how many GPUs it shows.
 pub fn gpu_count() -> Result<i32, CudaUnavailable> {
-    // SAFETY: opening the driver's library runs its initialisers, as any program that uses CUDA does.
+    // SAFETY: opening the driver's library runs its initialisers, as any program that uses CUDA
+    // does.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaUnavailable::NoLibrary);
     }
@@ -201,8 +202,8 @@ impl DevicePointer {
     }
 }
 
-/// The pages in which a GPU's memory is pinned for other devices. Memory that does not begin on one goes through a bounce
-/// buffer of cuFile's, or cannot be mapped.
+/// The pages in which a GPU's memory is pinned for other devices. Memory that does not begin on one
+/// goes through a bounce buffer of cuFile's, or cannot be mapped.
 pub(crate) const PAGE: usize = 64 << 10;
 
 /// Memory of a GPU, freed on drop.
@@ -226,7 +227,8 @@ impl DeviceMemory {
         Ok(Self { gpu: Arc::clone(gpu), allocated: base, base, length })
     }
 
-    /// Allocates whole pages, for other devices: at least `length` bytes. The driver by itself aligns to 256 bytes.
+    /// Allocates whole pages, for other devices: at least `length` bytes. The driver by itself
+    /// aligns to 256 bytes.
     pub fn in_pages(gpu: &Arc<Gpu>, length: usize) -> Result<Self, CudaError> {
         let length = length.next_multiple_of(PAGE);
         let mut memory = Self::new(gpu, length + PAGE)?;
@@ -255,8 +257,8 @@ impl DeviceMemory {
         &self.gpu
     }
 
-    /// Has copies that the host waits for be over when their call returns, also those within the GPU, as memory wants it that
-    /// other devices reach.
+    /// Has copies that the host waits for be over when their call returns, also those within the
+    /// GPU, as memory wants it that other devices reach.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
         let _entered = self.gpu.enter()?;
@@ -270,8 +272,9 @@ impl DeviceMemory {
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(offset + bytes.len() <= self.length, "a copy beyond the GPU memory it goes to");
         let _entered = self.gpu.enter()?;
-        // SAFETY: the range lies within the allocation. From memory that is not page-locked the call returns when the driver
-        // has taken the bytes; they are there when its stream, the default one, is done.
+        // SAFETY: the range lies within the allocation. From memory that is not page-locked the
+        // call returns when the driver has taken the bytes; they are there when its stream, the
+        // default one, is done.
         unsafe {
             result::memcpy_htod_sync(self.base.0 + offset as u64, bytes)
                 .and_then(|()| result::stream::synchronize(std::ptr::null_mut()))
@@ -292,7 +295,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: allocated in `new`, freed once. A failure means that the context is gone, and the memory with it.
+            // SAFETY: allocated in `new`, freed once. A failure means that the context is gone, and
+            // the memory with it.
             let _ = unsafe { result::free_sync(self.allocated.0) };
         }
     }
@@ -304,7 +308,8 @@ pub struct Event {
     event: sys::CUevent,
 }
 
-// SAFETY: events belong to the context; the driver's functions on them may be called from any thread.
+// SAFETY: events belong to the context; the driver's functions on them may be called from any
+// thread.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
@@ -367,7 +372,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: made in `new`, destroyed once; the driver defers it where somebody still waits.
+            // SAFETY: made in `new`, destroyed once; the driver defers it where somebody still
+            // waits.
             let _ = unsafe { result::event::destroy(self.event) };
         }
     }
@@ -431,7 +437,8 @@ impl Stream {
     /// Puts a copy between two places of GPU memory into the stream.
     ///
     /// # Safety
-    /// Both ranges are allocated, and nobody writes either or reads `to`, until an event recorded behind this happened.
+    /// Both ranges are allocated, and nobody writes either or reads `to`, until an event recorded
+    /// behind this happened.
     pub unsafe fn copy(
         &self,
         from: DevicePointer,

@@ -1,5 +1,5 @@
-//! Libraries that are opened at run time: the first that opens of the places where one lives, each of its functions looked up
-//! once.
+//! Libraries that are opened at run time: the first that opens of the places where one lives, each
+//! of its functions looked up once.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -26,8 +26,8 @@ pub struct Missing {
     pub advice: &'static str,
 }
 
-/// Opens a library: the named file and no other (by `variable` in the environment, where the caller names none), or the first
-/// that opens of `places`.
+/// Opens a library: the named file and no other (by `variable` in the environment, where the caller
+/// names none), or the first that opens of `places`.
 ///
 /// # Errors
 /// Each place that was tried, and what the loader said.
@@ -40,8 +40,8 @@ pub(crate) fn open(
     let named = named.or_else(|| std::env::var_os(variable).map(PathBuf::from));
     let mut tried = Vec::new();
     for path in named.map_or_else(places, |path| vec![path]) {
-        // SAFETY: opening runs the library's initialisers, as any program that uses it does; whoever can put another file
-        // there can run code here anyway.
+        // SAFETY: opening runs the library's initialisers, as any program that uses it does;
+        // whoever can put another file there can run code here anyway.
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => return Ok(Loaded { library, path }),
             Err(error) => tried.push(said(&path, &error)),
@@ -88,7 +88,8 @@ macro_rules! functions {
             fn resolve(loaded: &$crate::loading::Loaded) -> Self {
                 Self {
                     $($field: {
-                        // SAFETY: the type is the one that the library's header declares for this name.
+                        // SAFETY: the type is the one that the library's header declares for this
+                        // name.
                         let found = unsafe {
                             loaded.library
                                 .get::<unsafe extern "C" fn($($argument),*) $(-> $answer)?>($symbol)

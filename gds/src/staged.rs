@@ -1,7 +1,9 @@
-//! GPU memory by way of the engine's staging memory: what works on every machine with a GPU, on every data path.
+//! GPU memory by way of the engine's staging memory: what works on every machine with a GPU, on
+//! every data path.
 //!
-//! The engine's chunks are page-locked once, so that the GPU's copy engines reach them without the driver's help. Copies
-//! from the GPU have a stream and copies to it another, beside each other and beside everything that computes.
+//! The engine's chunks are page-locked once, so that the GPU's copy engines reach them without the
+//! driver's help. Copies from the GPU have a stream and copies to it another, beside each other and
+//! beside everything that computes.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -82,7 +84,8 @@ struct Copies {
     places: Vec<Option<NonNull<u32>>>,
 }
 
-// SAFETY: the places are the engine's memory, which whoever began the copy keeps for it, whatever thread drives it.
+// SAFETY: the places are the engine's memory, which whoever began the copy keeps for it, whatever
+// thread drives it.
 unsafe impl Send for Copies {}
 
 impl Copies {
@@ -109,8 +112,8 @@ impl Copies {
             }
         }
         self.done[slot as usize].record(stream).inspect_err(|_| {
-            // The copy is under way, and nothing would tell when it is done. Where this fails too, the context is lost and
-            // nothing runs in it.
+            // The copy is under way, and nothing would tell when it is done. Where this fails too,
+            // the context is lost and nothing runs in it.
             let _ = stream.synchronize();
         })
     }
@@ -123,8 +126,8 @@ impl Copies {
     }
 }
 
-// SAFETY: a copy that was put into its stream and could not be followed has been waited for; one is told to be done when
-// the event behind it has happened, and `wait` waits for both streams.
+// SAFETY: a copy that was put into its stream and could not be followed has been waited for; one is
+// told to be done when the event behind it has happened, and `wait` waits for both streams.
 unsafe impl GpuCopies for Copies {
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
         // SAFETY: passed on to the caller.
@@ -140,14 +143,16 @@ unsafe impl GpuCopies for Copies {
             && let Some(place) = self.places[slot as usize].take()
             && let Some(checksums) = &self.checksums
         {
-            // SAFETY: four bytes of staging memory that are this copy's until it is told to be done.
+            // SAFETY: four bytes of staging memory that are this copy's until it is told to be
+            // done.
             unsafe { place.write_unaligned(checksums.taken(slot)) };
         }
         Ok(done)
     }
 
     fn record(&mut self, event: GpuEvent) -> Result<(), GpuError> {
-        // SAFETY: who gave the event keeps it open until the transfer's release, which comes after this.
+        // SAFETY: who gave the event keeps it open until the transfer's release, which comes after
+        // this.
         unsafe { self.into.record_raw(event.as_raw()) }.map_err(told)
     }
 

@@ -1,4 +1,5 @@
-//! What launches the checksum kernel, on a GPU that computes it its own way: the source of the kernel has tests beside it.
+//! What launches the checksum kernel, on a GPU that computes it its own way: the source of the
+//! kernel has tests beside it.
 
 mod common;
 

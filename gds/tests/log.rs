@@ -1,5 +1,5 @@
-//! GPU tensors through the log, by way of page-locked staging memory, by cuFile and by peer DMA, on a GPU whose copies are
-//! late.
+//! GPU tensors through the log, by way of page-locked staging memory, by cuFile and by peer DMA, on
+//! a GPU whose copies are late.
 #![allow(unsafe_code)]
 
 mod common;

@@ -1,4 +1,5 @@
-//! Tensors of a GPU by peer DMA: through a window that gdrcopy maps, to simulated controllers that read and write it.
+//! Tensors of a GPU by peer DMA: through a window that gdrcopy maps, to simulated controllers that
+//! read and write it.
 #![allow(unsafe_code)]
 
 mod common;
@@ -103,8 +104,8 @@ fn a_flush_that_fails_fails_its_read_and_no_other() {
     assert!(bytes_of(&back) == bytes);
 }
 
-/// Tensors of many lengths, all at once, through a window of few chunks; overwritten, and found again when the pool is opened
-/// anew.
+/// Tensors of many lengths, all at once, through a window of few chunks; overwritten, and found
+/// again when the pool is opened anew.
 #[test]
 fn many_tensors_share_a_window_and_are_there_when_the_pool_is_opened_again() {
     const LENGTHS: [usize; 7] = [1, 4095, 4096, 16 << 10, 50_001, 131_072, 300_007];

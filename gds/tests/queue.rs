@@ -191,7 +191,8 @@ fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
     assert!(fs::read(directory.path().join("a")).unwrap()[..BLOCK] == pattern(1, BLOCK));
 
-    // Something on the GPU still reads the tensor (into `source`) when a read of new bytes into it is asked for.
+    // Something on the GPU still reads the tensor (into `source`) when a read of new bytes into it
+    // is asked for.
     fs::write(directory.path().join("b"), pattern(2, BLOCK)).unwrap();
     fs::copy(directory.path().join("b"), directory.path().join("c")).unwrap();
     let mut other = fake.queue(vec![open(&directory, "c")], small());

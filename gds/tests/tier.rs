@@ -155,7 +155,8 @@ fn copies_are_ordered_with_kernels_by_events_alone() {
         let (tensor, seen) = (on_gpu(&fake, &pattern(MIB, 77)), on_gpu(&fake, &pattern(MIB, 78)));
         let kernels = Stream::new(&fake.gpu()).unwrap();
         let [after, free] = [(); 2].map(|()| Event::new(&fake.gpu()).unwrap());
-        // SAFETY: all memory and events stay until the stream has been waited for; copies of a stream are in order.
+        // SAFETY: all memory and events stay until the stream has been waited for; copies of a
+        // stream are in order.
         unsafe { kernels.copy(made.base(), tensor.base(), MIB) }.unwrap();
         after.record(&kernels).unwrap();
         stage.put(1, &tensor, Some(&after));

@@ -1,5 +1,5 @@
-//! Made-up steps that policies are measured on: small random ones with every plan that there is, where the best
-//! can be known, and one as long as is wanted.
+//! Made-up steps that policies are measured on: small random ones with every plan that there is,
+//! where the best can be known, and one as long as is wanted.
 
 use crate::cost::{Machine, SsdLink};
 use crate::lifetime::{Lifetimes, PeriodEnd};
@@ -54,7 +54,8 @@ pub fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Tra
     b.finish()
 }
 
-/// A machine on which the trace runs, with less memory than it would take: from the least that does upwards.
+/// A machine on which the trace runs, with less memory than it would take: from the least that does
+/// upwards.
 pub fn random_machine(random: &mut Random, trace: &Trace) -> Machine {
     let lifetimes = Lifetimes::of(trace);
     let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap_or(0);

@@ -33,7 +33,8 @@ pub enum MigrationDirection {
 pub struct Migration<S = PlanStorage> {
     /// The op before which it begins. First, so that rows sort in the order they happen.
     pub start: OpIndex,
-    /// The op before which it is complete. Smaller than `start` where it lies in the next iteration.
+    /// The op before which it is complete. Smaller than `start` where it lies in the next
+    /// iteration.
     pub deadline: OpIndex,
     /// Out or in.
     #[serde(rename = "action")]

@@ -105,6 +105,11 @@ class Planted(unittest.TestCase):
         self.assertTrue(all(line.startswith("    ///   ") for line in first.splitlines()[1:]))
         self.assertEqual(rest, text.split("    /// - short")[1])
 
+    def test_a_heading_stays_alone(self):
+        words = " ".join(f"word{number}" for number in range(40))
+        wrapped = wrap.comments("engine/src/a.rs", f"/// # Safety\n/// {words}\nfn a() {{}}\n")
+        self.assertTrue(wrapped.startswith("/// # Safety\n/// word0 "))
+
     def test_a_wide_docstring_is_wrapped_and_other_strings_are_not(self):
         words = " ".join(f"word{number}" for number in range(40))
         text = f'def f():\n    """{words}"""\n    return """{words}"""\n'

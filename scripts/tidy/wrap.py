@@ -7,6 +7,7 @@ import textwrap
 import checks
 
 COMMENT = {"//": re.compile(r"^(\s*(?:///|//!|//) ?)(.*)$"), "#": re.compile(r"^(\s*#!? ?)(.*)$")}
+HEADING = re.compile(r"^\s*#+ ")
 # Where a line of its own begins: lists, headings, tables, code.
 OWN_LINE = re.compile(r"^\s*([-*+] |\d+[.)] |#|\||```|SAFETY:|\[\w|    )")
 
@@ -47,6 +48,8 @@ def paragraph(lines, pattern, prefix):
             break
         texts.append(found[2])
         lines.pop(0)
+        if HEADING.match(found[2]):
+            break
     return prefix, texts
 
 

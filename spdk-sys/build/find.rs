@@ -46,7 +46,8 @@ impl PkgConfig {
         ))
     }
 
-    /// The SPDK that is installed. Its version stands in a header: pkg-config has that of each library's interface.
+    /// The SPDK that is installed. Its version stands in a header: pkg-config has that of each
+    /// library's interface.
     pub(crate) fn find(&self, package: &str) -> Result<InstalledSpdk, String> {
         let flags = self.ask(&["--cflags-only-I", "--keep-system-cflags", package])?;
         let found = flags

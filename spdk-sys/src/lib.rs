@@ -1,8 +1,8 @@
 //! The functions and types of an installed SPDK that Tidelog's engine uses, as they are: no policy.
 //!
-//! Made by bindgen from the headers that `pkg-config` finds when the feature `native` is on; empty otherwise. The
-//! layouts of all structures are asserted when this compiles. What a function does, and from which threads it may
-//! be called, is in SPDK's headers.
+//! Made by bindgen from the headers that `pkg-config` finds when the feature `native` is on; empty
+//! otherwise. The layouts of all structures are asserted when this compiles. What a function does,
+//! and from which threads it may be called, is in SPDK's headers.
 
 #[cfg(feature = "native")]
 #[allow(

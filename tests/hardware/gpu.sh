@@ -10,7 +10,8 @@
 # most come first: what does not fit into the time is told as not run.
 #
 # ONLY      a part of it: tests (Rust), torch, training, touch; all in this order if it is not given
-# LOGS      a folder that keeps what each row printed, and which passed: a later call, of the same build, does only the others
+# LOGS      a folder that keeps what each row printed, and which passed: a later call of the same build does only
+#           the others
 # SECONDS_MAX  for all rows together (460)
 # PYTHON    the interpreter that has PyTorch (python3)
 # TIDELOG_CUFILE  cuFile's library, where neither the loader nor PYTHON's packages have it

@@ -115,7 +115,9 @@ def parse_arguments():
 
 
 def rows_of(arguments):
-    """All rows, those that say most first: what offloading costs, others beside it, then other sizes and slower pools."""
+    """All rows, those that say most first: what offloading costs, others beside it, then other
+    sizes and slower pools.
+    """
     first, *others = arguments.batch
     fast, *slow = arguments.pool
     disk = slow[-1] if slow else fast

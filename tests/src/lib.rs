@@ -1,5 +1,6 @@
-//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay; load on real
-//! files and devices of this machine; many threads at once; what must be so on every data path, and on spdk alone; callers of the C ABI; and what fuzzing runs.
+//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay;
+//! load on real files and devices of this machine; many threads at once; what must be so on every
+//! data path, and on spdk alone; callers of the C ABI; and what fuzzing runs.
 
 pub mod abi;
 pub mod conformance;

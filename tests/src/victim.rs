@@ -31,8 +31,8 @@ pub fn open_options(buffered: bool) -> OpenOptions {
     }
 }
 
-/// Commits durable tensors from number `first` on, with scratch writes beside it, and tells of each commit that has
-/// returned until `told` has heard enough.
+/// Commits durable tensors from number `first` on, with scratch writes beside it, and tells of each
+/// commit that has returned until `told` has heard enough.
 ///
 /// # Errors
 /// Whatever goes wrong: nothing may.
@@ -68,8 +68,8 @@ pub fn commit(
     Ok(())
 }
 
-/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and nothing else.
-/// Returns which.
+/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and
+/// nothing else. Returns which.
 ///
 /// # Errors
 /// Something is lost, torn or leaked.
@@ -95,7 +95,8 @@ pub fn verify(specs: &[DeviceSpec], options: &OpenOptions, returned: u64) -> Res
     Ok(found)
 }
 
-/// A commit's tensors; their number and lengths change with it, so that space is freed all the time.
+/// A commit's tensors; their number and lengths change with it, so that space is freed all the
+/// time.
 fn tensors_of(commit: u64) -> Vec<(TensorId, Content)> {
     let mut random = Random::new(commit);
     (0..TENSORS)

@@ -1,4 +1,5 @@
-//! The committed corpus of the fuzz targets, replayed without a fuzzer: what was found once stays found.
+//! The committed corpus of the fuzz targets, replayed without a fuzzer: what was found once stays
+//! found.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Every format version's pool is opened by this version, whole; what this version does not know is refused.
+//! Every format version's pool is opened by this version, whole; what this version does not know is
+//! refused.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

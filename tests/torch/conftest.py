@@ -75,7 +75,9 @@ def clean_slate():
 
 @pytest.fixture(autouse=True)
 def plans_are_awaited(monkeypatch):
-    """Steps go on while a plan is made. Here each waits for it, so that which step follows the plan is no matter of luck."""
+    """Steps go on while a plan is made. Here each waits for it, so that which step follows the plan is no matter of
+    luck.
+    """
     end_step = tidelog.Tide._end_step
 
     def end_and_wait(tide, *arguments):

@@ -147,7 +147,9 @@ def test_host_memory_that_cannot_be_is_refused_with_the_reason(pool, host_memory
 
 
 def test_an_eviction_waits_for_every_stream(gpu, pool):
-    """Kernels that have not run yet write the tensor, on a stream or on two: the bytes that leave are those after them."""
+    """Kernels that have not run yet write the tensor, on a stream or on two: the bytes that leave
+    are those after them.
+    """
     for seed in range(6):
         card = gpu(seed, laziness=40)
         world = World(device=card.device)
@@ -195,8 +197,9 @@ def ballast():
 @needs_cuda
 @pytest.mark.parametrize("others", ["alone", "all other memory taken"])
 def test_cuda_itself_has_back_what_left(pool, ballast, others):
-    """Four times the budget is made: CUDA itself says that the process never holds much more than the budget, and where others
-    have the rest of the GPU it could not."""
+    """Four times the budget is made: CUDA itself says that the process never holds much more than the budget, and where
+    others have the rest of the GPU it could not.
+    """
     budget, allowance = 256 * MIB, 96 * MIB  # what torch's allocator and its libraries take beside
     torch.zeros(1, device="cuda")
     torch.cuda.empty_cache()
@@ -220,7 +223,9 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_AL
 
 @needs_cuda
 def test_training_gives_the_same_bits_in_expandable_segments(mover, mode):
-    """The allocator is asked before it starts, so this is a process of its own; it shows that it did as it was asked."""
+    """The allocator is asked before it starts, so this is a process of its own; it shows that it
+    did as it was asked.
+    """
     tests = [f"{__file__}::{name}" for name in ("test_segments_are_expandable", "test_training_gives_the_same_bits")]
     chosen = f"segments or (cuda and {mover} and {mode})"
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests, "-k", chosen]
@@ -272,8 +277,9 @@ def from_cpu(device, folder):
 
 
 def from_safetensors(device, folder):
-    """A checkpoint in shards, as large ones are. Where the tensors that it makes are a file that is mapped (the fake's are) they
-    cannot move: they are copied, and die."""
+    """A checkpoint in shards, as large ones are. Where the tensors that it makes are a file that is mapped (the fake's
+    are) they cannot move: they are copied, and die.
+    """
     model = layers("meta")
     for number, layer in enumerate(model):
         layer.to_empty(device=device)

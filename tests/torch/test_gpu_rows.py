@@ -1,4 +1,5 @@
-"""What gpu.sh makes of what its rows print and how they end: here of programs, and of a Python, that only say what they are told.
+"""What gpu.sh makes of what its rows print and how they end: here of programs, and of a Python, that only say what they
+are told.
 
 The plugin that makes rows of pytest's tests is asked as well, on tests of its own.
 """

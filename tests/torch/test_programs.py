@@ -45,7 +45,9 @@ def ledger_block(ledgers, model, optimizer=None):
 
 @functools.cache
 def plain(name):
-    """The plain result, and the budget that the program gets. Run twice: a program must repeat itself to be compared."""
+    """The plain result, and the budget that the program gets. Run twice: a program must repeat
+    itself to be compared.
+    """
     expected = seeded(PROGRAMS[name], plain_block)
     ledgers = []
     again = seeded(PROGRAMS[name], functools.partial(ledger_block, ledgers))

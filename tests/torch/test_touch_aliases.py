@@ -202,7 +202,9 @@ def test_numpy_writes_with_out_arguments_land_in_the_tensor(compare):
 
 
 def test_a_slice_of_a_storage_keeps_its_memory_and_gives_it_back(pool, mover, mode):
-    """A slice lies in the same memory without being a tensor of it: freed under the slice, it would read others' bytes."""
+    """A slice lies in the same memory without being a tensor of it: freed under the slice, it would
+    read others' bytes.
+    """
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)

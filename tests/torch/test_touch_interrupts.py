@@ -112,7 +112,9 @@ def test_ctrl_c_at_a_known_place(compare, how):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("place", ["mark", "_await_loans", "take", "give"])
 def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monkeypatch):
-    """At a call within the handling of a request: the request comes again, and nothing is counted twice or not at all."""
+    """At a call within the handling of a request: the request comes again, and nothing is counted
+    twice or not at all.
+    """
     world = World()
     with world.block(pool, mover, mode) as tide:
         calls = 0

@@ -151,7 +151,9 @@ def test_leaving_while_bytes_come_in(pool, mover, mode):
 
 
 def test_leaving_while_bytes_go_out(pool, mover, mode):
-    """What is half way out stays: after the block nobody would see that it is written, and old bytes would come back."""
+    """What is half way out stays: after the block nobody would see that it is written, and old
+    bytes would come back.
+    """
     for _ in range(halfway.ATTEMPTS):
         world = World()
         with left_quietly(), world.block(pool, mover, mode):

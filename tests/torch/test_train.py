@@ -1,4 +1,6 @@
-"""The training comparison for machines with a GPU runs, and tells when losses differ: here on a CPU, at a small size."""
+"""The training comparison for machines with a GPU runs, and tells when losses differ: here on a
+CPU, at a small size.
+"""
 
 import importlib
 import json

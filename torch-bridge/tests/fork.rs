@@ -10,7 +10,8 @@ use tidelog::abi::*;
 /// The child's checks; each that does not hold sets a bit of its exit code.
 fn child(session: u64, pool: u64, ticket: u64) -> i32 {
     let mut text = [0_u8; 512];
-    // SAFETY: the name is NUL-terminated and no pointer is null that is followed; the buffer is ours.
+    // SAFETY: the name is NUL-terminated and no pointer is null that is followed; the buffer is
+    // ours.
     let holds = unsafe {
         [
             tide_session_op_begin(session, -1, 0, c"op".as_ptr(), std::ptr::null(), 0, 0)

@@ -1,8 +1,9 @@
-//! A child of fork opens pools and sessions of its own whatever the parent's threads were doing: no lock that one of them held is
-//! waited for.
+//! A child of fork opens pools and sessions of its own whatever the parent's threads were doing: no
+//! lock that one of them held is waited for.
 //!
-//! A program of its own, that begins as C and Python do: the runtime of a Rust program has a lock in each thread's start (for its
-//! message of a stack's overflow), which no library can keep a child from waiting for. So there is no `main` of Rust's here.
+//! A program of its own, that begins as C and Python do: the runtime of a Rust program has a lock
+//! in each thread's start (for its message of a stack's overflow), which no library can keep a
+//! child from waiting for. So there is no `main` of Rust's here.
 #![no_main]
 #![allow(unsafe_code)]
 #![allow(clippy::wildcard_imports)]
@@ -41,7 +42,8 @@ fn session_options(devices: &CString) -> tide_session_options {
 /// Puts a tensor and waits for it; whether all went well.
 fn put(pool: u64) -> bool {
     let (bytes, mut ticket) = ([7_u8; LENGTH as usize], 0);
-    // SAFETY: the name is NUL-terminated, the bytes stay until the put has ended, the result is ours.
+    // SAFETY: the name is NUL-terminated, the bytes stay until the put has ended, the result is
+    // ours.
     let begun =
         unsafe { tide_put(pool, c"x".as_ptr(), bytes.as_ptr().cast(), LENGTH, 0, &raw mut ticket) };
     begun == TIDE_READY

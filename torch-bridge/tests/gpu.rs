@@ -1,5 +1,5 @@
-//! Storages and tensors on a GPU through the C ABI, on a GPU whose copies are late, and which the other tests must not
-//! find in their process.
+//! Storages and tensors on a GPU through the C ABI, on a GPU whose copies are late, and which the
+//! other tests must not find in their process.
 #![allow(unsafe_code, missing_docs)]
 #![allow(clippy::wildcard_imports)]
 
@@ -133,7 +133,8 @@ fn puts_and_gets_are_ordered_with_kernels_by_events_alone() {
         let kernels = Stream::new(&gpu).unwrap();
         let [after, free, landed] = [(); 3].map(|()| Event::new(&gpu).unwrap());
         let mut ticket = 0;
-        // SAFETY: all memory and events stay until the stream has been waited for; copies of a stream are in order.
+        // SAFETY: all memory and events stay until the stream has been waited for; copies of a
+        // stream are in order.
         unsafe {
             kernels.copy(made.base(), tensor.base(), BYTES).unwrap();
             after.record(&kernels).unwrap();

@@ -99,7 +99,8 @@ fn counters(table: &str, numbers: &BTreeSet<(u64, u64)>) -> Vec<DiskUse> {
         if !numbers.contains(&(field(0)?, field(1)?)) {
             return None;
         }
-        // After number and name: reads, merged, sectors, milliseconds; the same of writes; in flight, busy, queued.
+        // After number and name: reads, merged, sectors, milliseconds; the same of writes; in
+        // flight, busy, queued.
         Some(DiskUse {
             name: (*words.get(2)?).to_owned(),
             ios: [field(3)?, field(7)?],

@@ -34,7 +34,8 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The owner of a lock of a whole file, of the kernel's list: `1: FLOCK ADVISORY WRITE 1234 fe:00:99 0 EOF`.
+/// The owner of a lock of a whole file, of the kernel's list: `1: FLOCK ADVISORY WRITE 1234
+/// fe:00:99 0 EOF`.
 fn owner(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
     let place = format!("{major:02x}:{minor:02x}:{inode}");

@@ -5,8 +5,8 @@ use ini_core::{Item, Parser};
 use crate::exit::BenchError;
 use crate::option::{JobOptions, apply, find};
 
-/// The jobs of a file's text, or of these sections of it if any are named. Options of `[global]` hold for the sections
-/// after it, on top of `base`.
+/// The jobs of a file's text, or of these sections of it if any are named. Options of `[global]`
+/// hold for the sections after it, on top of `base`.
 ///
 /// # Errors
 /// Every line that cannot be understood, by its number.

@@ -1,9 +1,9 @@
 //! Measures Tidelog's data paths and its log, in fio's words.
 //!
-//! One table of options ([`option`]) makes the command line ([`cli`]) and job files ([`jobfile`]). What may be
-//! written is decided first ([`target`]); then the jobs run ([`run`]), each on a thread that drives a data
-//! path, or puts and gets tensors, in the order that [`load`] decides, and counts ([`stats`]) what is then
-//! reported ([`report`]) as fio reports it.
+//! One table of options ([`option`]) makes the command line ([`cli`]) and job files ([`jobfile`]).
+//! What may be written is decided first ([`target`]); then the jobs run ([`run`]), each on a thread
+//! that drives a data path, or puts and gets tensors, in the order that [`load`] decides, and
+//! counts ([`stats`]) what is then reported ([`report`]) as fio reports it.
 
 pub mod cli;
 pub mod direction;
@@ -101,7 +101,8 @@ fn with_plan(job: &JobOptions) -> Result<JobOptions, BenchError> {
     Ok(job)
 }
 
-/// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.
+/// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold
+/// nothing.
 fn admit(job: &JobOptions, targets: &mut Targets) -> Result<(), BenchError> {
     match (job.level, job.engine()?) {
         (_, PathKind::Sim) => Ok(()),

@@ -36,7 +36,8 @@ impl OutputTarget {
     /// Opens what was asked for, so that no run is made in vain.
     ///
     /// # Errors
-    /// It cannot be written, or must not be: it is a block device, or something that the run reads or measures.
+    /// It cannot be written, or must not be: it is a block device, or something that the run reads
+    /// or measures.
     pub fn open(request: &BenchRequest) -> Result<Self, BenchError> {
         request.output.as_deref().map_or(Ok(Self::Standard), |path| Self::at(path, request))
     }
@@ -46,7 +47,8 @@ impl OutputTarget {
     /// # Errors
     /// As for [`Self::open`].
     pub fn at(path: &Path, request: &BenchRequest) -> Result<Self, BenchError> {
-        // A look before anything is opened: to open a device for writing may already do something to it.
+        // A look before anything is opened: to open a device for writing may already do something
+        // to it.
         let found = fs::metadata(path).ok();
         if found.as_ref().is_some_and(|it| it.file_type().is_block_device()) {
             return Err(never(path, "is a block device"));
@@ -64,7 +66,8 @@ impl OutputTarget {
         Ok(Self::File(path.to_path_buf(), file, OutputProgress::Nothing))
     }
 
-    /// Writes results, instead of what a file held before the run, and behind what was written in it.
+    /// Writes results, instead of what a file held before the run, and behind what was written in
+    /// it.
     ///
     /// # Errors
     /// The results are not there.
@@ -132,7 +135,8 @@ impl LogFiles {
     }
 }
 
-/// Writes to standard output. Whoever closed it early has seen enough, and the exit code still says how it went.
+/// Writes to standard output. Whoever closed it early has seen enough, and the exit code still says
+/// how it went.
 ///
 /// # Errors
 /// Nobody closed it, and what was written is not there.

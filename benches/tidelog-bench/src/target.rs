@@ -44,8 +44,8 @@ pub struct Targets {
     pooled: Vec<PathBuf>,
 }
 
-/// What may be written. It stays open and locked as long as the run lasts, so that no other file can come to have
-/// its identity, and no other run takes it for blank.
+/// What may be written. It stays open and locked as long as the run lasts, so that no other file
+/// can come to have its identity, and no other run takes it for blank.
 #[derive(Debug)]
 struct Admitted {
     identity: DeviceIdentity,
@@ -66,7 +66,8 @@ pub enum FoundTarget {
 }
 
 impl Targets {
-    /// Looks at the devices of all jobs, so that a run of which a part is refused begins with none of it.
+    /// Looks at the devices of all jobs, so that a run of which a part is refused begins with none
+    /// of it.
     ///
     /// # Errors
     /// Everything that speaks against any of them. Nothing was made or changed then.
@@ -104,7 +105,8 @@ impl Targets {
         if against.is_empty() { space.check() } else { Err(BenchError::Refused(against)) }
     }
 
-    /// Makes sure that a raw job may do to its devices what it is going to; makes files that do not exist.
+    /// Makes sure that a raw job may do to its devices what it is going to; makes files that do not
+    /// exist.
     ///
     /// # Errors
     /// Why not. Nothing was written then.
@@ -139,8 +141,8 @@ impl Targets {
         })
     }
 
-    /// Opens a raw job's devices, in the order of their names. A name that has come to stand for something
-    /// else since it was looked at is refused: that was never asked for.
+    /// Opens a raw job's devices, in the order of their names. A name that has come to stand for
+    /// something else since it was looked at is refused: that was never asked for.
     fn open(&self, job: &JobOptions) -> Result<Vec<Device>, BenchError> {
         let mode =
             OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.changes() };
@@ -259,8 +261,8 @@ impl Targets {
         Ok(reasons)
     }
 
-    /// Takes what stands already for this process alone. Another run may have had it, and written it, since it was
-    /// looked at, so it is looked at again.
+    /// Takes what stands already for this process alone. Another run may have had it, and written
+    /// it, since it was looked at, so it is looked at again.
     fn claim(
         &self,
         job: &JobOptions,
@@ -288,8 +290,8 @@ impl Targets {
         if found.is_empty() { Ok((device, claim)) } else { Err(BenchError::Refused(found)) }
     }
 
-    /// Attaches a job's controllers for the rest of the run, and looks at what will be written then: until it was
-    /// attached, another process could have it.
+    /// Attaches a job's controllers for the rest of the run, and looks at what will be written
+    /// then: until it was attached, another process could have it.
     fn admit_controllers(&mut self, job: &JobOptions) -> Result<(), BenchError> {
         let targets = self.resolve(job)?;
         for target in &targets {

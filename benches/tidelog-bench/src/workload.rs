@@ -1,4 +1,5 @@
-//! `workload=`: what a plan moves, and when, as something that can be replayed without the model it was made for.
+//! `workload=`: what a plan moves, and when, as something that can be replayed without the model it
+//! was made for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +22,8 @@ pub struct Workload {
     pub storages: Vec<u64>,
     /// What the plan's maker expects of one iteration.
     pub expected: Expected,
-    /// Rows that need no device: to and from host memory, and evictions of what a copy holds already.
+    /// Rows that need no device: to and from host memory, and evictions of what a copy holds
+    /// already.
     pub left_out: u64,
 }
 
@@ -130,7 +132,8 @@ fn modified(trace: &Trace) -> Vec<Vec<usize>> {
     modified
 }
 
-/// The op before which the same storage was evicted the last time, in this iteration or the one before.
+/// The op before which the same storage was evicted the last time, in this iteration or the one
+/// before.
 fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
     let others = plan.rows.iter().filter(|it| {
         it.storage == row.storage && it.direction == migration::MigrationDirection::Out
@@ -143,7 +146,8 @@ fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
     last.unwrap_or(row.start.0 as usize)
 }
 
-/// Whether an op runs from `from` on and before `to`, around the end of the iteration; of equal ends, anywhere in it.
+/// Whether an op runs from `from` on and before `to`, around the end of the iteration; of equal
+/// ends, anywhere in it.
 fn is_within(op: usize, from: usize, to: usize, count: usize) -> bool {
     let length = if from == to { count } else { (to + count - from) % count };
     (op + count - from) % count < length
@@ -192,7 +196,8 @@ mod tests {
 
     #[test]
     fn what_a_copy_holds_already_is_not_written_again() {
-        // Nothing changes the weight, ever; the state is changed between its two evictions only once.
+        // Nothing changes the weight, ever; the state is changed between its two evictions only
+        // once.
         let rows = [
             row(1, 2, "evict", "ssd", "weight"),
             row(2, 0, "prefetch", "ssd", "weight"),

@@ -1,7 +1,9 @@
-//! The job files that come with fio: those about files and disks run here, or are refused for a reason that is named.
+//! The job files that come with fio: those about files and disks run here, or are refused for a
+//! reason that is named.
 //!
-//! They are fio's, and under its license, so they are read from where its package put them: Debian's `fio-examples`, or
-//! `TIDELOG_FIO_EXAMPLES`. What they work on is made small, and their engines become ours; everything else stays.
+//! They are fio's, and under its license, so they are read from where its package put them:
+//! Debian's `fio-examples`, or `TIDELOG_FIO_EXAMPLES`. What they work on is made small, and their
+//! engines become ours; everything else stays.
 
 mod common;
 

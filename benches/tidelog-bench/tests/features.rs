@@ -1,4 +1,5 @@
-//! fio's options, each in a small job file of its own: what they do shows in what was moved, and where.
+//! fio's options, each in a small job file of its own: what they do shows in what was moved, and
+//! where.
 
 mod common;
 
@@ -9,7 +10,8 @@ use common::{bench, temporary};
 use serde_json::Value;
 use tidelog_tests::machine::{Directory, Ran, skip};
 
-/// What all of these jobs have in common. By the page cache, since nothing here is about how fast it is.
+/// What all of these jobs have in common. By the page cache, since nothing here is about how fast
+/// it is.
 const GLOBAL: &str = "[global]\nioengine=tidelog-posix\nbuffered=1\nsize=1m\nbs=16k\n";
 
 /// Runs a job file in a directory of its own; its relative names stand there.
@@ -214,7 +216,8 @@ fn as_many_blocks_are_alike_as_is_asked_for() {
         blocks.concat().into_iter().collect::<std::collections::BTreeSet<_>>().len()
     };
     assert_eq!((a.len(), b.len()), (256, 256));
-    // Each job takes what it has not written itself from the other's, too: both together are more alike than one is.
+    // Each job takes what it has not written itself from the other's, too: both together are more
+    // alike than one is.
     let (one, both) = (different(&[&a]), different(&[&a, &b]));
     assert!((140..220).contains(&one) && (220..320).contains(&both), "{one}, {both}");
     run(&directory, "[a]\nrw=write\nverify=crc32c\ndedupe_percentage=50\n")

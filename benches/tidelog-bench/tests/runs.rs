@@ -116,7 +116,8 @@ fn a_rate_holds_at_every_level_and_path() {
     for (level, engine) in [("raw", "uring"), ("raw", "posix"), ("log", "uring")] {
         let [level, engine] = [format!("--level={level}"), format!("--ioengine=tidelog-{engine}")];
         let file = directory.at(&format!("{level}{engine}"));
-        // 1 MiB at 4 MiB/s by bytes, and at 256 operations of 16 KiB a second, is a quarter of a second.
+        // 1 MiB at 4 MiB/s by bytes, and at 256 operations of 16 KiB a second, is a quarter of a
+        // second.
         for (rate, overwrite) in
             [("--rate=4m", None), ("--rate_iops=,256", Some(format!("--overwrite={file}")))]
         {

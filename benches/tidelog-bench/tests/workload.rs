@@ -58,7 +58,8 @@ fn a_plan_is_replayed_at_the_pace_of_its_ops_and_its_deadlines_are_watched() {
     assert_eq!(workload["iterations"], 3);
     let nanos = |name: &str| workload[name].as_u64().unwrap();
     let (time, stall) = (nanos("iteration_ns"), nanos("stall_ns"));
-    // Waking up late does not add up: an iteration is its ops and what they waited, and nothing else.
+    // Waking up late does not add up: an iteration is its ops and what they waited, and nothing
+    // else.
     assert!(time.abs_diff(60_000_000 + stall) < 10, "{workload}");
     // The last get's op is never reached.
     assert_eq!(workload["transfers"], 5);

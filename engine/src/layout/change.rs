@@ -89,8 +89,8 @@ impl ChangeRecord {
         bytes
     }
 
-    /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes it
-    /// takes, padding included.
+    /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes
+    /// it takes, padding included.
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.

@@ -1,7 +1,7 @@
 //! An index checkpoint: every durable tensor of a share, at one commit.
 //!
-//! It begins in a slot of the share's metadata. What the slot has no room for goes on in segments of the log, which
-//! the checkpoint lists itself: header, list of segments, tensors.
+//! It begins in a slot of the share's metadata. What the slot has no room for goes on in segments
+//! of the log, which the checkpoint lists itself: header, list of segments, tensors.
 
 use std::borrow::Borrow;
 
@@ -65,7 +65,8 @@ pub enum CheckpointError {
     },
 }
 
-/// What the first bytes of a slot claim to be the start of. It is only true if [`Checkpoint::decode`] says so.
+/// What the first bytes of a slot claim to be the start of. It is only true if
+/// [`Checkpoint::decode`] says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointClaim {
     /// The epoch.
@@ -116,13 +117,14 @@ impl Checkpoint {
         tensors.iter().map(|tensor| put_bytes(tensor.borrow()) as u64).sum()
     }
 
-    /// Where the tensors begin in a checkpoint that lists so many segments, in bytes from its start.
+    /// Where the tensors begin in a checkpoint that lists so many segments, in bytes from its
+    /// start.
     pub const fn payload_start(segments: u64) -> u64 {
         (CHECKPOINT_HEADER_BYTES as u64 + 4 * segments).next_multiple_of(8)
     }
 
-    /// What the first bytes of a slot claim, so that a reader need not read all of it. `None` where no checkpoint
-    /// begins.
+    /// What the first bytes of a slot claim, so that a reader need not read all of it. `None` where
+    /// no checkpoint begins.
     pub fn claim(head: &[u8]) -> Option<CheckpointClaim> {
         let head: CheckpointOnMedia =
             bytemuck::pod_read_unaligned(head.get(..CHECKPOINT_HEADER_BYTES)?);
@@ -133,7 +135,8 @@ impl Checkpoint {
         (head.magic == MAGIC).then_some(CheckpointClaim { epoch, bytes, segments, payload_bytes })
     }
 
-    /// The segments that the checkpoint at the start of `bytes` claims to go on in, if its list is there.
+    /// The segments that the checkpoint at the start of `bytes` claims to go on in, if its list is
+    /// there.
     pub fn claimed_segments(bytes: &[u8]) -> Option<Vec<u32>> {
         let CheckpointClaim { segments, .. } = Self::claim(bytes)?;
         let list = bytes[CHECKPOINT_HEADER_BYTES..].get(..4 * segments as usize)?;
@@ -165,8 +168,8 @@ impl Checkpoint {
         Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, segments, tensors })
     }
 
-    /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known to have one.
-    /// Headers tell, since the content's checksum is in them; no tensor is read.
+    /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known
+    /// to have one. Headers tell, since the content's checksum is in them; no tensor is read.
     pub fn is_copy(bytes: &[u8], whole: &[u8]) -> bool {
         let header = whole.get(..CHECKPOINT_HEADER_BYTES);
         header.is_some_and(|header| bytes.starts_with(header)) && Self::verified(bytes).is_some()

@@ -97,8 +97,8 @@ fn fixture_tensors() -> Vec<TensorEntry> {
     vec![named, empty]
 }
 
-/// Compares what is written today with what an older build wrote. To make fixtures of a new version:
-/// delete the files and run the tests with `TIDELOG_WRITE_FIXTURES` set.
+/// Compares what is written today with what an older build wrote. To make fixtures of a new
+/// version: delete the files and run the tests with `TIDELOG_WRITE_FIXTURES` set.
 fn check_fixture(name: &str, written: &[u8]) -> Vec<u8> {
     let path = format!("{}/src/layout/fixtures/v1-{name}.bin", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("TIDELOG_WRITE_FIXTURES").is_some() {

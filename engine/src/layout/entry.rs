@@ -39,7 +39,8 @@ pub(super) struct RunOnMedia {
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);
 const _: () = assert!(size_of::<RunOnMedia>() == 16);
 
-/// Where a tensor's bytes lie, in order; most are in one piece, and then it takes no memory of its own.
+/// Where a tensor's bytes lie, in order; most are in one piece, and then it takes no memory of its
+/// own.
 pub type Runs = SmallVec<[Run; 1]>;
 
 /// CRC32C of the valid bytes of each piece of a tensor; a few of them take no memory of their own.
@@ -58,7 +59,8 @@ pub struct TensorEntry {
     pub class: LifetimeClass,
     /// Where its bytes lie, in order.
     pub runs: Runs,
-    /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs touch.
+    /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs
+    /// touch.
     pub checksums: Checksums,
 }
 
@@ -160,8 +162,9 @@ pub fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>, EntryError> {
     changes_in(bytes).collect()
 }
 
-/// The changes of a sequence one by one, up to the first entry that is cut, contradicts itself or is of an
-/// unknown kind. Whether the runs lie inside the share is for recovery to say, which knows the geometry.
+/// The changes of a sequence one by one, up to the first entry that is cut, contradicts itself or
+/// is of an unknown kind. Whether the runs lie inside the share is for recovery to say, which knows
+/// the geometry.
 pub(super) fn changes_in(bytes: &[u8]) -> impl Iterator<Item = Result<Change, EntryError>> + '_ {
     let mut offset = 0;
     std::iter::from_fn(move || {

@@ -1,9 +1,10 @@
-//! The event count of a share, in its holder block on each device: how a device that is an older copy of itself is
-//! told from the others.
+//! The event count of a share, in its holder block on each device: how a device that is an older
+//! copy of itself is told from the others.
 //!
-//! The count goes up when the share is opened and closed, on all devices, and is confirmed once it is on the medium
-//! of each. So a device with a lower count than one that another device has confirmed was not there. Counts that
-//! differ without a confirmation are a crash's doing: nothing else was written meanwhile.
+//! The count goes up when the share is opened and closed, on all devices, and is confirmed once it
+//! is on the medium of each. So a device with a lower count than one that another device has
+//! confirmed was not there. Counts that differ without a confirmation are a crash's doing: nothing
+//! else was written meanwhile.
 
 use super::checksum_of;
 use super::endian::{U32, U64, U128};
@@ -15,7 +16,8 @@ const EVENTS_END: u64 = 1 << 63;
 /// An opening or closing of a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareEvent {
-    /// Counts from 1; 0 stands in pools that are older than the count, and in one that was never opened.
+    /// Counts from 1; 0 stands in pools that are older than the count, and in one that was never
+    /// opened.
     pub number: u64,
     /// A random number: two openings of the same number were of different copies.
     pub id: u128,
@@ -26,7 +28,8 @@ pub struct ShareEvent {
 pub struct Events {
     /// The last event.
     pub begun: ShareEvent,
-    /// The last one that every device of the pool had on its medium. It is this one or an earlier one.
+    /// The last one that every device of the pool had on its medium. It is this one or an earlier
+    /// one.
     pub confirmed: ShareEvent,
 }
 
@@ -77,8 +80,8 @@ impl Events {
         block.event_checksum = self.checksum(pool, share).into();
     }
 
-    /// A checksum of its own, and all of it within half a KiB: a write that is torn between blocks of a device leaves one
-    /// event or the other, whatever becomes of the holder's name.
+    /// A checksum of its own, and all of it within half a KiB: a write that is torn between blocks
+    /// of a device leaves one event or the other, whatever becomes of the holder's name.
     fn checksum(self, pool: u128, share: u32) -> u32 {
         let Self { begun, confirmed } = self;
         let (pool, share) = (U128::from(pool), U32::from(share));

@@ -200,8 +200,8 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The same pool with fewer segments: the last `percent` of every device is never written, which a
-    /// drive that was deallocated before uses to move data with less wear.
+    /// The same pool with fewer segments: the last `percent` of every device is never written,
+    /// which a drive that was deallocated before uses to move data with less wear.
     ///
     /// # Errors
     /// Too few segments are left.

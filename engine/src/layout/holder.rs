@@ -1,7 +1,8 @@
 //! The holder block: which process holds a share, for the message to the one that wants it too.
 //!
-//! The lock itself is the operating system's and dies with its holder; this block is only the name on
-//! the door, and a stale one means nothing. The event count in the same block does mean something: see [`Events`].
+//! The lock itself is the operating system's and dies with its holder; this block is only the name
+//! on the door, and a stale one means nothing. The event count in the same block does mean
+//! something: see [`Events`].
 
 use std::fmt;
 
@@ -64,8 +65,8 @@ pub fn utc(seconds: u64) -> String {
 
 /// Year, month and day of a day counted from 1970-01-01.
 fn civil_date(days: u64) -> (u64, u64, u64) {
-    // Years begin in March, so that the leap day is a year's last; 719468 days lie between 1 March of the
-    // year 0 and 1970. The calendar repeats every 400 years, which have 146097 days.
+    // Years begin in March, so that the leap day is a year's last; 719468 days lie between 1 March
+    // of the year 0 and 1970. The calendar repeats every 400 years, which have 146097 days.
     let days = days.saturating_add(719_468);
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -107,8 +108,8 @@ impl Holder {
         bytemuck::bytes_of(&block).to_vec()
     }
 
-    /// Reads a block; `None` if no holder stands there. The pool is not compared: the reader was just
-    /// refused a lock on this very place and may not have read a superblock yet.
+    /// Reads a block; `None` if no holder stands there. The pool is not compared: the reader was
+    /// just refused a lock on this very place and may not have read a superblock yet.
     pub fn decode(bytes: &[u8], share: u32) -> Option<Self> {
         let mut block: HolderOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
         let checksum = block.checksum.get();

@@ -1,9 +1,10 @@
 //! A change log as it was read from a device, in which records are looked for.
 //!
-//! A record's checksum covers as much as its header claims, and any block of a damaged log may claim all that
-//! follows. Taking the checksum of each claim would cost the square of the log's length. CRC32C is linear, so
-//! the checksum of any range follows from those of two beginnings of the log: every block is checksummed
-//! once, on the way there, and each claim costs two parts of blocks more.
+//! A record's checksum covers as much as its header claims, and any block of a damaged log may
+//! claim all that follows. Taking the checksum of each claim would cost the square of the log's
+//! length. CRC32C is linear, so the checksum of any range follows from those of two beginnings of
+//! the log: every block is checksummed once, on the way there, and each claim costs two parts of
+//! blocks more.
 
 use std::ops::Range;
 
@@ -55,7 +56,8 @@ impl LogImage {
             == shift(checksum_of(&[&head.sealed()]), payload.len()) ^ self.checksum(payload)
     }
 
-    /// The record at `at`, if a whole one stands there; also returns the bytes it takes, padding included.
+    /// The record at `at`, if a whole one stands there; also returns the bytes it takes, padding
+    /// included.
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.
@@ -110,8 +112,8 @@ const POWERS: [u32; usize::BITS as usize] = {
     powers
 };
 
-/// What the CRC32C of some bytes adds to that of these bytes and `length` others behind them: the latter is
-/// `shift(crc, length) ^ crc of the others`.
+/// What the CRC32C of some bytes adds to that of these bytes and `length` others behind them: the
+/// latter is `shift(crc, length) ^ crc of the others`.
 fn shift(crc: u32, length: usize) -> u32 {
     let bits = (0..POWERS.len()).filter(|bit| length >> bit & 1 != 0);
     bits.fold(crc, |shifted, bit| product(shifted, POWERS[bit]))
@@ -208,7 +210,8 @@ mod tests {
             let whole = (0..blocks).filter(|block| log.is_whole(block * BLOCK)).count();
             assert_eq!(whole, 0);
             assert!(log.checksummed() > length / 2, "it was looked at");
-            // Each block once, and for each claim its header, and parts of the blocks where it begins and ends.
+            // Each block once, and for each claim its header, and parts of the blocks where it
+            // begins and ends.
             let most = 2 * length + length / 16;
             assert!(log.checksummed() <= most, "{} of {length}", log.checksummed());
         }

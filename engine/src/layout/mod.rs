@@ -4,8 +4,9 @@
 //! does I/O. `docs/format.md` draws the same structures; a test keeps their sizes in step.
 //!
 //! ```text
-//! device  | block 0 | block 1      | blocks 2..34 | 34    | ... | share areas | data: segments ... | last block   |
-//!         | MBR     | superblock A | share holders| owner |     | (metadata)  |                    | superblock B |
+//! block   0     1             2 to 33        34           ...          last
+//!         MBR | superblock A | share holders | owner | share areas | segments | superblock B
+//!                                                      (metadata)    (data)
 //! ```
 
 mod change;
@@ -65,8 +66,8 @@ pub const fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// Whether a block begins with a structure's mark, a few bits of which may have rotted. Of 64 bits that are anything else,
-/// many more differ.
+/// Whether a block begins with a structure's mark, a few bits of which may have rotted. Of 64 bits
+/// that are anything else, many more differ.
 fn is_marked(block: &[u8], magic: [u8; 8]) -> bool {
     const ROTTEN_BITS_MAX: u32 = 8;
     let differ = |(one, other): (&u8, &u8)| (one ^ other).count_ones();

@@ -1,7 +1,7 @@
 //! The owner block: which host writes a namespace that more than one host can reach.
 //!
-//! Locks end at the host's border; this block is what the next host sees. Unlike a holder it counts: what another host
-//! has not given back is not written.
+//! Locks end at the host's border; this block is what the next host sees. Unlike a holder it
+//! counts: what another host has not given back is not written.
 
 use std::fmt;
 

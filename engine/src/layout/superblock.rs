@@ -13,7 +13,8 @@ pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
 /// The version of the format this code writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Calibration stores no larger depth. What is beyond is taken for none: a hint is no reason to refuse a pool.
+/// Calibration stores no larger depth. What is beyond is taken for none: a hint is no reason to
+/// refuse a pool.
 const DEPTH_MAX: u32 = 1024;
 
 /// Index checkpoints may go on in segments of the log.
@@ -79,10 +80,11 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// When the pool was formatted, in seconds since 1970.
     pub formatted_at: u64,
-    /// Operations in flight on each device at which calibration found them fast, if the pool was calibrated.
+    /// Operations in flight on each device at which calibration found them fast, if the pool was
+    /// calibrated.
     pub depth: Option<u32>,
-    /// Whether index checkpoints may go on in segments of the log (feature bit 2). Older software does not know
-    /// that and refuses the pool.
+    /// Whether index checkpoints may go on in segments of the log (feature bit 2). Older software
+    /// does not know that and refuses the pool.
     pub index_in_segments: bool,
 }
 
@@ -202,7 +204,8 @@ impl Superblock {
         if device >= geometry.devices {
             return Err(SuperblockError::Place { device, devices: geometry.devices });
         }
-        // The table is derived from the geometry; a table that says otherwise was not written by us.
+        // The table is derived from the geometry; a table that says otherwise was not written by
+        // us.
         let agrees = share_table(&geometry)
             .zip(&block.share_table)
             .all(|(ours, theirs)| bytemuck::bytes_of(&ours) == bytemuck::bytes_of(theirs));
@@ -251,8 +254,8 @@ fn refuse_unknown_features(features: u64) -> Result<(), SuperblockError> {
     Err(SuperblockError::Features(names.join(", ")))
 }
 
-/// Block 0 of a whole device: a partition table with one entry of type `0xEE` over everything, so that
-/// installers and partitioning tools do not take the disk for a blank one.
+/// Block 0 of a whole device: a partition table with one entry of type `0xEE` over everything, so
+/// that installers and partitioning tools do not take the disk for a blank one.
 pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
     const ENTRY: usize = 446;
     let mut block = vec![0; BLOCK_BYTES as usize];
@@ -265,7 +268,8 @@ pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
     block
 }
 
-/// Whether block 0 is such a partition table, of a device of any size: an image may have been moved to another one.
+/// Whether block 0 is such a partition table, of a device of any size: an image may have been moved
+/// to another one.
 pub fn is_protective_mbr(block: &[u8]) -> bool {
     const SECTORS: std::ops::Range<usize> = 458..462;
     let expected = protective_mbr(512);

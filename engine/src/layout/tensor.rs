@@ -18,8 +18,8 @@ impl TensorId {
     /// The id that stands for `name`, the same on every machine and in every version: `SipHash` 2-4
     /// with 128 bits of output and a key of zeroes.
     ///
-    /// Two names may in principle share an id; durable tensors store their name, and a put whose name
-    /// differs from the stored one is refused.
+    /// Two names may in principle share an id; durable tensors store their name, and a put whose
+    /// name differs from the stored one is refused.
     pub fn from_name(name: &str) -> Self {
         let mut hasher = SipHasher24::new();
         hasher.write(name.as_bytes());
@@ -33,7 +33,8 @@ impl fmt::Display for TensorId {
     }
 }
 
-/// What a tensor is called: an id, and the name that it was made from if there is one. Errors have it, and say the name.
+/// What a tensor is called: an id, and the name that it was made from if there is one. Errors have
+/// it, and say the name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorKey {
     /// The id.
@@ -103,8 +104,8 @@ impl LifetimeClass {
 
 /// A run of blocks inside one segment of the log, which lies striped over all devices.
 ///
-/// Blocks count through the segment's stripe units in order: unit 0 is on the first device, unit 1 on
-/// the second, and so on around.
+/// Blocks count through the segment's stripe units in order: unit 0 is on the first device, unit 1
+/// on the second, and so on around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
     /// The segment, counted over the whole pool.

@@ -1,13 +1,14 @@
 //! The change log and the index checkpoints: how commits become durable.
 //!
-//! A share has two slots, each a checkpoint followed by a change log; what a slot has no room for of its checkpoint
-//! goes on in segments. A record, which carries one commit or
-//! several, is appended to the log of the current slot; where it does not fit, the whole index *with* its
-//! changes is written as the next checkpoint into the other slot, which is then current. Either way one
-//! checksummed write, on the medium of two devices (one where there is one), decides. The other slot holds
-//! the state before until then.
+//! A share has two slots, each a checkpoint followed by a change log; what a slot has no room for
+//! of its checkpoint goes on in segments. A record, which carries one commit or several, is
+//! appended to the log of the current slot; where it does not fit, the whole index *with* its
+//! changes is written as the next checkpoint into the other slot, which is then current. Either way
+//! one checksummed write, on the medium of two devices (one where there is one), decides. The other
+//! slot holds the state before until then.
 //!
-//! There is one such write at a time: a record behind a gap is damage to recovery, never a crash's doing.
+//! There is one such write at a time: a record behind a gap is damage to recovery, never a crash's
+//! doing.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -73,8 +74,8 @@ impl LogPlace {
         self.area.first_segment..self.area.first_segment + self.area.segments
     }
 
-    /// Where one copy of a checkpoint of `length` bytes lies that begins in `slot` and goes on in `segments`, in
-    /// order: device, offset and bytes there.
+    /// Where one copy of a checkpoint of `length` bytes lies that begins in `slot` and goes on in
+    /// `segments`, in order: device, offset and bytes there.
     pub fn parts(
         &self,
         copy: u8,
@@ -136,9 +137,11 @@ impl<E: fmt::Display> From<IndexFull> for AppendError<E> {
 /// What makes changes durable, once all of it is on the media.
 #[derive(Debug)]
 pub struct Append {
-    /// What is written, from the last on: what lies in segments goes before the slot that names them.
+    /// What is written, from the last on: what lies in segments goes before the slot that names
+    /// them.
     pub writes: Vec<MetaWrite>,
-    /// If this is a checkpoint of the whole index: its slot, and how many of the slot's segments it goes on in.
+    /// If this is a checkpoint of the whole index: its slot, and how many of the slot's segments it
+    /// goes on in.
     pub checkpoint: Option<(usize, usize)>,
     /// The end of the log behind it.
     pub end: LogEnd,
@@ -177,7 +180,8 @@ pub struct LogEnd {
 pub struct ChangeLog {
     place: LogPlace,
     end: LogEnd,
-    /// Whether the next commit must be a checkpoint, because records stand here that nothing may follow.
+    /// Whether the next commit must be a checkpoint, because records stand here that nothing may
+    /// follow.
     ended: bool,
     stopped: Option<String>,
 }
@@ -209,8 +213,8 @@ impl ChangeLog {
         Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[]).map(drop)
     }
 
-    /// The record of these changes, for which there must be room. Once it is on media, [`Self::complete`] must
-    /// be told; until then there may be no other.
+    /// The record of these changes, for which there must be room. Once it is on media,
+    /// [`Self::complete`] must be told; until then there may be no other.
     pub fn record(&self, changes: Vec<Change>) -> Append {
         let LogEnd { slot, epoch, sequence, position } = self.end;
         let LogPlace { pool, share, .. } = self.place;
@@ -234,8 +238,9 @@ impl ChangeLog {
         1 - self.end.slot
     }
 
-    /// The whole index as the next checkpoint, into the other slot and as many of `segments`, which are that slot's, as it
-    /// needs. As with [`Self::record`], it counts once [`Self::complete`] was told.
+    /// The whole index as the next checkpoint, into the other slot and as many of `segments`, which
+    /// are that slot's, as it needs. As with [`Self::record`], it counts once [`Self::complete`]
+    /// was told.
     ///
     /// # Errors
     /// It is too large.
@@ -272,8 +277,8 @@ impl ChangeLog {
         self.end = end;
     }
 
-    /// Makes `changes` durable and waits for it. `after` gives the index as it is once they are applied, and
-    /// is asked only if the change log is full.
+    /// Makes `changes` durable and waits for it. `after` gives the index as it is once they are
+    /// applied, and is asked only if the change log is full.
     ///
     /// # Errors
     /// See [`AppendError`]; after [`AppendError::Device`] the log refuses everything.
@@ -291,8 +296,8 @@ impl ChangeLog {
         self.write(media, self.record(changes))
     }
 
-    /// Writes the whole index into the other slot, which is then current, and its `segments`, and waits for it. Answers
-    /// how many of these it goes on in.
+    /// Writes the whole index into the other slot, which is then current, and its `segments`, and
+    /// waits for it. Answers how many of these it goes on in.
     ///
     /// # Errors
     /// See [`AppendError`].

@@ -1,9 +1,9 @@
-//! What a share contains: which version of which tensor can be read, who is reading an old one, which
-//! writes are on their way, and the space of all of them.
+//! What a share contains: which version of which tensor can be read, who is reading an old one,
+//! which writes are on their way, and the space of all of them.
 //!
-//! Rules: a version is replaced only by one that is complete; a version that is being read keeps its
-//! space until the last read has ended; a durable tensor appears and disappears only by [`Contents::apply`],
-//! which is called once the commit is on media.
+//! Rules: a version is replaced only by one that is complete; a version that is being read keeps
+//! its space until the last read has ended; a durable tensor appears and disappears only by
+//! [`Contents::apply`], which is called once the commit is on media.
 
 mod audit;
 mod checkpoint;
@@ -38,7 +38,8 @@ struct Writers {
     durable: u32,
     /// Serial of the last that began.
     last_begun: u64,
-    /// Serial of the last deletion since the first of them began: an older write does not appear any more.
+    /// Serial of the last deletion since the first of them began: an older write does not appear
+    /// any more.
     last_deletion: u64,
     /// The name of durable writes that are not committed yet.
     claimed_name: Option<Box<str>>,
@@ -70,7 +71,8 @@ pub struct Contents {
     /// Only of tensors that are being written.
     writers: FxHashMap<TensorId, Writers>,
     pending: FxHashMap<u64, Pending>,
-    /// How many reads each version being read has, by its serial: how often it had been moved, and their number.
+    /// How many reads each version being read has, by its serial: how often it had been moved, and
+    /// their number.
     readers: FxHashMap<u64, SmallVec<[(u32, u32); 1]>>,
     /// Places, by the serial of their version, that only its readers still know.
     retired: FxHashMap<u64, SmallVec<[Retired; 1]>>,
@@ -101,8 +103,8 @@ struct Moving {
 }
 
 impl Contents {
-    /// What recovery found: the durable tensors, and their runs by place, in a share with this space and this room
-    /// for its index.
+    /// What recovery found: the durable tensors, and their runs by place, in a share with this
+    /// space and this room for its index.
     pub fn recovered(
         mut space: Space,
         mut room: IndexRoom,
@@ -203,7 +205,8 @@ impl Contents {
         pending.map_or(&[], |pending| &pending.version.entry.runs)
     }
 
-    /// Whether this write may go on beside what stands under its id and what is being written to it.
+    /// Whether this write may go on beside what stands under its id and what is being written to
+    /// it.
     fn check(&self, request: &PutRequest) -> Result<(), BeginError> {
         let current = self.current(request.id);
         let durable = current.filter(|version| version.durability == Durability::Durable);
@@ -240,7 +243,8 @@ impl Contents {
         }
     }
 
-    /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
+    /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes
+    /// back.
     pub fn abandon(&mut self, reservation: &Reservation) {
         if let Some(EndedVersion { version, .. }) = self.end(reservation) {
             self.space.abandon(&version.entry.runs);
@@ -248,8 +252,8 @@ impl Contents {
         }
     }
 
-    /// A commit failed half way, so that it may or may not be there after the next open: the space of its
-    /// writes must not be used until then.
+    /// A commit failed half way, so that it may or may not be there after the next open: the space
+    /// of its writes must not be used until then.
     pub fn leave_in_doubt(&mut self, reservation: &Reservation) {
         if let Some(pending) = self.pending.get_mut(&reservation.serial) {
             pending.in_doubt = true;
@@ -281,7 +285,8 @@ impl Contents {
         tensors.into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// A commit is on media: its tensors appear, the ones they replace and the deleted ones disappear.
+    /// A commit is on media: its tensors appear, the ones they replace and the deleted ones
+    /// disappear.
     pub fn apply(&mut self, puts: Vec<(Reservation, Vec<u32>)>, deletes: &[TensorId]) {
         for id in deletes {
             self.disappear(*id);

@@ -1,10 +1,10 @@
 //! How much room checkpoints of the index have, and how much of it is reserved.
 //!
-//! A checkpoint begins in one of two slots and goes on in segments that belong to that slot. Both slots always
-//! have room for every durable tensor that there is and every one that is being put: room is taken when a put
-//! begins, so no commit finds too little, and a deletion, which only makes the index smaller, always fits. A
-//! slot keeps its segments until a later checkpoint in it needs fewer: what stands there is the state
-//! to go back to if the newer one is lost.
+//! A checkpoint begins in one of two slots and goes on in segments that belong to that slot. Both
+//! slots always have room for every durable tensor that there is and every one that is being put:
+//! room is taken when a put begins, so no commit finds too little, and a deletion, which only makes
+//! the index smaller, always fits. A slot keeps its segments until a later checkpoint in it needs
+//! fewer: what stands there is the state to go back to if the newer one is lost.
 
 use super::change_log::LogPlace;
 use super::stripe::StripeMap;
@@ -70,8 +70,8 @@ pub struct IndexRoom {
 }
 
 impl IndexRoom {
-    /// The room of a share whose slots go on in these segments, with nothing in it. Only where it `grows` may it take
-    /// more.
+    /// The room of a share whose slots go on in these segments, with nothing in it. Only where it
+    /// `grows` may it take more.
     pub fn new(place: &LogPlace, segments: [Vec<u32>; 2], grows: bool) -> Self {
         let (checkpoint, stripes) = (place.checkpoint_room(), place.stripes);
         Self { checkpoint, stripes, segments, grows, live: 0, coming: 0 }
@@ -140,8 +140,8 @@ impl IndexRoom {
         self.segments[slot].push(segment);
     }
 
-    /// A checkpoint in this slot that goes on in `used` of its segments is on media: returns those that the
-    /// slot needs no longer.
+    /// A checkpoint in this slot that goes on in `used` of its segments is on media: returns those
+    /// that the slot needs no longer.
     pub(super) fn trim(&mut self, slot: usize, used: usize) -> Vec<u32> {
         let wanted = self.checkpoint.segments_for(self.spoken_for()) as usize;
         let kept = wanted.max(used).min(self.segments[slot].len());
@@ -153,7 +153,8 @@ impl IndexRoom {
         self.bytes_at(entry, &entry.runs)
     }
 
-    /// What a tensor takes more if it lies in these runs. Whether there is room for it shows when its move is committed.
+    /// What a tensor takes more if it lies in these runs. Whether there is room for it shows when
+    /// its move is committed.
     pub(super) fn growth(&self, entry: &TensorEntry, runs: &[Run]) -> u64 {
         self.bytes_at(entry, runs).saturating_sub(self.bytes_of(entry))
     }

@@ -1,6 +1,7 @@
 //! The tensor log: where a tensor goes, what lives, what a commit changes, and what a crash leaves.
 //!
-//! Everything here is plain state and bytes; the `pool` room brings it together with devices and threads.
+//! Everything here is plain state and bytes; the `pool` room brings it together with devices and
+//! threads.
 
 mod change_log;
 mod contents;

@@ -1,12 +1,12 @@
 //! Recovery: what a share contains, from what stands on the media.
 //!
-//! The newest valid checkpoint of both slots and both devices holds; the records of its change log are
-//! applied in order up to the first that is whole on neither device, which a crash tore. What a crash
-//! cannot have done (a gap in the log, a log without its checkpoint) is damage and is reported, never
-//! taken for the end.
+//! The newest valid checkpoint of both slots and both devices holds; the records of its change log
+//! are applied in order up to the first that is whole on neither device, which a crash tore. What a
+//! crash cannot have done (a gap in the log, a log without its checkpoint) is damage and is
+//! reported, never taken for the end.
 //!
-//! Whatever stands there, recovery costs a few times the bytes that it reads: headers say whether a record is of
-//! interest, a [`LogImage`] whether it is whole, and only what is applied is decoded.
+//! Whatever stands there, recovery costs a few times the bytes that it reads: headers say whether a
+//! record is of interest, a [`LogImage`] whether it is whole, and only what is applied is decoded.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -32,11 +32,11 @@ pub struct Recovered {
     pub index_segments: [Vec<u32>; 2],
     /// The change log, ready to be continued.
     pub log: ChangeLog,
-    /// Newer checkpoints that devices claim to have and that are not whole: torn by a crash before anything
-    /// followed them, or damaged since. A device and an epoch each.
+    /// Newer checkpoints that devices claim to have and that are not whole: torn by a crash before
+    /// anything followed them, or damaged since. A device and an epoch each.
     pub passed_over: Vec<(u8, u64)>,
-    /// Whether the next commit may follow directly. If not, a checkpoint must be written first: records
-    /// stand in the log that may be on one device only, or not yet on media.
+    /// Whether the next commit may follow directly. If not, a checkpoint must be written first:
+    /// records stand in the log that may be on one device only, or not yet on media.
     pub settled: bool,
 }
 
@@ -125,8 +125,8 @@ struct Newest {
     checkpoint: Checkpoint,
     /// How it starts on the media.
     header: Vec<u8>,
-    /// How many devices have it. One that has another of the same epoch (its own restored from a backup, say)
-    /// does not.
+    /// How many devices have it. One that has another of the same epoch (its own restored from a
+    /// backup, say) does not.
     copies: usize,
     /// Newer ones that are not whole, by device and epoch.
     passed_over: Vec<(u8, u64)>,
@@ -180,8 +180,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(Recovered { tensors, runs, index_segments, log, passed_over, settled })
     }
 
-    /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the newest on
-    /// until one is whole; its other copies are not decoded.
+    /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the
+    /// newest on until one is whole; its other copies are not decoded.
     fn newest_checkpoint(&self) -> Result<Newest, RecoveryError<M::Error>> {
         let mut claims = Vec::new();
         let mut failure = None;
@@ -249,8 +249,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(claimed.map(|claim| Claim { of: claim, slot, device }))
     }
 
-    /// The bytes of a claimed checkpoint, from its slot and the segments that it lists. Where they cannot be
-    /// those of one, less.
+    /// The bytes of a claimed checkpoint, from its slot and the segments that it lists. Where they
+    /// cannot be those of one, less.
     fn read_checkpoint(
         &self,
         copy: u8,
@@ -262,7 +262,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         let mut bytes = self.media.read(copy, area.checkpoint_offset, in_slot)?;
         let segments = Checkpoint::claimed_segments(&bytes).unwrap_or_default();
         let rest = (claim.bytes - in_slot) as usize;
-        // The claim may be anybody's. What lists a segment twice, or asks for more than there is memory, is none of ours.
+        // The claim may be anybody's. What lists a segment twice, or asks for more than there is
+        // memory, is none of ours.
         if self.check_segments(&segments).is_ok() && bytes.try_reserve_exact(rest).is_ok() {
             let parts = self.place.parts(copy, slot, &segments, claim.bytes);
             for (device, offset, length) in parts.skip(1) {
@@ -272,8 +273,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(bytes)
     }
 
-    /// The segments that the checkpoint before this one goes on in, to which a reader goes back if this one is
-    /// lost. Nothing says that its list is whole, so only what can be is believed.
+    /// The segments that the checkpoint before this one goes on in, to which a reader goes back if
+    /// this one is lost. Nothing says that its list is whole, so only what can be is believed.
     fn segments_before(
         &self,
         slot: usize,
@@ -324,13 +325,13 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         if distinct.len() == segments.len() { Ok(()) } else { Err(twice) }
     }
 
-    /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written only once
-    /// their checkpoint is on media, so such a record's checkpoint must have been there.
+    /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written
+    /// only once their checkpoint is on media, so such a record's checkpoint must have been there.
     fn epoch_of_other_log(&self, slot: usize, epoch: u64) -> Option<u64> {
         let area = &self.place.area.slots[slot];
         self.place.copies().find_map(|device| {
-            // Where the checkpoint before this one still begins the slot, nothing newer ever stood there.
-            // Elsewhere any record of the log may be the one that is left.
+            // Where the checkpoint before this one still begins the slot, nothing newer ever stood
+            // there. Elsewhere any record of the log may be the one that is left.
             let before = |claim: Option<Claim>| claim.is_some_and(|it| it.of.epoch < epoch);
             if self.claim(device, slot).is_ok_and(before) {
                 return None;
@@ -360,8 +361,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         while self.read_record(&mut copies, epoch, &mut log)? {}
         let checksummed: u64 = copies.iter().map(LogImage::checksummed).sum();
         self.checksummed.update(|all| all + checksummed);
-        // Nothing may follow the end: a record is written only once the one before it is on media, and those of
-        // a newer epoch once its checkpoint is.
+        // Nothing may follow the end: a record is written only once the one before it is on media,
+        // and those of a newer epoch once its checkpoint is.
         let expected = log.records + 1;
         let follows = |head: &RecordHead| {
             head.epoch > epoch || (head.epoch == epoch && head.sequence > expected)
@@ -379,7 +380,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(log)
     }
 
-    /// Adds the next record of the epoch from the first copy that has it whole; returns whether one has.
+    /// Adds the next record of the epoch from the first copy that has it whole; returns whether one
+    /// has.
     fn read_record(
         &self,
         copies: &mut [LogImage],
@@ -410,8 +412,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(false)
     }
 
-    /// The first whole record of this pool and share from `from` on that is `wanted`. Its content is of no
-    /// interest: that it is there says enough.
+    /// The first whole record of this pool and share from `from` on that is `wanted`. Its content
+    /// is of no interest: that it is there says enough.
     fn find(
         &self,
         log: &mut LogImage,
@@ -432,8 +434,8 @@ impl<'a, M: LogMedia> Reader<'a, M> {
     }
 }
 
-/// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per piece, no
-/// two in one place.
+/// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per
+/// piece, no two in one place.
 fn checked_runs(place: &LogPlace, tensors: &[TensorEntry]) -> Result<Vec<(Run, TensorId)>, String> {
     let (segments, stripes) = (place.segments(), &place.stripes);
     let segment_blocks = stripes.segment_blocks();

@@ -137,7 +137,8 @@ impl Share {
         self.disks.flush(device).unwrap();
     }
 
-    /// Fills a log with records none of which is whole, and each of which claims all that follows it.
+    /// Fills a log with records none of which is whole, and each of which claims all that follows
+    /// it.
     fn fill_with_claims(&self, device: u8, slot: usize, head: impl Fn(u64) -> (u64, u64)) {
         let LogPlace { pool, share, area, .. } = self.place;
         for block in 0..area.slots[slot].log_bytes / BLOCK_BYTES {
@@ -384,7 +385,8 @@ fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
 fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
     const BLOCKS: u64 = 256;
     let share = Share::with_log_of(BLOCKS);
-    // Both slots have checkpoints, the newer of which is damaged: its log must be searched for records.
+    // Both slots have checkpoints, the newer of which is damaged: its log must be searched for
+    // records.
     share.recover().unwrap().log.checkpoint(&share.disks, &none(), &[]).unwrap();
     for device in 0..2_u8 {
         share.disks.damage(device.into(), share.place.area.slots[1].checkpoint_offset);

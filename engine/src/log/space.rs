@@ -1,11 +1,12 @@
 //! The space of a share: which segments are free, which a lane fills, and what lies in them.
 //!
-//! Space is append only. A lane fills its open segment from front to back and takes another; what lies
-//! in a segment only ever turns from reserved to live to dead, and when nothing in it is reserved or live
-//! any more, the whole segment is free again. Scratch and durable lanes never touch the same segment.
+//! Space is append only. A lane fills its open segment from front to back and takes another; what
+//! lies in a segment only ever turns from reserved to live to dead, and when nothing in it is
+//! reserved or live any more, the whole segment is free again. Scratch and durable lanes never
+//! touch the same segment.
 //!
-//! A segment that stays mixed comes back by reclamation, which copies its live blocks forward. Some free
-//! segments are its alone: copying never needs space that is not there.
+//! A segment that stays mixed comes back by reclamation, which copies its live blocks forward. Some
+//! free segments are its alone: copying never needs space that is not there.
 
 mod audit;
 mod discard;
@@ -50,10 +51,12 @@ pub struct SpaceUse {
 /// No space for an allocation; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// What was asked for, rounded up to blocks; or the segments by which the index would have to grow.
+    /// What was asked for, rounded up to blocks; or the segments by which the index would have to
+    /// grow.
     pub needed: ByteCount,
-    /// What this lane could have had: `free` less what is left of other durability's open segments, and
-    /// less what is kept for reclamation. For the index, the whole segments of that beside the tensor's own.
+    /// What this lane could have had: `free` less what is left of other durability's open segments,
+    /// and less what is kept for reclamation. For the index, the whole segments of that beside the
+    /// tensor's own.
     pub available: ByteCount,
     /// How the space is used.
     pub space: SpaceUse,
@@ -62,8 +65,8 @@ pub struct Full {
 /// What an allocation may take, each more than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationReach {
-    /// The lane's own segments: its open one and free ones. What is put into a sister's dies at another time than the
-    /// rest there.
+    /// The lane's own segments: its open one and free ones. What is put into a sister's dies at
+    /// another time than the rest there.
     Lane,
     /// Also what is left of the sister lanes' open segments.
     Sisters,
@@ -148,8 +151,8 @@ pub struct Space {
 impl Space {
     /// An empty share, with some free segments that only reclamation takes.
     ///
-    /// The survivors of one segment fill less than one other, so a single one is enough to go on for
-    /// ever; a second keeps reclamation going while old readers hold on to the last victim.
+    /// The survivors of one segment fill less than one other, so a single one is enough to go on
+    /// for ever; a second keeps reclamation going while old readers hold on to the last victim.
     pub fn new(area: &ShareArea, segment_blocks: u64) -> Self {
         let reserve = match area.segments {
             0..SEGMENTS_FOR_RESERVE => 0,
@@ -179,8 +182,8 @@ impl Space {
         Self { lifetime_lanes: false, ..self }
     }
 
-    /// Reserves room for `bytes` and appends it to `runs`: what is left of the lane's open segment, then free segments;
-    /// what is left of its sister lanes' segments only before giving up.
+    /// Reserves room for `bytes` and appends it to `runs`: what is left of the lane's open segment,
+    /// then free segments; what is left of its sister lanes' segments only before giving up.
     ///
     /// # Errors
     /// There is not enough within reach; nothing has changed.
@@ -256,10 +259,11 @@ impl Space {
         }
     }
 
-    /// The write into these reserved runs has failed or was given up, and nothing touches them any more.
+    /// The write into these reserved runs has failed or was given up, and nothing touches them any
+    /// more.
     ///
-    /// Nobody has ever read them, so what lies at the edge of what a lane has filled is handed out again:
-    /// a put that fails over and over costs no space.
+    /// Nobody has ever read them, so what lies at the edge of what a lane has filled is handed out
+    /// again: a put that fails over and over costs no space.
     pub fn abandon(&mut self, runs: &[Run]) {
         for run in runs {
             self.segment(run).unused.insert(run.end() as u32, run.block);
@@ -296,7 +300,8 @@ impl Space {
         }
     }
 
-    /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still missing.
+    /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still
+    /// missing.
     fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Runs) -> u64 {
         let Some(index) = self.open[lane.index()] else { return missing };
         let blocks = missing.min(self.room(index)) as u32;

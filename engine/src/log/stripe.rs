@@ -38,8 +38,8 @@ impl StripeMap {
 
     /// The pieces of a tensor of `length` bytes that lies in `runs`, in tensor order.
     ///
-    /// The pieces depend on the runs and the length alone, so that checksums kept per piece always find
-    /// theirs again.
+    /// The pieces depend on the runs and the length alone, so that checksums kept per piece always
+    /// find theirs again.
     pub fn placements<'a>(
         &self,
         runs: &'a [Run],
@@ -99,9 +99,9 @@ impl StripeMap {
         self.segment_bytes * self.columns(copies)
     }
 
-    /// Where the bytes of one copy of an index checkpoint lie in a segment, in order: device and offset of
-    /// slices of [`Self::slice`]'s length. No device has a part of two copies; where the devices cannot be
-    /// divided, the last ones have none.
+    /// Where the bytes of one copy of an index checkpoint lie in a segment, in order: device and
+    /// offset of slices of [`Self::slice`]'s length. No device has a part of two copies; where the
+    /// devices cannot be divided, the last ones have none.
     pub fn index_slices(
         &self,
         segment: u32,

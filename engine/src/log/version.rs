@@ -1,4 +1,5 @@
-//! Versions of tensors: those that can be read, those on their way, and why one cannot begin or end.
+//! Versions of tensors: those that can be read, those on their way, and why one cannot begin or
+//! end.
 
 use std::fmt;
 
@@ -27,8 +28,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// A write on its way, as [`super::Contents`] knows it. Ends in exactly one of [`super::Contents::install`],
-/// [`super::Contents::abandon`], [`super::Contents::apply`] and [`super::Contents::leave_in_doubt`].
+/// A write on its way, as [`super::Contents`] knows it. Ends in exactly one of
+/// [`super::Contents::install`], [`super::Contents::abandon`], [`super::Contents::apply`] and
+/// [`super::Contents::leave_in_doubt`].
 #[derive(Debug)]
 pub struct Reservation {
     pub(super) serial: u64,

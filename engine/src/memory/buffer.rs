@@ -4,8 +4,8 @@ use super::dma::DmaBuffer;
 use super::gpu::GpuSlice;
 use super::peer::PeerBuffer;
 
-/// Memory that a device reads or writes for one operation. It moves in with the operation and comes back in its
-/// completion.
+/// Memory that a device reads or writes for one operation. It moves in with the operation and comes
+/// back in its completion.
 #[derive(Debug)]
 pub enum Memory {
     /// The host's.
@@ -37,7 +37,8 @@ impl Memory {
         }
     }
 
-    /// Where its first byte is, for a data path that takes its kind. Only the host's may be dereferenced.
+    /// Where its first byte is, for a data path that takes its kind. Only the host's may be
+    /// dereferenced.
     pub fn address(&mut self) -> *mut u8 {
         match self {
             Self::Host(buffer) => buffer.address(),

@@ -1,11 +1,12 @@
 //! CRC32C of bytes on their way, by themselves or while they are copied.
 //!
-//! Where the processor has carry-less multiplication of whole vectors (AVX-512 with VPCLMULQDQ), 256 bytes are folded
-//! at a time, several times faster than the CRC32 instruction goes; the copy then costs what memory costs.
-//! Elsewhere it is the crate `crc32c`, which uses that instruction where there is one.
+//! Where the processor has carry-less multiplication of whole vectors (AVX-512 with VPCLMULQDQ),
+//! 256 bytes are folded at a time, several times faster than the CRC32 instruction goes; the copy
+//! then costs what memory costs. Elsewhere it is the crate `crc32c`, which uses that instruction
+//! where there is one.
 
-/// Copying and checksumming alternate in blocks of this size where they cannot be one, so that the checksum finds
-/// the bytes in the nearest cache.
+/// Copying and checksumming alternate in blocks of this size where they cannot be one, so that the
+/// checksum finds the bytes in the nearest cache.
 const BLOCK: usize = 16 << 10;
 
 /// The CRC32C of `bytes`.
@@ -20,15 +21,15 @@ pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// Copies `from` to the beginning of `to`, which is at least as long, and returns the CRC32C of what was copied: the
-/// source is read once.
+/// Copies `from` to the beginning of `to`, which is at least as long, and returns the CRC32C of
+/// what was copied: the source is read once.
 pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
     let to = &mut to[..from.len()];
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if from.len() >= vector::STRIDE && vector::is_there() {
         let whole = from.len() / vector::STRIDE * vector::STRIDE;
-        // SAFETY: the processor has what it takes; both ranges are those of slices, of which one is borrowed
-        // mutably, so that they do not overlap.
+        // SAFETY: the processor has what it takes; both ranges are those of slices, of which one is
+        // borrowed mutably, so that they do not overlap.
         let sum = unsafe { vector::fold::<true>(from.as_ptr(), to.as_mut_ptr(), whole) };
         to[whole..].copy_from_slice(&from[whole..]);
         return crc32c::crc32c_append(sum, &to[whole..]);
@@ -40,9 +41,9 @@ pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
     })
 }
 
-/// Folding as polynomials over GF(2): bytes far ahead are multiplied by a power of x modulo the CRC's polynomial, which
-/// brings them as far back without changing the remainder. ("Fast CRC Computation for Generic Polynomials Using
-/// PCLMULQDQ Instruction", Intel, 2009.)
+/// Folding as polynomials over GF(2): bytes far ahead are multiplied by a power of x modulo the
+/// CRC's polynomial, which brings them as far back without changing the remainder. ("Fast CRC
+/// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod vector {
     use std::arch::x86_64::{
@@ -52,11 +53,12 @@ mod vector {
         _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
     };
 
-    /// Bytes that are folded at a time: four vectors, so that a multiplication need not wait for the one before.
+    /// Bytes that are folded at a time: four vectors, so that a multiplication need not wait for
+    /// the one before.
     pub(super) const STRIDE: usize = 4 * LINE;
     const LINE: usize = size_of::<__m512i>();
-    /// How far ahead of the folding memory is asked for: what a device has written lies beyond this core's caches, and
-    /// the processor's own prefetching ends at every page.
+    /// How far ahead of the folding memory is asked for: what a device has written lies beyond this
+    /// core's caches, and the processor's own prefetching ends at every page.
     const PREFETCH: usize = 16 << 10;
 
     /// The polynomial of CRC32C, without its highest term.
@@ -67,7 +69,8 @@ mod vector {
     const AHEAD_BY_STRIDE: (i64, i64) = ahead(STRIDE);
     const AHEAD_BY_LINE: (i64, i64) = ahead(LINE);
 
-    /// What 128 bits are multiplied by to move them `bytes` ahead: for the low half, and for the high one.
+    /// What 128 bits are multiplied by to move them `bytes` ahead: for the low half, and for the
+    /// high one.
     const fn ahead(bytes: usize) -> (i64, i64) {
         let bits = 8 * bytes as u32;
         (reflected_power(bits + 32), reflected_power(bits - 32))
@@ -96,8 +99,8 @@ mod vector {
     /// The CRC32C of `length` bytes at `from`, which are copied to `to` if `COPY`.
     ///
     /// # Safety
-    /// [`is_there`] has said so; `length` is a multiple of [`STRIDE`] and not 0; both ranges are valid (`to` only if
-    /// `COPY`) and do not overlap.
+    /// [`is_there`] has said so; `length` is a multiple of [`STRIDE`] and not 0; both ranges are
+    /// valid (`to` only if `COPY`) and do not overlap.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
     pub(super) unsafe fn fold<const COPY: bool>(
         from: *const u8,

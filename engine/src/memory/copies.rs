@@ -1,4 +1,5 @@
-//! The copies of a GPU that are under way, each with the chunk of staging memory that it begins or ends in.
+//! The copies of a GPU that are under way, each with the chunk of staging memory that it begins or
+//! ends in.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,7 +7,8 @@ use std::ops::Range;
 use super::dma::DmaBuffer;
 use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopies};
 
-/// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those under way.
+/// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those
+/// under way.
 pub(crate) struct PendingCopies<T> {
     opened: Option<OpenedCopies>,
     free: Vec<u32>,
@@ -48,10 +50,10 @@ impl<T> PendingCopies<T> {
         !self.out.is_empty() || !self.into.is_empty()
     }
 
-    /// Begins a copy between the bytes of a transfer's memory from `offset` on, as many as `part` is long, and `part` of a
-    /// chunk (of their checksum to its beginning); gives the chunk
-    /// back where that cannot be. The transfer must not be released before the copy has ended, or, for one to the GPU,
-    /// before `landed` was recorded.
+    /// Begins a copy between the bytes of a transfer's memory from `offset` on, as many as `part`
+    /// is long, and `part` of a chunk (of their checksum to its beginning); gives the chunk back
+    /// where that cannot be. The transfer must not be released before the copy has ended, or, for
+    /// one to the GPU, before `landed` was recorded.
     pub(crate) fn begin(
         &mut self,
         direction: GpuDirection,
@@ -65,8 +67,9 @@ impl<T> PendingCopies<T> {
             return Err((GpuError("there is no GPU".into()), chunk));
         };
         let copy = memory.copy(direction, offset as usize, &mut chunk, part);
-        // SAFETY: the GPU's end lies within memory that its owner vouched for until the release (`GpuSource::new`,
-        // `GpuDestination::new`), which comes later, as the caller sees to; the chunk is kept here meanwhile.
+        // SAFETY: the GPU's end lies within memory that its owner vouched for until the release
+        // (`GpuSource::new`, `GpuDestination::new`), which comes later, as the caller sees to; the
+        // chunk is kept here meanwhile.
         if let Err(error) = unsafe { opened.copies.begin(slot, &copy) } {
             self.free.push(slot);
             return Err((error, chunk));
@@ -93,7 +96,8 @@ impl<T> PendingCopies<T> {
                 self.free.push(slot);
                 return Some((about, Ok(chunk)));
             };
-            // The GPU no longer responds: whether it still uses the chunk nobody knows, so it is nobody's.
+            // The GPU no longer responds: whether it still uses the chunk nobody knows, so it is
+            // nobody's.
             std::mem::forget(chunk);
             return Some((about, Err(error)));
         }

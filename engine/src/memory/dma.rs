@@ -56,8 +56,9 @@ pub enum MemoryError {
 
 /// Memory that devices read and write, handed out as [`DmaBuffer`]s.
 ///
-/// Cloning makes another handle of the same pool. The mapping goes when the last handle and the last
-/// buffer are gone, so a buffer that is leaked because a device may still write it keeps the memory.
+/// Cloning makes another handle of the same pool. The mapping goes when the last handle and the
+/// last buffer are gone, so a buffer that is leaked because a device may still write it keeps the
+/// memory.
 #[derive(Clone)]
 pub struct DmaPool {
     region: Arc<Region>,
@@ -66,15 +67,16 @@ pub struct DmaPool {
 impl DmaPool {
     /// Maps `bytes` (rounded up to whole pages) and keeps them out of forked children.
     ///
-    /// With `want_hugepages` the pool takes reserved huge pages if there are enough, else transparent
-    /// ones, else plain pages; [`DmaPool::backing`] and [`DmaPool::why`] say what it became.
+    /// With `want_hugepages` the pool takes reserved huge pages if there are enough, else
+    /// transparent ones, else plain pages; [`DmaPool::backing`] and [`DmaPool::why`] say what it
+    /// became.
     pub fn new(bytes: ByteCount, want_hugepages: bool) -> Result<Self, MemoryError> {
         if bytes.0 == 0 {
             return Err(MemoryError::Empty);
         }
         let (mut mapping, backing, why) = map(bytes, want_hugepages)?;
-        // A child of fork that inherits pages under DMA would take copy-on-write faults on them, and
-        // the device would then write into the wrong process's copy.
+        // A child of fork that inherits pages under DMA would take copy-on-write faults on them,
+        // and the device would then write into the wrong process's copy.
         mapping.advise(Advice::DontFork).map_err(|source| MemoryError::Map { bytes, source })?;
         let length = mapping.len();
         let base = NonNull::new(mapping.as_mut_ptr()).expect("mmap never answers null");
@@ -91,11 +93,12 @@ impl DmaPool {
         })
     }
 
-    /// A pool over memory that somebody else has mapped: a data path whose devices reach only its own.
+    /// A pool over memory that somebody else has mapped: a data path whose devices reach only its
+    /// own.
     ///
     /// # Safety
-    /// The `length` bytes from `base` on, a multiple of 4 KiB, are initialised, and nobody else's until `release`
-    /// is called with `base`.
+    /// The `length` bytes from `base` on, a multiple of 4 KiB, are initialised, and nobody else's
+    /// until `release` is called with `base`.
     #[cfg(any(test, feature = "spdk"))]
     pub(crate) unsafe fn borrowed(
         base: NonNull<u8>,
@@ -219,15 +222,16 @@ struct Region {
     free: FreeRuns,
 }
 
-// SAFETY: `base` points into `mapping`, which the region owns and which is not tied to a thread. The
-// bytes behind it are reached only through DmaBuffers, whose ranges never overlap (see `take`).
+// SAFETY: `base` points into `mapping`, which the region owns and which is not tied to a thread.
+// The bytes behind it are reached only through DmaBuffers, whose ranges never overlap (see `take`).
 unsafe impl Send for Region {}
 // SAFETY: as above; everything else behind a shared reference is immutable or behind the mutex.
 unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A forked child never had these pages (DontFork); the addresses may be somebody else's now.
+        // A forked child never had these pages (DontFork); the addresses may be somebody else's
+        // now.
         if process::id() != self.owner {
             std::mem::forget(self.mapping.take());
         }
@@ -242,8 +246,8 @@ pub struct DmaBuffer {
 }
 
 impl DmaBuffer {
-    /// Keeps the bytes before `at`, a multiple of 4 KiB within the buffer, and returns those from there on as a
-    /// buffer of their own.
+    /// Keeps the bytes before `at`, a multiple of 4 KiB within the buffer, and returns those from
+    /// there on as a buffer of their own.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
         assert!(at.is_multiple_of(ALIGNMENT) && 0 < at && at < self.length, "no cut within");
         let rest = Self {
@@ -274,9 +278,10 @@ impl Deref for DmaBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start + length` lies within the mapping, which the Arc keeps alive; the range was
-        // taken off the free list, so no other buffer overlaps it; pages of an anonymous mapping are
-        // initialised. A device cannot write it: a data path owns the buffer while one could.
+        // SAFETY: `start + length` lies within the mapping, which the Arc keeps alive; the range
+        // was taken off the free list, so no other buffer overlaps it; pages of an anonymous
+        // mapping are initialised. A device cannot write it: a data path owns the buffer while one
+        // could.
         unsafe {
             std::slice::from_raw_parts(self.region.base.as_ptr().add(self.start), self.length)
         }

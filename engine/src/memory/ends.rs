@@ -24,9 +24,9 @@ impl ForeignSource {
     /// `length` readable bytes at `address`. With a length of 0 the address may be null.
     ///
     /// # Safety
-    /// Until the transfer's ticket reports `released` (also after the ticket was dropped, so a caller
-    /// that drops it must learn of the end from a completion queue), the bytes stay allocated and
-    /// nobody writes them.
+    /// Until the transfer's ticket reports `released` (also after the ticket was dropped, so a
+    /// caller that drops it must learn of the end from a completion queue), the bytes stay
+    /// allocated and nobody writes them.
     pub unsafe fn new(address: *const u8, length: usize) -> Self {
         Self { address: non_null(address.cast_mut(), length), length }
     }
@@ -45,8 +45,8 @@ impl ForeignDestination {
     /// `length` writable bytes at `address`. With a length of 0 the address may be null.
     ///
     /// # Safety
-    /// Until the transfer's ticket reports `released` (also after the ticket was dropped), the bytes
-    /// stay allocated and nobody else reads or writes them.
+    /// Until the transfer's ticket reports `released` (also after the ticket was dropped), the
+    /// bytes stay allocated and nobody else reads or writes them.
     pub unsafe fn new(address: *mut u8, length: usize) -> Self {
         Self { address: non_null(address, length), length }
     }
@@ -68,8 +68,8 @@ pub enum Source {
     Shared(Arc<[u8]>),
     /// Memory that devices read themselves: no byte is copied where its pieces are whole blocks.
     Dma {
-        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the last block is
-        /// filled with zeroes.
+        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the
+        /// last block is filled with zeroes.
         buffer: DmaBuffer,
         /// How many of its bytes are written, from its start.
         length: usize,
@@ -116,11 +116,12 @@ impl Source {
         }
     }
 
-    /// The bytes; only the reactor reads them, and only before it reports release. Those on a GPU it has copied.
+    /// The bytes; only the reactor reads them, and only before it reports release. Those on a GPU
+    /// it has copied.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
-            // SAFETY: valid and unwritten until release by the contract of `ForeignSource::new`, and
-            // the reactor drops every such slice before it reports release.
+            // SAFETY: valid and unwritten until release by the contract of `ForeignSource::new`,
+            // and the reactor drops every such slice before it reports release.
             Self::Foreign(foreign) => unsafe {
                 std::slice::from_raw_parts(foreign.address.as_ptr(), foreign.length)
             },
@@ -162,12 +163,13 @@ pub enum Destination {
     Foreign(ForeignDestination),
     /// Bytes that the transfer owns; the ticket gives them out once it is done.
     Owned(Vec<u8>),
-    /// As many bytes that the transfer will own: they are allocated once it is clear that they are needed.
+    /// As many bytes that the transfer will own: they are allocated once it is clear that they are
+    /// needed.
     New(usize),
     /// Memory that devices write themselves: no byte is copied where its pieces are whole blocks.
     Dma {
-        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the last block may
-        /// change.
+        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the
+        /// last block may change.
         buffer: DmaBuffer,
         /// How many bytes are read into it, from its start.
         length: usize,
@@ -177,8 +179,8 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// `length` bytes that the transfer owns; take them from the ticket (`take_bytes`). They are allocated when it is
-    /// submitted, which is refused where that cannot be.
+    /// `length` bytes that the transfer owns; take them from the ticket (`take_bytes`). They are
+    /// allocated when it is submitted, which is refused where that cannot be.
     pub fn buffer(length: usize) -> Self {
         Self::New(length)
     }
@@ -252,8 +254,9 @@ impl Destination {
             Self::Gpu(_) => unreachable!("the GPU's own copies write its memory"),
         };
         // SAFETY: foreign memory is valid and ours alone until release by the contract of
-        // `ForeignDestination::new`, other memory is borrowed for the call; the range lies within it (asserted
-        // above). `bytes` is a buffer of its own in memory that the engine mapped, so the two never overlap.
+        // `ForeignDestination::new`, other memory is borrowed for the call; the range lies within
+        // it (asserted above). `bytes` is a buffer of its own in memory that the engine mapped, so
+        // the two never overlap.
         unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
     }
 }
@@ -267,7 +270,8 @@ fn zeroed(length: usize) -> Option<Vec<u8>> {
     // SAFETY: the layout is of one byte at least.
     let memory = unsafe { alloc_zeroed(layout) };
     let bytes = std::ptr::slice_from_raw_parts_mut(memory, length);
-    // SAFETY: where it is not null it is of the allocator that boxes have, of this layout and initialised.
+    // SAFETY: where it is not null it is of the allocator that boxes have, of this layout and
+    // initialised.
     (!memory.is_null()).then(|| unsafe { Box::from_raw(bytes) }.into_vec())
 }
 

@@ -1,5 +1,5 @@
-//! Memory of a GPU as an end of transfers. The engine has no address for it and no CUDA: whoever opens a pool brings
-//! what copies, and the reactor only looks whether a copy is done.
+//! Memory of a GPU as an end of transfers. The engine has no address for it and no CUDA: whoever
+//! opens a pool brings what copies, and the reactor only looks whether a copy is done.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -15,16 +15,19 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// What it is called.
     fn name(&self) -> String;
 
-    /// Where the thread that moves bytes between it and the block devices of these numbers (`st_rdev`; `None` where a
-    /// device has none) should run. `None` where nobody knows: then the devices alone decide.
+    /// Where the thread that moves bytes between it and the block devices of these numbers
+    /// (`st_rdev`; `None` where a device has none) should run. `None` where nobody knows: then the
+    /// devices alone decide.
     fn near(&self, _devices: &[Option<u64>]) -> Option<GpuPlace> {
         None
     }
 
-    /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
+    /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will
+    /// use it.
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;
 
-    /// Takes memory of the GPU that other devices read and write themselves, for the thread that calls this.
+    /// Takes memory of the GPU that other devices read and write themselves, for the thread that
+    /// calls this.
     ///
     /// # Errors
     /// Why there is none. Bytes then pass through staging memory.
@@ -54,22 +57,24 @@ pub struct OpenedCopies {
     pub lock: Option<Box<dyn Any>>,
 }
 
-/// Copies between a GPU and staging memory, each in a slot of its own. Those to the GPU happen one after the other, so
-/// do those from it.
+/// Copies between a GPU and staging memory, each in a slot of its own. Those to the GPU happen one
+/// after the other, so do those from it.
 ///
 /// # Safety
-/// A copy that [`begin`](GpuCopies::begin) refused touches neither end. One that [`is_done`](GpuCopies::is_done) has told
-/// to be done touches them no more. After [`wait`](GpuCopies::wait) none does, also where it failed: then the GPU runs
-/// nothing of this process any more.
+/// A copy that [`begin`](GpuCopies::begin) refused touches neither end. One that
+/// [`is_done`](GpuCopies::is_done) has told to be done touches them no more. After
+/// [`wait`](GpuCopies::wait) none does, also where it failed: then the GPU runs nothing of this
+/// process any more.
 pub unsafe trait GpuCopies {
     /// Begins a copy in a slot in which none is under way.
     ///
     /// # Safety
-    /// Both ends are as long as it says, and stay so until it is done: nobody writes where it reads from, nor touches
-    /// where it writes to. An event that it names stays open as long.
+    /// Both ends are as long as it says, and stay so until it is done: nobody writes where it reads
+    /// from, nor touches where it writes to. An event that it names stays open as long.
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError>;
 
-    /// Whether the copy in a slot is done. An error is that of the GPU as a whole; nobody knows of this copy then.
+    /// Whether the copy in a slot is done. An error is that of the GPU as a whole; nobody knows of
+    /// this copy then.
     fn is_done(&mut self, slot: u32) -> Result<bool, GpuError>;
 
     /// Has `event` happen when all copies to the GPU that were begun are done.
@@ -101,7 +106,8 @@ pub enum GpuDirection {
     Out,
     /// From staging memory to the GPU.
     In,
-    /// From the GPU to staging memory, of which there are four bytes: the CRC32C of the GPU's, in the processor's order.
+    /// From the GPU to staging memory, of which there are four bytes: the CRC32C of the GPU's, in
+    /// the processor's order.
     Checksum,
 }
 
@@ -109,7 +115,8 @@ pub enum GpuDirection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuEvent(NonNull<c_void>);
 
-// SAFETY: a handle, which the engine only hands on; who made it keeps the event open, whatever thread uses it.
+// SAFETY: a handle, which the engine only hands on; who made it keeps the event open, whatever
+// thread uses it.
 unsafe impl Send for GpuEvent {}
 // SAFETY: as above.
 unsafe impl Sync for GpuEvent {}
@@ -156,12 +163,13 @@ pub struct GpuRange {
 }
 
 impl GpuSource {
-    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which are there once `after`
-    /// has happened; now if there is no event.
+    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which
+    /// are there once `after` has happened; now if there is no event.
     ///
     /// # Safety
-    /// Until the transfer's ticket reports `released` the memory stays allocated and the event open, and nobody writes the
-    /// bytes after `after`. Where a transfer has no such ticket, that is until its end is told.
+    /// Until the transfer's ticket reports `released` the memory stays allocated and the event
+    /// open, and nobody writes the bytes after `after`. Where a transfer has no such ticket, that
+    /// is until its end is told.
     pub unsafe fn new(address: u64, length: usize, after: Option<GpuEvent>) -> Self {
         Self { range: GpuRange { address, length, after } }
     }
@@ -173,15 +181,16 @@ impl GpuSource {
 }
 
 impl GpuDestination {
-    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which nobody uses any more
-    /// once `after` has happened. With `landed` the transfer ends as soon as its copies to the GPU are under way, and
-    /// whoever uses the bytes, or frees them, waits for that event, which is recorded before the ticket turns ready;
-    /// without, it ends when they are done.
+    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which
+    /// nobody uses any more once `after` has happened. With `landed` the transfer ends as soon as
+    /// its copies to the GPU are under way, and whoever uses the bytes, or frees them, waits for
+    /// that event, which is recorded before the ticket turns ready; without, it ends when they are
+    /// done.
     ///
     /// # Safety
-    /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays allocated and nobody
-    /// else touches it after `after`. Both events stay open until `released`. Where a transfer has no such ticket, `released`
-    /// is when its end is told.
+    /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays
+    /// allocated and nobody else touches it after `after`. Both events stay open until `released`.
+    /// Where a transfer has no such ticket, `released` is when its end is told.
     pub unsafe fn new(
         address: u64,
         length: usize,
@@ -203,8 +212,8 @@ impl GpuDestination {
 }
 
 impl GpuRange {
-    /// The copy between as many bytes from `offset` on as `part` of the chunk is long and that part; of a checksum, to the
-    /// chunk's beginning.
+    /// The copy between as many bytes from `offset` on as `part` of the chunk is long and that
+    /// part; of a checksum, to the chunk's beginning.
     pub(crate) fn copy(
         &self,
         direction: GpuDirection,
@@ -222,8 +231,8 @@ impl GpuRange {
         GpuCopy { direction, gpu, staging, length, after }
     }
 
-    /// What an operation of a data path gets: the bytes from `offset` on, which are those of its extent that `held` says.
-    /// Its checksum is that of the extent's first `checked` bytes.
+    /// What an operation of a data path gets: the bytes from `offset` on, which are those of its
+    /// extent that `held` says. Its checksum is that of the extent's first `checked` bytes.
     pub(crate) fn slice(&self, offset: usize, held: Range<u32>, checked: u32) -> GpuSlice {
         let address = self.address_of(offset, held.len());
         GpuSlice {
@@ -242,7 +251,8 @@ impl GpuRange {
     }
 }
 
-/// Memory of a GPU that an operation of a data path reads or writes. It has an address, and no bytes to look at.
+/// Memory of a GPU that an operation of a data path reads or writes. It has an address, and no
+/// bytes to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuSlice {
     address: u64,
@@ -253,12 +263,13 @@ pub struct GpuSlice {
 }
 
 impl GpuSlice {
-    /// The bytes at `address`, once `after` has happened: those of the operation's extent that `held` says. The operation's
-    /// checksum is that of the extent's first `checked` bytes. A write has these in memory, and zeroes follow them.
+    /// The bytes at `address`, once `after` has happened: those of the operation's extent that
+    /// `held` says. The operation's checksum is that of the extent's first `checked` bytes. A write
+    /// has these in memory, and zeroes follow them.
     ///
     /// # Safety
-    /// Until the operation's completion the memory stays allocated and the event open, and after the event nobody writes
-    /// the memory, nor reads it where the operation writes it.
+    /// Until the operation's completion the memory stays allocated and the event open, and after
+    /// the event nobody writes the memory, nor reads it where the operation writes it.
     pub unsafe fn new(
         address: u64,
         held: Range<u32>,

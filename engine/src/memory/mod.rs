@@ -1,15 +1,15 @@
 //! Where bytes may lie: memory that devices read and write, and memory that belongs to a caller.
 //!
-//! [`DmaPool`] is one mapping, on huge pages where the machine has them, out of which [`DmaBuffer`]s
-//! are handed. A buffer is owned: it moves into an operation and comes back in its completion, so
-//! nobody can free or touch memory that a device may still write. [`Source`] and [`Destination`] are
-//! the two ends of a transfer; they are either owned, or *foreign*: a raw pointer into memory that
-//! somebody else (a tensor framework) keeps alive; or they are memory of a *GPU*, which has no bytes for the
-//! processor to look at.
+//! [`DmaPool`] is one mapping, on huge pages where the machine has them, out of which
+//! [`DmaBuffer`]s are handed. A buffer is owned: it moves into an operation and comes back in its
+//! completion, so nobody can free or touch memory that a device may still write. [`Source`] and
+//! [`Destination`] are the two ends of a transfer; they are either owned, or *foreign*: a raw
+//! pointer into memory that somebody else (a tensor framework) keeps alive; or they are memory of a
+//! *GPU*, which has no bytes for the processor to look at.
 //!
-//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the host's memory in
-//! between; its buffers have no bytes that a program could see. [`Memory`] is what one operation of a data path names,
-//! of whichever kind.
+//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the
+//! host's memory in between; its buffers have no bytes that a program could see. [`Memory`] is what
+//! one operation of a data path names, of whichever kind.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
@@ -41,5 +41,6 @@ pub use policy::MemoryPolicy;
 
 /// Every device address, length and buffer is a multiple of this many bytes.
 ///
-/// 4 KiB serves both block sizes in use (512 and 4096 bytes) and is the most that `O_DIRECT` asks for.
+/// 4 KiB serves both block sizes in use (512 and 4096 bytes) and is the most that `O_DIRECT` asks
+/// for.
 pub const ALIGNMENT: usize = 4096;

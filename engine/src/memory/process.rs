@@ -1,7 +1,9 @@
-//! Which process this is, without a system call each time somebody asks; and values that a process has for itself.
+//! Which process this is, without a system call each time somebody asks; and values that a process
+//! has for itself.
 //!
-//! A fork copies locks as they are, and only the thread that asked for it: a lock that another thread held stays held in the
-//! child for ever. So nothing that a child may use is behind a lock that it inherited, a `OnceLock` that is being filled included.
+//! A fork copies locks as they are, and only the thread that asked for it: a lock that another
+//! thread held stays held in the child for ever. So nothing that a child may use is behind a lock
+//! that it inherited, a `OnceLock` that is being filled included.
 
 use std::ops::Deref;
 use std::ptr;
@@ -9,7 +11,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use memmap2::{MmapMut, MmapOptions};
 
-/// The id of this process; another one in a child of fork. Every operation asks several times, to notice a fork.
+/// The id of this process; another one in a child of fork. Every operation asks several times, to
+/// notice a fork.
 pub fn id() -> u32 {
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
     // SAFETY: null, or what `publish` has put there, which stays for ever.
@@ -44,24 +47,28 @@ fn publish(place: &AtomicPtr<AtomicU32>) -> &'static AtomicU32 {
         std::mem::forget(page);
     }
     let published = first.err().unwrap_or(number);
-    // SAFETY: a static, or the begin of a page that is mapped for ever and that nothing else refers to.
+    // SAFETY: a static, or the begin of a page that is mapped for ever and that nothing else refers
+    // to.
     unsafe { AtomicU32::from_ptr(published.cast()) }
 }
 
-/// Memory that is zeroes at first and again in every child of fork; `None` where the kernel has none.
+/// Memory that is zeroes at first and again in every child of fork; `None` where the kernel has
+/// none.
 fn wiped_on_fork() -> Option<MmapMut> {
     if cfg!(miri) {
         return None;
     }
     let mut page = MmapOptions::new().len(super::ALIGNMENT).map_anon().ok()?;
     let address = page.as_mut_ptr();
-    // SAFETY: the advice is about whole pages of a mapping that is ours, and changes nothing in this process.
+    // SAFETY: the advice is about whole pages of a mapping that is ours, and changes nothing in
+    // this process.
     let answer = unsafe { libc::madvise(address.cast(), super::ALIGNMENT, libc::MADV_WIPEONFORK) };
     (answer == 0).then_some(page)
 }
 
-/// A value of the process, for statics. A child of fork finds a fresh one in its place; what its parent had is never looked at
-/// again and never freed, because another thread may have been in the middle of it.
+/// A value of the process, for statics. A child of fork finds a fresh one in its place; what its
+/// parent had is never looked at again and never freed, because another thread may have been in the
+/// middle of it.
 pub struct PerProcess<T: 'static> {
     newest: AtomicPtr<Own<T>>,
     make: fn() -> T,
@@ -75,7 +82,8 @@ pub struct Own<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// Each process makes its value when it first needs it. Where two threads need it at once, one of two values is dropped.
+    /// Each process makes its value when it first needs it. Where two threads need it at once, one
+    /// of two values is dropped.
     pub const fn new(make: fn() -> T) -> Self {
         Self { newest: AtomicPtr::new(ptr::null_mut()), make }
     }

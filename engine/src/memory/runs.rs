@@ -18,7 +18,8 @@ impl FreeRuns {
         Self(Mutex::new(vec![Run { start: 0, length }]))
     }
 
-    /// The start of a run of `bytes` rounded up, and its length; `None` when no free run is that long.
+    /// The start of a run of `bytes` rounded up, and its length; `None` when no free run is that
+    /// long.
     pub(super) fn take(&self, bytes: usize) -> Option<(usize, usize)> {
         let length = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let mut free = self.lock();

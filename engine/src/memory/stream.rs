@@ -3,8 +3,9 @@
 /// From this length on the copy goes past the cache. What is shorter is likely to be used at once.
 const STREAMED_MIN: usize = 128 << 10;
 
-/// Copies `length` bytes; a long copy does not read the destination's lines into the cache first, nor drive out
-/// what is there. That saves a third of the memory traffic, and on a tensor, which no cache holds, costs nothing.
+/// Copies `length` bytes; a long copy does not read the destination's lines into the cache first,
+/// nor drive out what is there. That saves a third of the memory traffic, and on a tensor, which no
+/// cache holds, costs nothing.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`]: both ranges are valid, and do not overlap.
@@ -18,8 +19,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
 }
 
-/// The copy past the cache: four pages side by side, line by line, which keeps more of the memory's banks busy
-/// than one stream does.
+/// The copy past the cache: four pages side by side, line by line, which keeps more of the memory's
+/// banks busy than one stream does.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -32,9 +33,9 @@ unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
     let head = to.align_offset(LINE).min(length);
     let blocks = (length - head) / (ABREAST * PAGE);
     let tail = head + blocks * ABREAST * PAGE;
-    // SAFETY: all of it lies within the two ranges of the caller; whole lines of the destination are stored to,
-    // whose start `align_offset` found. The fence makes the stores visible before anything that comes after, as
-    // ordinary stores would be.
+    // SAFETY: all of it lies within the two ranges of the caller; whole lines of the destination
+    // are stored to, whose start `align_offset` found. The fence makes the stores visible before
+    // anything that comes after, as ordinary stores would be.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for block in (head..tail).step_by(ABREAST * PAGE) {

@@ -1,4 +1,5 @@
-//! What foreign memory is promised, and what a child of fork finds, through the reactor that uses it.
+//! What foreign memory is promised, and what a child of fork finds, through the reactor that uses
+//! it.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A data path that watches another one keep the rules, for tests and for hunting a bug in a backend.
+//! A data path that watches another one keep the rules, for tests and for hunting a bug in a
+//! backend.
 //!
 //! It panics at the first broken rule, which is a bug in the backend and never one of the caller.
 

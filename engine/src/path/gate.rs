@@ -56,7 +56,8 @@ impl Gate {
     pub fn judge(&mut self, error: DeviceError) {
         let latch = &mut self.latches[usize::from(error.device.0)];
         let harmless = match error.kind {
-            // Giving space back is advice: whatever became of it, nothing that counts on the device has changed.
+            // Giving space back is advice: whatever became of it, nothing that counts on the device
+            // has changed.
             OperationKind::Read | OperationKind::Deallocate => !error.status.is_removal(),
             _ => error.status.is_unsupported(),
         };

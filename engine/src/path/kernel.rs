@@ -1,4 +1,5 @@
-//! Members that a person names: files and block devices, which the kernel drives, and controllers, which SPDK drives.
+//! Members that a person names: files and block devices, which the kernel drives, and controllers,
+//! which SPDK drives.
 
 use std::io;
 use std::ops::Range;
@@ -54,8 +55,8 @@ impl MemberSource for DeviceSpec {
         let _ = std::fs::remove_file(self.target());
     }
 
-    /// Refuses a file that another program may write or has locked. Who has a share of a pool on it is named by the lock
-    /// on that; a block device is claimed.
+    /// Refuses a file that another program may write or has locked. Who has a share of a pool on it
+    /// is named by the lock on that; a block device is claimed.
     fn refuse_other_users(&self, shares: Range<u32>) -> Result<(), DeviceOpenError> {
         let path = self.target();
         if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
@@ -110,8 +111,8 @@ fn open_to_write(
     Ok((lock, device))
 }
 
-/// Opens a device, which says what a path is that is no device at all; then keeps writers out of the shares, one after
-/// the other, so that the error says which one somebody has.
+/// Opens a device, which says what a path is that is no device at all; then keeps writers out of
+/// the shares, one after the other, so that the error says which one somebody has.
 fn open_to_read(
     spec: &DeviceSpec,
     shares: Range<u32>,

@@ -1,7 +1,8 @@
-//! Devices as members of a pool: how one is found, locked and opened, what is asked of it beside the data path, and what
-//! opens the data path to all of them.
+//! Devices as members of a pool: how one is found, locked and opened, what is asked of it beside
+//! the data path, and what opens the data path to all of them.
 //!
-//! Whoever adds a kind of device implements [`MemberSource`] for what names it and [`MemberDevice`] for what is open.
+//! Whoever adds a kind of device implements [`MemberSource`] for what names it and [`MemberDevice`]
+//! for what is open.
 
 use std::any::Any;
 use std::io;
@@ -23,8 +24,8 @@ pub trait MemberSource {
     /// What the device is called, given its place in the list of devices.
     fn name(&self, place: usize) -> String;
 
-    /// Opens the device with locks on these shares of it: against every other process, or, where the mode is read only,
-    /// against those who write. The lock comes before anything is changed.
+    /// Opens the device with locks on these shares of it: against every other process, or, where
+    /// the mode is read only, against those who write. The lock comes before anything is changed.
     ///
     /// # Errors
     /// Why not.
@@ -59,7 +60,8 @@ pub trait MemberSource {
     /// Removes what [`create`](MemberSource::create) made.
     fn remove(&self) {}
 
-    /// Refuses a device that another program uses, unless that program has one of these shares of it.
+    /// Refuses a device that another program uses, unless that program has one of these shares of
+    /// it.
     ///
     /// # Errors
     /// How it is used.
@@ -76,7 +78,8 @@ pub trait MemberSource {
     }
 }
 
-/// An open device of a pool, beside its data path: locks, metadata before a data path is open, and what it is.
+/// An open device of a pool, beside its data path: locks, metadata before a data path is open, and
+/// what it is.
 pub trait MemberDevice: Any + Send {
     /// What it is called.
     fn name(&self) -> String;
@@ -84,7 +87,8 @@ pub trait MemberDevice: Any + Send {
     /// Its capacity.
     fn size(&self) -> ByteCount;
 
-    /// What it is to the kernel, whatever it is called. A device that the kernel does not know has none.
+    /// What it is to the kernel, whatever it is called. A device that the kernel does not know has
+    /// none.
     fn identity(&self) -> Option<DeviceIdentity> {
         None
     }
@@ -131,7 +135,8 @@ pub trait MemberDevice: Any + Send {
         false
     }
 
-    /// Gives back its locks, then tries for all of these shares: whether nobody else on this host has one.
+    /// Gives back its locks, then tries for all of these shares: whether nobody else on this host
+    /// has one.
     fn is_last_user(&self, _shares: Range<u32>) -> bool {
         true
     }
@@ -172,7 +177,8 @@ pub trait MemberDevice: Any + Send {
         first_byte_set_by(|start, length| self.read(start, length as usize), self.size().0)
     }
 
-    /// What opens the data path to all of these members, in stripe order, of which this is the first.
+    /// What opens the data path to all of these members, in stripe order, of which this is the
+    /// first.
     ///
     /// # Errors
     /// They are not all of this kind, or cannot be opened once more for the path.

@@ -6,17 +6,17 @@
 //!
 //! - *Refused* (nothing happened, the operation comes back) and *failed* (the device answered) are
 //!   different types. A short transfer is a failure.
-//! - A media error on a read fails that operation only, and so does a deallocation, which is advice. A failed write or
-//!   flush latches the device:
-//!   from then on it refuses everything but reads, which still reach what was written before, until
-//!   it is opened again. A device that is gone refuses reads too.
+//! - A media error on a read fails that operation only, and so does a deallocation, which is
+//!   advice. A failed write or flush latches the device: from then on it refuses everything but
+//!   reads, which still reach what was written before, until it is opened again. A device that is
+//!   gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
 //! [`uring`] is the path of choice (NVMe commands of its own, when asked for by name, see
 //! [`uring::passthrough`]), [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
-//! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory with faults on
-//! demand. [`choose`] opens devices and picks. [`checked`] wraps any
-//! of them and panics when it breaks a rule.
+//! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory
+//! with faults on demand. [`choose`] opens devices and picks. [`checked`] wraps any of them and
+//! panics when it breaks a rule.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
@@ -142,8 +142,8 @@ pub struct DeviceCapabilities {
     pub logical_block: u32,
     /// Whether the page cache is bypassed.
     pub direct: bool,
-    /// Whether a write that completed may still be lost when the power goes, unless it was forced (FUA) or a
-    /// flush followed it.
+    /// Whether a write that completed may still be lost when the power goes, unless it was forced
+    /// (FUA) or a flush followed it.
     pub volatile_cache: bool,
     /// Whether freed ranges may be given back to the medium (TRIM).
     pub deallocate: bool,
@@ -188,24 +188,26 @@ pub enum Feature {
 /// # Safety
 /// From an accepted [`submit`](DataPath::submit) until the buffer comes back in a completion, the
 /// implementation owns the buffer and must neither free nor hand it out, not even when it is itself
-/// dropped: memory that a device may still touch is leaked instead. A completion that claims success
-/// means that every byte of the extent was moved. Memory of a GPU that an operation names is the implementation's to read
-/// or write until the completion; where no device can be told to have let go of it there is none.
+/// dropped: memory that a device may still touch is leaked instead. A completion that claims
+/// success means that every byte of the extent was moved. Memory of a GPU that an operation names
+/// is the implementation's to read or write until the completion; where no device can be told to
+/// have let go of it there is none.
 pub unsafe trait DataPath {
     /// What this path can do; changes only when something is registered.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Memory for buffers that the devices reach best; [`register`](DataPath::register) it like any other.
+    /// Memory for buffers that the devices reach best; [`register`](DataPath::register) it like any
+    /// other.
     fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
         DmaPool::new(bytes, huge_pages)
     }
 
-    /// Registers the memory that buffers will come from. Where that is not possible the path goes on
-    /// without, and [`Capabilities::registered_buffers`] says why.
+    /// Registers the memory that buffers will come from. Where that is not possible the path goes
+    /// on without, and [`Capabilities::registered_buffers`] says why.
     fn register(&mut self, region: &DmaPool);
 
-    /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped. Returns how the
-    /// controllers reach it.
+    /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped.
+    /// Returns how the controllers reach it.
     ///
     /// # Errors
     /// Why they cannot.
@@ -216,8 +218,9 @@ pub unsafe trait DataPath {
         )))
     }
 
-    /// Lets operations name memory of this GPU, until the path is dropped. Their completions tell the CRC32C of the bytes,
-    /// which the GPU takes: the host sees none of them. A path that has no memory there yet takes a window of this size.
+    /// Lets operations name memory of this GPU, until the path is dropped. Their completions tell
+    /// the CRC32C of the bytes, which the GPU takes: the host sees none of them. A path that has no
+    /// memory there yet takes a window of this size.
     ///
     /// # Errors
     /// Why not. Bytes then pass through staging memory.
@@ -243,8 +246,8 @@ pub unsafe trait DataPath {
     /// The handle with which other threads end a [`wait`](DataPath::wait).
     fn waker(&self) -> Waker;
 
-    /// Asks that the operation with this tag ends soon. It completes all the same: as aborted, or as
-    /// if nothing had been asked.
+    /// Asks that the operation with this tag ends soon. It completes all the same: as aborted, or
+    /// as if nothing had been asked.
     fn abort(&mut self, tag: u64);
 
     /// Operations accepted and not yet polled.

@@ -1,8 +1,8 @@
-//! Where devices, and the GPU that they serve, sit in a machine with several NUMA nodes, and how the thread that drives
-//! them gets there.
+//! Where devices, and the GPU that they serve, sit in a machine with several NUMA nodes, and how
+//! the thread that drives them gets there.
 //!
-//! Memory comes from the node of the thread that first touches it. That is the same thread: it registers, or fills, the
-//! staging memory. So what is done for the thread is done for its buffers.
+//! Memory comes from the node of the thread that first touches it. That is the same thread: it
+//! registers, or fills, the staging memory. So what is done for the thread is done for its buffers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,9 +15,10 @@ use crate::memory::{GpuMemory, GpuPlace};
 
 use super::device::{Device, DeviceKind};
 
-/// Keeps the calling thread on the CPUs from which these devices are best driven: those of the GPU's place, if they
-/// serve a GPU that has one, else of the node that they are all on. Returns what came of it, in words, or `None` where
-/// there is nothing to choose: one node, or devices whose node nobody knows.
+/// Keeps the calling thread on the CPUs from which these devices are best driven: those of the
+/// GPU's place, if they serve a GPU that has one, else of the node that they are all on. Returns
+/// what came of it, in words, or `None` where there is nothing to choose: one node, or devices
+/// whose node nobody knows.
 pub fn stay_near(devices: &[Device], gpu: Option<&dyn GpuMemory>) -> Option<String> {
     let numbers: Vec<Option<u64>> = devices.iter().map(number).collect();
     let place = gpu.and_then(|gpu| gpu.near(&numbers));
@@ -93,7 +94,8 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs of a machine with two nodes and a disk on each, the second with a partition; removed at the end.
+    /// A sysfs of a machine with two nodes and a disk on each, the second with a partition; removed
+    /// at the end.
     struct FakeSysfs(PathBuf);
 
     impl FakeSysfs {

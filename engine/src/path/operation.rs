@@ -63,13 +63,13 @@ impl Operation {
     }
 }
 
-/// One of a device's placement handles (NVMe Flexible Data Placement), by its place in the namespace's list: what is
-/// written by one handle lies in reclaim units of its own.
+/// One of a device's placement handles (NVMe Flexible Data Placement), by its place in the
+/// namespace's list: what is written by one handle lies in reclaim units of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlacementHandle(pub u16);
 
-/// What an operation does. Memory is at least as long as the extent and used from its start; a GPU's says itself which
-/// bytes of the extent it holds.
+/// What an operation does. Memory is at least as long as the extent and used from its start; a
+/// GPU's says itself which bytes of the extent it holds.
 #[derive(Debug)]
 pub enum Action {
     /// Fills the memory from the extent.

@@ -1,5 +1,5 @@
-//! Threads of `pread` and `pwrite`, for containers that forbid `io_uring`. Each device has threads of its own: one that
-//! does not answer keeps no other waiting.
+//! Threads of `pread` and `pwrite`, for containers that forbid `io_uring`. Each device has threads
+//! of its own: one that does not answer keeps no other waiting.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -48,8 +48,8 @@ impl PosixPath {
         self.capabilities.notes.extend(note);
     }
 
-    /// Opens `devices` with room for `depth` operations and starts the threads. Threads end when the
-    /// path is dropped; one that is stuck in a device keeps its buffer.
+    /// Opens `devices` with room for `depth` operations and starts the threads. Threads end when
+    /// the path is dropped; one that is stuck in a device keeps its buffer.
     pub fn new(devices: Vec<Device>, depth: u32) -> Result<Self, PathError> {
         let kind = PathKind::Posix;
         let failed = |what| move |source| PathError::System { kind, what, source };
@@ -199,8 +199,8 @@ fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
         Action::Read(memory) => {
             let to = memory.address().cast();
             uninterrupted(|| {
-                // SAFETY: the gate admits the host's memory alone, as long as the extent at least; it is the operation's,
-                // and nobody else's, for the call.
+                // SAFETY: the gate admits the host's memory alone, as long as the extent at least;
+                // it is the operation's, and nobody else's, for the call.
                 moved(unsafe { libc::pread(descriptor, to, length as usize, offset.cast_signed()) })
             })?
         }

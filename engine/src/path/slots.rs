@@ -63,13 +63,14 @@ impl Slots {
     }
 }
 
-/// The completion of `operation`, given what the kernel answered: the bytes moved (anything for calls
-/// that move none), or an error number.
+/// The completion of `operation`, given what the kernel answered: the bytes moved (anything for
+/// calls that move none), or an error number.
 pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Completion {
     conclude(operation, answer.map_err(Status::Errno))
 }
 
-/// The completion of `operation`, given how many bytes were moved (anything where none are), or what went wrong.
+/// The completion of `operation`, given how many bytes were moved (anything where none are), or
+/// what went wrong.
 pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion {
     let Operation { tag, device, extent, action, .. } = operation;
     let kind = action.kind();

@@ -1,5 +1,5 @@
-//! What every data path promises, asked of each: simulated disks, `io_uring` and threads, the latter
-//! two on real files without the page cache.
+//! What every data path promises, asked of each: simulated disks, `io_uring` and threads, the
+//! latter two on real files without the page cache.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

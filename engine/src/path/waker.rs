@@ -16,7 +16,8 @@ use event::{Announcement, WakeEvent};
 /// Ends the sleep of the thread that drives a data path; cheap while that thread is awake.
 ///
 /// The sleeper arms the waker, looks once more for work, and only then sleeps. Others make work
-/// visible first and wake afterwards. So either the sleeper sees the work or the waker sees it armed.
+/// visible first and wake afterwards. So either the sleeper sees the work or the waker sees it
+/// armed.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Inner>);
 
@@ -47,8 +48,8 @@ impl Waker {
     /// Takes the announcement back and forgets a wake-up that came meanwhile.
     pub fn disarm(&self) {
         self.0.armed.withdraw();
-        // Cleared even if nobody seems to have woken us: a waker that saw us armed may raise it only now, and
-        // left standing it would turn every later sleep into a spin.
+        // Cleared even if nobody seems to have woken us: a waker that saw us armed may raise it
+        // only now, and left standing it would turn every later sleep into a spin.
         self.0.event.clear();
     }
 

@@ -11,8 +11,8 @@ use crate::log::{Durability, Lane, PutRequest};
 use crate::memory::Source;
 use crate::schedule::Ticket;
 
-/// Durable changes that appear together or not at all. Writes begin at once; dropping the batch without a
-/// commit undoes everything.
+/// Durable changes that appear together or not at all. Writes begin at once; dropping the batch
+/// without a commit undoes everything.
 pub struct Batch {
     pool: Pool,
     /// The last change of each tensor, by when it came.
@@ -33,9 +33,9 @@ impl Batch {
         Self { pool, changes: BTreeMap::new(), of: HashMap::new(), next: 0 }
     }
 
-    /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells of
-    /// the write only; waiting for it is not needed. A later change of the same id in this batch takes
-    /// this one's place.
+    /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells
+    /// of the write only; waiting for it is not needed. A later change of the same id in this batch
+    /// takes this one's place.
     pub fn put(
         &mut self,
         key: impl Into<TensorKey>,
@@ -51,15 +51,16 @@ impl Batch {
         let request = PutRequest { id, name, length: source.len() as u64, lane };
         let (tell, written) = told(&self.pool.0.commits);
         let ticket = self.pool.start_put(&request, source, options, move |write, outcome| {
-            // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
+            // A batch that is gone takes nothing; what comes back is dropped and gives up its
+            // space.
             tell.tell(outcome.map(|checksums| WrittenPut { write, checksums: checksums.to_vec() }));
         })?;
         self.stage(id, Staged::Put(StagedPut { key, written }));
         Ok(ticket)
     }
 
-    /// Deletes a durable tensor, or takes back a put of this batch. Commits in flight count as if they had
-    /// ended well: what the last of them puts can be deleted, and what it deletes is gone.
+    /// Deletes a durable tensor, or takes back a put of this batch. Commits in flight count as if
+    /// they had ended well: what the last of them puts can be deleted, and what it deletes is gone.
     ///
     /// # Errors
     /// There is none.
@@ -88,14 +89,15 @@ impl Batch {
         Ok(())
     }
 
-    /// Waits for the batch's writes and makes all of its changes durable. When this returns, they survive
-    /// any crash; when it fails, none of them is there, unless the error says that this is in doubt.
+    /// Waits for the batch's writes and makes all of its changes durable. When this returns, they
+    /// survive any crash; when it fails, none of them is there, unless the error says that this is
+    /// in doubt.
     pub fn commit(self) -> Result<(), CommitError> {
         self.start_commit()?.wait()
     }
 
-    /// Starts to make all of the batch's changes durable, behind the commits that were started before. Those
-    /// that are in flight together share their flushes and their record.
+    /// Starts to make all of the batch's changes durable, behind the commits that were started
+    /// before. Those that are in flight together share their flushes and their record.
     ///
     /// # Errors
     /// The pool is of no use. What else may go wrong is for the [`Commit`] to tell.

@@ -10,8 +10,9 @@ use crate::units::DeviceIndex;
 const DISCARD_BYTES: u64 = 1 << 30;
 
 impl Pool {
-    /// Tells the devices that nobody needs the bytes of one free segment; returns which, or `None` when
-    /// they know of all. Only block devices are told: a file keeps the place that was reserved for it.
+    /// Tells the devices that nobody needs the bytes of one free segment; returns which, or `None`
+    /// when they know of all. Only block devices are told: a file keeps the place that was reserved
+    /// for it.
     pub fn discard_once(&self) -> Result<Option<u32>, DiscardError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;

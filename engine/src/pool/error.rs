@@ -151,8 +151,8 @@ pub enum OpenError {
         /// The devices.
         devices: Vec<OlderCopy>,
     },
-    /// The start of a device is not the pool's any more, though the pool's second superblock stands: something else was
-    /// made on it. Nothing was written.
+    /// The start of a device is not the pool's any more, though the pool's second superblock
+    /// stands: something else was made on it. Nothing was written.
     #[error(
         "{device} was given to something else since it was the pool's: it has {found}; nothing was written"
     )]
@@ -186,7 +186,8 @@ pub enum OpenError {
     /// The data path could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The share's index could not be recovered, or not be written again. Nothing was lost by trying.
+    /// The share's index could not be recovered, or not be written again. Nothing was lost by
+    /// trying.
     #[error("the index of share {share} could not be recovered: {what}")]
     Recovery {
         /// The share.
@@ -228,8 +229,8 @@ pub enum PutError {
         /// How the share's space is used.
         space: SpaceUse,
     },
-    /// The index has no room for one more durable tensor, and may not grow into segments, because the pool was formatted
-    /// before that could be. Opening it again allows it.
+    /// The index has no room for one more durable tensor, and may not grow into segments, because
+    /// the pool was formatted before that could be. Opening it again allows it.
     #[error(
         "the index is full: with {tensor} it needs {needed} and its place has {room}; \
          delete durable tensors, or close the pool and open it again: then its index may grow"
@@ -331,8 +332,8 @@ pub enum CommitError {
     /// The data could not be flushed. Nothing has changed, the space is given back.
     #[error("the batch's data could not be flushed, so nothing of it was committed: {0}")]
     Flush(ControlError),
-    /// The index has outgrown its place, and there are no free segments that it could grow into. Nothing has changed,
-    /// the space is given back. A commit that deletes enough succeeds.
+    /// The index has outgrown its place, and there are no free segments that it could grow into.
+    /// Nothing has changed, the space is given back. A commit that deletes enough succeeds.
     #[error(
         "the index needs {needed} and has room for {room}, with no free segments to grow into; \
          delete durable tensors of which the index entries take the difference, in one commit"
@@ -343,8 +344,8 @@ pub enum CommitError {
         /// What there is.
         room: ByteCount,
     },
-    /// The change log failed. The batch is there whole or not at all, which shows when the pool is opened
-    /// again; until then this handle shows the state before, and takes no commit.
+    /// The change log failed. The batch is there whole or not at all, which shows when the pool is
+    /// opened again; until then this handle shows the state before, and takes no commit.
     #[error(
         "the change log failed, and only opening the pool again shows whether the batch is there: {0}"
     )]
@@ -383,8 +384,8 @@ impl PutError {
 /// Why a segment was not reclaimed. Every tensor is where it was.
 #[derive(Debug, Error)]
 pub enum ReclaimError {
-    /// A tensor in the segment cannot be read, and stays there: the segment is not chosen again. Other
-    /// segments can be reclaimed.
+    /// A tensor in the segment cannot be read, and stays there: the segment is not chosen again.
+    /// Other segments can be reclaimed.
     #[error("{tensor} cannot be moved: {source}")]
     Unreadable {
         /// The tensor.
@@ -448,8 +449,8 @@ pub enum DiscardError {
 /// Why closing did not end well.
 #[derive(Debug, Error)]
 pub enum CloseError {
-    /// Operations never came back. Their memory is leaked and the share stays locked by this process,
-    /// because they may still reach the devices.
+    /// Operations never came back. Their memory is leaked and the share stays locked by this
+    /// process, because they may still reach the devices.
     #[error(transparent)]
     Drain(#[from] DrainError),
     /// The share is given back, and a commit had failed half way, perhaps one that nobody followed.

@@ -1,5 +1,5 @@
-//! Counting the openings and closings of a share on all of its devices, and finding devices that missed some: a
-//! device that is an older copy of itself is told by that.
+//! Counting the openings and closings of a share on all of its devices, and finding devices that
+//! missed some: a device that is an older copy of itself is told by that.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::layout::{BLOCK_BYTES, Events, Holder, ShareEvent};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// How long closing waits for a device to count it. Where it does not answer the pool is closed as if its process had
-/// been killed.
+/// How long closing waits for a device to count it. Where it does not answer the pool is closed as
+/// if its process had been killed.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device of which a share was used without it.
@@ -47,8 +47,9 @@ pub(super) fn read<'a>(
 /// How often a share is read that somebody else may be opening meanwhile.
 const READS: usize = 3;
 
-/// The devices, of these of a pool, that lack an event of a share which another one confirms. Who reads without the
-/// share's lock may read one device before an event and the next one after it, so what looks older is read again.
+/// The devices, of these of a pool, that lack an event of a share which another one confirms. Who
+/// reads without the share's lock may read one device before an event and the next one after it, so
+/// what looks older is read again.
 ///
 /// # Errors
 /// A device cannot be read.
@@ -74,7 +75,8 @@ fn confirmed(found: &[Option<Events>]) -> Option<(usize, ShareEvent)> {
     known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
 }
 
-/// What a device counts from whose own count is lost: one of the pool's must not look older than that.
+/// What a device counts from whose own count is lost: one of the pool's must not look older than
+/// that.
 pub(super) fn accepted(found: &[Option<Events>]) -> Events {
     let confirmed = confirmed(found).map_or(ShareEvent::default(), |(_, event)| event);
     Events { begun: confirmed, confirmed }
@@ -115,11 +117,13 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// Reads it, and signs the share's doors with this process's name. A device that is an older copy of itself by the
-    /// count of another of the `shares` is one for this share, too: it would take writes that its twin lacks.
+    /// Reads it, and signs the share's doors with this process's name. A device that is an older
+    /// copy of itself by the count of another of the `shares` is one for this share, too: it would
+    /// take writes that its twin lacks.
     ///
     /// # Errors
-    /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read or signed.
+    /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read
+    /// or signed.
     pub(super) fn begin(
         members: &Members,
         pool: u128,
@@ -137,8 +141,8 @@ impl EventCount {
         let accepted = accepted(&found);
         let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());
         for (member, events) in signed {
-            // At once, for those who are refused: nothing of it is left in a page cache, from where it could be written
-            // over what the data path writes there.
+            // At once, for those who are refused: nothing of it is left in a page cache, from where
+            // it could be written over what the data path writes there.
             let block = holder.encode(pool, share, events.unwrap_or(accepted));
             member.write(holder_offset(share), &block).map_err(|source| OpenError::System {
                 what: format!("cannot write the share's holder to {}", member.name()),
@@ -152,11 +156,12 @@ impl EventCount {
         Ok(Self { pool, share, holder, devices, last })
     }
 
-    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed on every device. Returns the bytes written.
+    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed
+    /// on every device. Returns the bytes written.
     ///
     /// # Errors
-    /// A device failed, or took too long. The event is then on some devices, and confirmed on none of those that
-    /// might lack it.
+    /// A device failed, or took too long. The event is then on some devices, and confirmed on none
+    /// of those that might lack it.
     pub(super) fn count(
         &mut self,
         reactor: &Reactor,
@@ -185,7 +190,8 @@ fn stopped(reason: String) -> ControlError {
 mod tests {
     use super::*;
 
-    /// What a device has seen: the last event, and the one that it knows all devices had, each a number and an id.
+    /// What a device has seen: the last event, and the one that it knows all devices had, each a
+    /// number and an id.
     fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Events {
         let [begun, confirmed] = [begun, confirmed].map(|(number, id)| ShareEvent { number, id });
         Events { begun, confirmed }

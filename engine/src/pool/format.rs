@@ -47,8 +47,8 @@ pub enum FormatProgress {
 type Progress<'a> = &'a mut (dyn FnMut(FormatProgress) + Send);
 
 impl Pool {
-    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
-    /// they are blank or `options.overwrite` says that it may be.
+    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused
+    /// unless they are blank or `options.overwrite` says that it may be.
     pub fn format<Source: MemberSource>(
         sources: &[Source],
         options: &FormatOptions,
@@ -65,8 +65,8 @@ impl Pool {
         format(sources, options, progress)
     }
 
-    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
-    /// made), were formatted. Nothing is opened.
+    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet
+    /// to be made), were formatted. Nothing is opened.
     pub fn plan_format<Source: MemberSource>(
         sources: &[Source],
         found: &[ByteCount],
@@ -294,8 +294,8 @@ fn calibrated(
 
 type Written = Result<(), Box<dyn std::error::Error>>;
 
-/// Until the end no device may look like part of any pool, and never again like anything else: RAID and partition tables
-/// also stand at the end, and a forgotten one would be assembled again.
+/// Until the end no device may look like part of any pool, and never again like anything else: RAID
+/// and partition tables also stand at the end, and a forgotten one would be assembled again.
 fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
     let known = members.known_geometry();
     let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(known.as_ref())).collect();
@@ -305,7 +305,8 @@ fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
         for start in [0, size - blank] {
             media.write(device, start, vec![0; blank as usize])?;
         }
-        // An older pool's second superblock may stand anywhere; with the rest of that pool it would make one again.
+        // An older pool's second superblock may stand anywhere; with the rest of that pool it would
+        // make one again.
         for place in &marks[usize::from(device)] {
             media.write(device, *place, vec![0; BLOCK_BYTES as usize])?;
         }

@@ -21,8 +21,8 @@ pub(super) fn last_holder(member: &dyn MemberDevice, share: u32) -> Option<Holde
     Holder::decode(&block, share)
 }
 
-/// The process that has one of these shares, once a live one stands there: right after the lock was taken the name
-/// may still be the last holder's, or none.
+/// The process that has one of these shares, once a live one stands there: right after the lock was
+/// taken the name may still be the last holder's, or none.
 pub(super) fn find_holder(member: &dyn MemberDevice, shares: &Range<u32>) -> Option<Holder> {
     let deadline = Instant::now() + NAME_WAIT;
     loop {
@@ -31,7 +31,8 @@ pub(super) fn find_holder(member: &dyn MemberDevice, shares: &Range<u32>) -> Opt
             return Some(holder);
         }
         if Instant::now() >= deadline {
-            // The name of a dead process would only mislead: some child it forked may hold the lock.
+            // The name of a dead process would only mislead: some child it forked may hold the
+            // lock.
             return None;
         }
         std::thread::sleep(Duration::from_millis(10));

@@ -1,8 +1,8 @@
-//! What a pool does by itself: it reclaims ahead of need, scrubs at a rate, and tells idle block devices
-//! which segments are free.
+//! What a pool does by itself: it reclaims ahead of need, scrubs at a rate, and tells idle block
+//! devices which segments are free.
 //!
-//! One thread does all of it, asleep while there is nothing to do. Each chore is a call of its own, so
-//! that a simulation does them when it says; pools on simulated disks have no such thread.
+//! One thread does all of it, asleep while there is nothing to do. Each chore is a call of its own,
+//! so that a simulation does them when it says; pools on simulated disks have no such thread.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -101,7 +101,8 @@ impl Housekeeper {
 }
 
 impl Pool {
-    /// Reclaims one segment if free segments are getting scarce and one is worth it before it is needed.
+    /// Reclaims one segment if free segments are getting scarce and one is worth it before it is
+    /// needed.
     pub fn reclaim_ahead(&self) -> Result<Option<Reclaimed>, ReclaimError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
@@ -175,8 +176,8 @@ impl Keeping {
         Some(self.next_scrub.saturating_duration_since(Instant::now()))
     }
 
-    /// While the pool is idle, tells devices of free segments; returns when to look again, if any can be
-    /// told.
+    /// While the pool is idle, tells devices of free segments; returns when to look again, if any
+    /// can be told.
     fn discard(&mut self, wakeup: &Wakeup) -> Option<Duration> {
         if !discard::is_possible(self.pool.reactor().ok()?.as_ref()?) {
             return None;

@@ -1,9 +1,10 @@
 //! Which placement handle each lane writes by, where the devices have such handles (FDP).
 //!
-//! What lies in a lane's segments dies together, which is what a device wants to know: it then frees reclaim units
-//! whole and moves nothing by itself. Metadata names no handle, so devices put it where handle 0 writes; lanes have
-//! handles of their own behind that one, if there are enough. With fewer handles than lanes, lanes are one for each
-//! durability: two lanes never share a handle.
+//! What lies in a lane's segments dies together, which is what a device wants to know: it then
+//! frees reclaim units whole and moves nothing by itself. Metadata names no handle, so devices put
+//! it where handle 0 writes; lanes have handles of their own behind that one, if there are enough.
+//! With fewer handles than lanes, lanes are one for each durability: two lanes never share a
+//! handle.
 
 use super::options::{LaneStats, Lanes, WrittenBytes};
 use crate::layout::LifetimeClass;

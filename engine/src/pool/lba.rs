@@ -37,8 +37,8 @@ pub enum LbaError {
     },
 }
 
-/// Gives the namespace that `spec` names another format, through the kernel. EVERYTHING THAT IT HOLDS IS LOST, which is
-/// refused unless it is blank or among `overwrite`.
+/// Gives the namespace that `spec` names another format, through the kernel. EVERYTHING THAT IT
+/// HOLDS IS LOST, which is refused unless it is blank or among `overwrite`.
 ///
 /// # Errors
 /// Why not.

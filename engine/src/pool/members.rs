@@ -1,4 +1,5 @@
-//! The devices of a pool before and besides the data path: opening them, locked, and what opens the path to all of them.
+//! The devices of a pool before and besides the data path: opening them, locked, and what opens the
+//! path to all of them.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::path::PathBuf;
@@ -38,7 +39,8 @@ pub(super) struct MemberAccess {
 }
 
 impl MemberAccess {
-    /// To use one share. A share of a block device may not claim it alone: other shares are other processes'.
+    /// To use one share. A share of a block device may not claim it alone: other shares are other
+    /// processes'.
     pub(super) fn of_share(share: u32, buffered: bool) -> Self {
         let mode = OpenMode { buffered, ..OpenMode::default() };
         Self { shares: share..share + 1, mode }
@@ -50,7 +52,8 @@ impl MemberAccess {
         Self { shares: 0..SHARES_MAX, mode }
     }
 
-    /// To read while nobody writes any share; a share that somebody has open is then the error, and which one.
+    /// To read while nobody writes any share; a share that somebody has open is then the error, and
+    /// which one.
     pub(super) fn to_read(buffered: bool) -> Self {
         Self { shares: 0..SHARES_MAX, ..Self::to_look(buffered) }
     }
@@ -114,7 +117,8 @@ impl From<OpenMemberError> for FormatError {
 }
 
 impl Member {
-    /// Opens a device that exists, and locks it. One that another host owns is opened for reading only.
+    /// Opens a device that exists, and locks it. One that another host owns is opened for reading
+    /// only.
     pub(super) fn open<Source: MemberSource>(
         source: &Source,
         place: usize,

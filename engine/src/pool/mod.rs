@@ -1,8 +1,8 @@
 //! The public face: a share of a pool of devices, holding tensors.
 //!
-//! Scratch tensors are put, read and deleted one by one and cost no metadata. Durable tensors appear and
-//! disappear in a [`Batch`], whole or not at all, and survive a crash once its commit has returned. Commits
-//! may also be left in flight ([`Batch::start_commit`]), several at once.
+//! Scratch tensors are put, read and deleted one by one and cost no metadata. Durable tensors
+//! appear and disappear in a [`Batch`], whole or not at all, and survive a crash once its commit
+//! has returned. Commits may also be left in flight ([`Batch::start_commit`]), several at once.
 //!
 //! ```
 //! use tidelog_engine::layout::TensorId;
@@ -96,8 +96,8 @@ use stats::WriteCounters;
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>, #[allow(dead_code)] Option<Arc<LastHandle>>);
 
-/// Closes the pool when the last handle goes. The housekeeper's own handle has none, so it never keeps a
-/// pool open.
+/// Closes the pool when the last handle goes. The housekeeper's own handle has none, so it never
+/// keeps a pool open.
 struct LastHandle(Arc<Inner>);
 
 struct Inner {
@@ -120,7 +120,8 @@ struct Inner {
     housekeeper: Mutex<Option<Housekeeper>>,
 }
 
-/// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
+/// What the reactor's thread also needs. It holds no reactor, which could not end on its own
+/// thread.
 struct Shared {
     contents: Mutex<Contents>,
     written: WriteCounters,
@@ -132,8 +133,8 @@ struct Shared {
 
 impl Shared {
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // A panic within `Contents` is a bug that its own checks report; other threads' tensors stay
-        // readable meanwhile.
+        // A panic within `Contents` is a bug that its own checks report; other threads' tensors
+        // stay readable meanwhile.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -195,15 +196,16 @@ impl Pool {
         Ok(())
     }
 
-    /// A buffer of `bytes` rounded up to 4 KiB, for a [`Source::Dma`] or [`Destination::Dma`]: between it and the
-    /// devices nothing is copied. `None` while [`OpenOptions::buffers`] has no run that long left.
+    /// A buffer of `bytes` rounded up to 4 KiB, for a [`Source::Dma`] or [`Destination::Dma`]:
+    /// between it and the devices nothing is copied. `None` while [`OpenOptions::buffers`] has no
+    /// run that long left.
     pub fn buffer(&self, bytes: usize) -> Result<Option<DmaBuffer>, Unusable> {
         let reactor = self.reactor()?;
         Ok(reactor.as_ref().ok_or(Unusable::Closed)?.buffer(bytes))
     }
 
-    /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
-    /// there now is read, whatever happens to the tensor meanwhile.
+    /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that
+    /// stands there now is read, whatever happens to the tensor meanwhile.
     pub fn get(
         &self,
         key: impl Into<TensorKey>,
@@ -239,8 +241,8 @@ impl Pool {
         Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
     }
 
-    /// Compares memory with a tensor by the checksums in the index, without any I/O. The outcome says
-    /// whether all of it `matched`.
+    /// Compares memory with a tensor by the checksums in the index, without any I/O. The outcome
+    /// says whether all of it `matched`.
     pub fn verify(
         &self,
         key: impl Into<TensorKey>,
@@ -289,8 +291,8 @@ impl Pool {
     }
 
     /// Every durable tensor's id and name, in the order of ids. Where a commit is in doubt
-    /// ([`CommitStats::in_doubt`]) these are the tensors before it, as for every other call of this handle; what the
-    /// media hold shows when the pool is opened again.
+    /// ([`CommitStats::in_doubt`]) these are the tensors before it, as for every other call of this
+    /// handle; what the media hold shows when the pool is opened again.
     pub fn durable_tensors(&self) -> Result<Vec<(TensorId, Option<String>)>, Unusable> {
         self.check_usable()?;
         let contents = self.0.shared.contents();
@@ -307,14 +309,15 @@ impl Pool {
         &self.0.description
     }
 
-    /// Lets a stepped pool's reactor go round `rounds` times at most; returns whether something still
-    /// moved at the end. Any other pool's moves by itself.
+    /// Lets a stepped pool's reactor go round `rounds` times at most; returns whether something
+    /// still moved at the end. Any other pool's moves by itself.
     pub fn step(&self, rounds: u64) -> Result<bool, Unusable> {
         let reactor = self.reactor()?;
         Ok(reactor.as_ref().ok_or(Unusable::Closed)?.step(rounds))
     }
 
-    /// Counts everything again from the ground up and compares it with the books, for tests and tools.
+    /// Counts everything again from the ground up and compares it with the books, for tests and
+    /// tools.
     ///
     /// # Errors
     /// The first rule of the log that does not hold.
@@ -323,8 +326,8 @@ impl Pool {
         self.0.shared.contents().audit()
     }
 
-    /// Ends everything in flight, commits that were started among it, and gives the share back, for all
-    /// handles. What is not committed is gone.
+    /// Ends everything in flight, commits that were started among it, and gives the share back, for
+    /// all handles. What is not committed is gone.
     ///
     /// # Errors
     /// See [`CloseError`]. With [`CloseError::InDoubt`] the pool is closed all the same.
@@ -381,7 +384,8 @@ impl Inner {
         let closed = reactor.close();
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
         if closed.is_err() {
-            // What never came back may still reach the devices: nobody else may have them meanwhile.
+            // What never came back may still reach the devices: nobody else may have them
+            // meanwhile.
             std::mem::forget(members);
         } else if let Some(members) = members {
             owner::release(&members, self.description.pool);
@@ -393,8 +397,8 @@ impl Inner {
 
 impl Drop for LastHandle {
     fn drop(&mut self) {
-        // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
-        // went has called `close`.
+        // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how
+        // closing went has called `close`.
         if process::id() == self.0.opener.load(Ordering::Relaxed) {
             let _ = self.0.close();
         } else if let Ok(mut members) = self.0.members.try_lock() {

@@ -181,13 +181,13 @@ impl Found<'_> {
     }
 }
 
-/// How many threads are to read besides the reactor's: one for each device at most, where the data path may be opened
-/// several times.
+/// How many threads are to read besides the reactor's: one for each device at most, where the data
+/// path may be opened several times.
 fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;
-    /// Chunks of staging memory for each, so that its devices do not wait for them; at least two for each device, of
-    /// which none can take the last.
+    /// Chunks of staging memory for each, so that its devices do not wait for them; at least two
+    /// for each device, of which none can take the last.
     const CHUNKS: u64 = 8;
     let alone = options.stepped || options.backend.is_some() || options.gpu.is_some();
     if alone || !members.allow_several_paths() {

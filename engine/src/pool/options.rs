@@ -14,25 +14,26 @@ use crate::units::ByteCount;
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatOptions {
-    /// Bytes to use of each device: the size of a file that is made, an upper bound for one that exists.
-    /// Needed where a file is to be made.
+    /// Bytes to use of each device: the size of a file that is made, an upper bound for one that
+    /// exists. Needed where a file is to be made.
     pub device_size: Option<ByteCount>,
-    /// Contiguous bytes on one device before the next takes over: a power of two from 4 KiB to 16 MiB.
+    /// Contiguous bytes on one device before the next takes over: a power of two from 4 KiB to 16
+    /// MiB.
     pub stripe_unit: ByteCount,
-    /// Measure for some seconds which stripe unit the devices need, and take that one instead; and at which depth they are
-    /// fast, which the pool remembers.
+    /// Measure for some seconds which stripe unit the devices need, and take that one instead; and
+    /// at which depth they are fast, which the pool remembers.
     pub calibrate: bool,
     /// One segment's slice of each device; by default 4 MiB, less in small pools.
     pub segment_size: Option<ByteCount>,
     /// Parts of the pool that one process each may own.
     pub share_count: u32,
-    /// Make no files: a device that is not there is an error. A directory whose file system is not mounted is an empty
-    /// one, and a pool would be made on the wrong disk.
+    /// Make no files: a device that is not there is an error. A directory whose file system is not
+    /// mounted is an empty one, and a pool would be made on the wrong disk.
     pub must_exist: bool,
     /// Whether what the devices hold may be lost.
     pub overwrite: bool,
-    /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not names:
-    /// a name may stand for another device by the time that it is written.
+    /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not
+    /// names: a name may stand for another device by the time that it is written.
     pub overwrite_devices: Vec<DeviceIdentity>,
     /// The same of controllers that the kernel does not drive, whose name says where they are.
     pub overwrite_controllers: Vec<ControllerName>,
@@ -42,8 +43,8 @@ pub struct FormatOptions {
     pub discard: bool,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
-    /// Leave files as sparse as they are. Otherwise every byte is reserved on the file system, also in files
-    /// that exist, so that no write runs out of space later.
+    /// Leave files as sparse as they are. Otherwise every byte is reserved on the file system, also
+    /// in files that exist, so that no write runs out of space later.
     pub sparse: bool,
     /// The pool's identity; random if not given.
     pub pool_id: Option<u128>,
@@ -79,8 +80,8 @@ pub struct PoolDescription {
     pub geometry: Geometry,
     /// The devices' names, in stripe order.
     pub devices: Vec<String>,
-    /// Bytes that tensors may take, over all devices and shares. Striping has no redundancy: losing one
-    /// device loses the pool.
+    /// Bytes that tensors may take, over all devices and shares. Striping has no redundancy: losing
+    /// one device loses the pool.
     pub capacity: ByteCount,
 }
 
@@ -89,8 +90,8 @@ pub struct PoolDescription {
 pub enum Lanes {
     /// Those that will probably die together.
     ByLifetime,
-    /// Whichever are put one after the other. Reclamation copies far more; this is there to measure how
-    /// much.
+    /// Whichever are put one after the other. Reclamation copies far more; this is there to measure
+    /// how much.
     One,
 }
 
@@ -126,11 +127,11 @@ pub struct OpenOptions {
     pub stepped: bool,
     /// Which tensors share segments.
     pub lanes: Lanes,
-    /// Whether a device may be an older copy of itself. What was written since is lost, and what was not stays damaged
-    /// or whole as its checksums say; from then on that copy counts.
+    /// Whether a device may be an older copy of itself. What was written since is lost, and what
+    /// was not stays damaged or whole as its checksums say; from then on that copy counts.
     pub accept_older_copies: bool,
-    /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so that
-    /// what happens on them is for the test to decide.
+    /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so
+    /// that what happens on them is for the test to decide.
     pub housekeeping: Option<Housekeeping>,
 }
 
@@ -155,11 +156,12 @@ impl Default for OpenOptions {
     }
 }
 
-/// What a pool does by itself, besides reclaiming ahead of need and telling idle block devices which
-/// segments are free.
+/// What a pool does by itself, besides reclaiming ahead of need and telling idle block devices
+/// which segments are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Housekeeping {
-    /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was found.
+    /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was
+    /// found.
     pub scrub_rate: ByteCount,
 }
 
@@ -198,7 +200,8 @@ pub struct WrittenBytes {
 pub struct LaneStats {
     /// The lane.
     pub lane: Lane,
-    /// The placement handle by which it writes on every device; `None` where there are none, or too few.
+    /// The placement handle by which it writes on every device; `None` where there are none, or too
+    /// few.
     pub placement: Option<PlacementHandle>,
     /// Tensor bytes put into it since the pool was opened.
     pub written: ByteCount,
@@ -217,11 +220,11 @@ pub struct CommitStats {
     pub flush_rounds: u64,
     /// The most commits that became durable together.
     pub group_max: u64,
-    /// Whether records are written so that they are on the medium at once (FUA). If not, a flush follows
-    /// each where a metadata device has a volatile cache.
+    /// Whether records are written so that they are on the medium at once (FUA). If not, a flush
+    /// follows each where a metadata device has a volatile cache.
     pub forced_records: Feature,
-    /// Why no commit is taken any more, where one is in doubt: the change log failed half way. Until the
-    /// pool is opened again this handle shows the state before.
+    /// Why no commit is taken any more, where one is in doubt: the change log failed half way.
+    /// Until the pool is opened again this handle shows the state before.
     pub in_doubt: Option<String>,
 }
 

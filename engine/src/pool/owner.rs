@@ -1,6 +1,7 @@
-//! Who owns namespaces that more than one host can reach: NVMe over a fabric. A host claims them when it opens a pool
-//! and gives them back when it closes the last share of it. What another host has claimed is refused, whatever is to be
-//! done with it, until that host gives it back or somebody takes it over who knows that the host is gone.
+//! Who owns namespaces that more than one host can reach: NVMe over a fabric. A host claims them
+//! when it opens a pool and gives them back when it closes the last share of it. What another host
+//! has claimed is refused, whatever is to be done with it, until that host gives it back or
+//! somebody takes it over who knows that the host is gone.
 
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,8 +12,8 @@ use super::members::{Member, MemberAccess, Members};
 use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner, SHARES_MAX};
 use crate::path::{MemberSource, OpenMode};
 
-/// How long a new claim must stand before it counts. Two hosts that claim at once both see the later one then: a host
-/// whose claim took longer than half of this to be written looks again.
+/// How long a new claim must stand before it counts. Two hosts that claim at once both see the
+/// later one then: a host whose claim took longer than half of this to be written looks again.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The host that owns a namespace; what only this host reaches has none.
@@ -92,8 +93,8 @@ pub(super) fn release(members: &Members, pool: u128) {
     }
 }
 
-/// Takes away from another host what it has not given back. That host must be gone: nothing keeps it from writing.
-/// Returns who owned what.
+/// Takes away from another host what it has not given back. That host must be gone: nothing keeps
+/// it from writing. Returns who owned what.
 ///
 /// # Errors
 /// A device cannot be had, or is no pool's.

@@ -68,8 +68,8 @@ impl PieceGroup {
     }
 }
 
-/// Cuts consecutive whole pieces of a tensor into groups of at most `bytes_max` bytes, but of one piece at
-/// least.
+/// Cuts consecutive whole pieces of a tensor into groups of at most `bytes_max` bytes, but of one
+/// piece at least.
 pub(super) fn groups(pieces: impl IntoIterator<Item = Piece>, bytes_max: u64) -> Vec<PieceGroup> {
     let mut groups: Vec<PieceGroup> = Vec::new();
     for piece in pieces {

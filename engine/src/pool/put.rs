@@ -32,8 +32,8 @@ impl Drop for Rouse<'_> {
 }
 
 impl Pool {
-    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
-    /// is complete, in the order in which puts were called.
+    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when
+    /// it is complete, in the order in which puts were called.
     pub fn put(
         &self,
         key: impl Into<TensorKey>,
@@ -48,11 +48,13 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// As [`Self::put`] for each, in their order, with one wake-up of the reactor, which costs more than a small put.
-    /// The iterator must not wait for what it has yielded: that may not have begun.
+    /// As [`Self::put`] for each, in their order, with one wake-up of the reactor, which costs more
+    /// than a small put. The iterator must not wait for what it has yielded: that may not have
+    /// begun.
     ///
     /// # Errors
-    /// Those of the first that is refused. The ones before it go on: their tickets are behind what `tickets` held.
+    /// Those of the first that is refused. The ones before it go on: their tickets are behind what
+    /// `tickets` held.
     pub fn put_all(
         &self,
         puts: impl IntoIterator<Item = Put>,
@@ -94,8 +96,8 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Reserves space and enqueues the write; `finish` gets the complete write, or drops it and thereby
-    /// gives its space back.
+    /// Reserves space and enqueues the write; `finish` gets the complete write, or drops it and
+    /// thereby gives its space back.
     fn enqueue_put(
         &self,
         reactor: &Reactor,

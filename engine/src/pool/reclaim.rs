@@ -1,9 +1,10 @@
 //! Reclamation: what lives in a mixed segment is copied forward, so that the segment is free.
 //!
-//! A segment is moved whole or not at all. Its tensors are read where they lie, verified, and written to
-//! reserved space; only then do they move, scratch ones in the index, durable ones by one commit. Until
-//! that commit is on media the old places hold what the index on the media says, and nobody writes there:
-//! a crash at any point finds every durable tensor at its old place or at its new one.
+//! A segment is moved whole or not at all. Its tensors are read where they lie, verified, and
+//! written to reserved space; only then do they move, scratch ones in the index, durable ones by
+//! one commit. Until that commit is on media the old places hold what the index on the media says,
+//! and nobody writes there: a crash at any point finds every durable tensor at its old place or at
+//! its new one.
 
 mod copy;
 
@@ -23,7 +24,8 @@ use crate::units::ByteCount;
 /// A segment that was reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// The segment, counted over the pool. It is free when the last reader of its old bytes has ended.
+    /// The segment, counted over the pool. It is free when the last reader of its old bytes has
+    /// ended.
     pub segment: u32,
     /// Whether it held scratch or durable tensors.
     pub durability: Durability,
@@ -36,8 +38,8 @@ pub struct Reclaimed {
 }
 
 impl Pool {
-    /// Copies what lives in one mixed segment forward and gives the segment back. `None` if no segment
-    /// is worth it: nothing is dead in those that are full, or it cannot be moved now.
+    /// Copies what lives in one mixed segment forward and gives the segment back. `None` if no
+    /// segment is worth it: nothing is dead in those that are full, or it cannot be moved now.
     ///
     /// A put that finds too little space does this by itself, and so does the housekeeper.
     pub fn reclaim_once(&self) -> Result<Option<Reclaimed>, ReclaimError> {
@@ -46,8 +48,8 @@ impl Pool {
         self.reclaim_turn().reclaim(reactor, Wanted::ANY)
     }
 
-    /// Reserves space for a put and tells `place` where; reclaims where there is too little, until there is enough or
-    /// nothing more to be had.
+    /// Reserves space for a put and tells `place` where; reclaims where there is too little, until
+    /// there is enough or nothing more to be had.
     pub(super) fn begin_put(
         &self,
         reactor: &Reactor,

@@ -75,8 +75,8 @@ impl Pool {
         Ok(Scrub { pool: self.clone(), pass: self.scrub_pass() })
     }
 
-    /// Reads every tensor and compares it with its checksums. What is damaged is only reported: the other
-    /// tensors, and the other parts of this one, can be read as before.
+    /// Reads every tensor and compares it with its checksums. What is damaged is only reported: the
+    /// other tensors, and the other parts of this one, can be read as before.
     pub fn scrub(&self) -> Result<ScrubReport, ScrubError> {
         let mut report = ScrubReport::default();
         let mut steps = self.scrub_steps()?;
@@ -100,7 +100,8 @@ impl ScrubReport {
 }
 
 impl Scrub {
-    /// Scrubs the next tensor; those that were deleted meanwhile are passed over. `None` at the end.
+    /// Scrubs the next tensor; those that were deleted meanwhile are passed over. `None` at the
+    /// end.
     pub fn step(&mut self) -> Result<Option<Scrubbed>, ScrubError> {
         self.pool.scrub_next(&mut self.pass)
     }

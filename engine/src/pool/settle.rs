@@ -1,10 +1,12 @@
-//! Reading a share's index so that no power cut takes back what was read, and writing it anew where that is due.
+//! Reading a share's index so that no power cut takes back what was read, and writing it anew where
+//! that is due.
 
 use crate::layout::Geometry;
 use crate::log::{AppendError, ChangeLog, Contents, LogMedia, LogPlace, Recovered, recover};
 
-/// What stands on the media. What a process that died had written may still be in a cache; once it has been read it
-/// must not disappear any more. An index that goes on in segments lies on all devices, so all are flushed.
+/// What stands on the media. What a process that died had written may still be in a cache; once it
+/// has been read it must not disappear any more. An index that goes on in segments lies on all
+/// devices, so all are flushed.
 ///
 /// # Errors
 /// Why the index cannot be read.
@@ -18,8 +20,8 @@ pub(super) fn read<M: LogMedia>(
     recover(place, media).map_err(|error| error.to_string())
 }
 
-/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space for it, returns that
-/// it was not written: the next commit does so, which must delete enough.
+/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space
+/// for it, returns that it was not written: the next commit does so, which must delete enough.
 ///
 /// # Errors
 /// A device failed.

@@ -1,8 +1,10 @@
-//! The start of a device, up to the shares' metadata: whether what stands there is the pool's or somebody else's.
+//! The start of a device, up to the shares' metadata: whether what stands there is the pool's or
+//! somebody else's.
 //!
-//! The second superblock outlives much that is made over a pool: a file system that is smaller than its device, or on a device
-//! that is larger than the pool's smallest. Alone it is no reason to write the first one again: the device may
-//! have been given away. So where the first one is gone, and not only damaged, everything around it must be the pool's.
+//! The second superblock outlives much that is made over a pool: a file system that is smaller than
+//! its device, or on a device that is larger than the pool's smallest. Alone it is no reason to
+//! write the first one again: the device may have been given away. So where the first one is gone,
+//! and not only damaged, everything around it must be the pool's.
 
 use super::error::OpenError;
 use super::members::{Member, Members};
@@ -11,8 +13,9 @@ use crate::layout::{
     Superblock, is_protective_mbr,
 };
 
-/// What others write at the start of a device, for the message to say it by name: where it stands, its bytes, its name.
-/// Those in block 0 and in the place of the first superblock may leave all other blocks as they are.
+/// What others write at the start of a device, for the message to say it by name: where it stands,
+/// its bytes, its name. Those in block 0 and in the place of the first superblock may leave all
+/// other blocks as they are.
 const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (512, b"EFI PART", "a partition table (GPT)"),
     (SUPERBLOCK_OFFSET, b"EFI PART", "a partition table (GPT)"),
@@ -44,7 +47,8 @@ pub(super) fn overwritten(member: &Member) -> Option<String> {
     })
 }
 
-/// Whether anything but zeroes that is not the pool's stands in the blocks around the first superblock.
+/// Whether anything but zeroes that is not the pool's stands in the blocks around the first
+/// superblock.
 pub(super) fn holds_other_data(member: &Member) -> bool {
     places().any(|offset| foreign(member, offset).is_some())
 }
@@ -60,8 +64,8 @@ pub(super) fn places() -> impl Iterator<Item = u64> {
     (0..METADATA_OFFSET).step_by(BLOCK_BYTES as usize)
 }
 
-/// What stands in a block that is not the pool's. In the place of the first superblock that is only what has a name:
-/// the rest may be a superblock that has rotted.
+/// What stands in a block that is not the pool's. In the place of the first superblock that is only
+/// what has a name: the rest may be a superblock that has rotted.
 pub(super) fn foreign(member: &Member, offset: u64) -> Option<String> {
     // A block that cannot be read says nothing of whose it is.
     let block = read(member, offset)?;
@@ -99,7 +103,8 @@ fn named(offset: u64, block: &[u8]) -> Option<String> {
     })
 }
 
-/// Whether block 0 has a partition table with another partition than the protective one, which rot alone does not make.
+/// Whether block 0 has a partition table with another partition than the protective one, which rot
+/// alone does not make.
 fn has_partitions(block: &[u8]) -> bool {
     const TABLE: usize = 446;
     const PROTECTIVE: u8 = 0xEE;

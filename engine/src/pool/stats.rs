@@ -89,8 +89,9 @@ impl Pool {
         Ok(self.0.shared.contents().index_segments())
     }
 
-    /// What each device says of its own wear, in the order of [`PoolDescription::devices`](super::PoolDescription); the
-    /// reason where it does not. It asks them, so it is not for every step.
+    /// What each device says of its own wear, in the order of
+    /// [`PoolDescription::devices`](super::PoolDescription); the reason where it does not. It asks
+    /// them, so it is not for every step.
     ///
     /// # Errors
     /// The pool is closed, or this is a forked child.
@@ -104,8 +105,9 @@ impl Pool {
 }
 
 impl PoolStats {
-    /// Host bytes written (tensors, padding, metadata, what reclamation copied) for each byte that was
-    /// put; `None` before the first. Drives wear by host bytes, times what they amplify themselves.
+    /// Host bytes written (tensors, padding, metadata, what reclamation copied) for each byte that
+    /// was put; `None` before the first. Drives wear by host bytes, times what they amplify
+    /// themselves.
     #[allow(clippy::cast_precision_loss)] // A ratio to be shown; 53 bits are plenty.
     pub fn write_amplification(&self) -> Option<f64> {
         let host: u64 = self.reactor.devices.iter().map(|device| device.bytes_written).sum();

@@ -5,9 +5,10 @@ use super::start;
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError};
 
 impl Member {
-    /// What stands at the two places of this device's superblock. The first copy says where the second
-    /// is; without it, that is the device's end, or where the rest of the pool has its own. Zeroes in the place of the
-    /// first say that the pool was wiped, and then the rest of it does not count; unless others left them there.
+    /// What stands at the two places of this device's superblock. The first copy says where the
+    /// second is; without it, that is the device's end, or where the rest of the pool has its own.
+    /// Zeroes in the place of the first say that the pool was wiped, and then the rest of it does
+    /// not count; unless others left them there.
     pub(super) fn superblock_copies(&self, others: Option<&Geometry>) -> SuperblockCopies {
         let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
             Ok(bytes) => (Superblock::decode(&bytes), is_zero(&bytes)),
@@ -39,9 +40,9 @@ impl Member {
         (self.size().0 / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(BLOCK_BYTES)
     }
 
-    /// Every place at which this device has a superblock, whole or damaged, as far as anything tells: what the first
-    /// one says, though it be damaged, the device's end, and where the rest of the pool has its own. The first one,
-    /// which says where another is, comes last.
+    /// Every place at which this device has a superblock, whole or damaged, as far as anything
+    /// tells: what the first one says, though it be damaged, the device's end, and where the rest
+    /// of the pool has its own. The first one, which says where another is, comes last.
     pub(super) fn superblock_marks(&self, others: Option<&Geometry>) -> Vec<u64> {
         let found = |offset: u64| {
             let end = offset.checked_add(BLOCK_BYTES)?;
@@ -51,7 +52,8 @@ impl Member {
             (decoded != Err(SuperblockError::Absent)).then_some((bytes, decoded))
         };
         let is_marked = |offset: &u64| found(*offset).is_some();
-        // In the middle of a device anything may stand; unless it is sure, only what is whole is a superblock.
+        // In the middle of a device anything may stand; unless it is sure, only what is whole is a
+        // superblock.
         let is_whole = |offset: &u64| found(*offset).is_some_and(|(_, decoded)| decoded.is_ok());
         let first = found(SUPERBLOCK_OFFSET);
         let (said, is_sure) = match &first {

@@ -3,8 +3,8 @@
 use crate::layout::{SUPERBLOCK_OFFSET, Superblock};
 use crate::log::LogMedia;
 
-/// Writes both copies of every device's superblock with a change, as the next generation of all. One copy after the
-/// other, so that a whole one is there all the time.
+/// Writes both copies of every device's superblock with a change, as the next generation of all.
+/// One copy after the other, so that a whole one is there all the time.
 pub(super) fn rewrite<M: LogMedia>(
     media: &M,
     superblocks: &[Superblock],

@@ -17,7 +17,8 @@ use crate::memory::{
 use crate::path::{Action, OperationKind};
 use crate::units::ByteCount;
 
-/// What is to be done with each piece. The memory is `None` once it was released, or is with devices in parts.
+/// What is to be done with each piece. The memory is `None` once it was released, or is with
+/// devices in parts.
 pub(super) enum Job {
     Write { source: Option<Source>, fua: bool },
     Read { destination: Option<Destination> },
@@ -84,13 +85,15 @@ pub(super) struct Order {
     pub(super) notify: Option<Notify>,
 }
 
-/// A transfer, from submission to its end. If it is dropped before its end it ends as stopped. Afterwards it serves
-/// for another one: it keeps its ticket, if nobody else has that any more, and the memory of its lists.
+/// A transfer, from submission to its end. If it is dropped before its end it ends as stopped.
+/// Afterwards it serves for another one: it keeps its ticket, if nobody else has that any more, and
+/// the memory of its lists.
 pub(super) struct Active {
     pub(super) job: Job,
     pub(super) pieces: Vec<Piece>,
     pub(super) urgency: Urgency,
-    /// For each piece the one after it on the same device; for the reactor's queues. Empty where there is one piece.
+    /// For each piece the one after it on the same device; for the reactor's queues. Empty where
+    /// there is one piece.
     pub(super) links: Vec<u32>,
     /// Pieces that were begun, or never will be.
     begun: usize,
@@ -98,7 +101,8 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) in_flight: usize,
-    /// Pieces that were read and not yet compared with their checksums, or are to be read once more.
+    /// Pieces that were read and not yet compared with their checksums, or are to be read once
+    /// more.
     pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
     pub(super) copying: usize,
@@ -268,9 +272,10 @@ impl Active {
         !matches!(self.job, Job::Verify { .. })
     }
 
-    /// Makes `chunk` what a piece's device is to get: a copy in staging memory, or the transfer's own part
-    /// as it is. Takes the checksum, and fills up with zeroes. A source that is copied is read exactly once, and the
-    /// checksum is that of the copy; a part is nobody else's to write: whatever goes to the device has it.
+    /// Makes `chunk` what a piece's device is to get: a copy in staging memory, or the transfer's
+    /// own part as it is. Takes the checksum, and fills up with zeroes. A source that is copied is
+    /// read exactly once, and the checksum is that of the copy; a part is nobody else's to write:
+    /// whatever goes to the device has it.
     pub(super) fn stage(&mut self, index: usize, chunk: &mut DmaBuffer) {
         let piece = self.pieces[index];
         let (start, length) = (piece.tensor_offset as usize, piece.length as usize);
@@ -319,7 +324,8 @@ impl Active {
         }
     }
 
-    /// Compares a piece that was copied from the GPU with its checksum. A mismatch ends the verification.
+    /// Compares a piece that was copied from the GPU with its checksum. A mismatch ends the
+    /// verification.
     pub(super) fn compare(&mut self, piece: usize, chunk: &DmaBuffer) {
         let length = self.pieces[piece].length as usize;
         self.compare_checksum(piece, checksum(&chunk[..length]));
@@ -335,7 +341,8 @@ impl Active {
         }
     }
 
-    /// Checks a piece's memory against its checksum, which begins and ends it. A mismatch ends the verification.
+    /// Checks a piece's memory against its checksum, which begins and ends it. A mismatch ends the
+    /// verification.
     pub(super) fn verify(&mut self, piece: usize) {
         let piece = self.pieces[piece];
         let Job::Verify { source: Some(source) } = &self.job else { return };
@@ -359,7 +366,8 @@ impl Active {
         expected.and_then(|_| self.unexpected(piece, checksum(&chunk[..length as usize])))
     }
 
-    /// Processes the checksum of a piece that the data path moved from or to a GPU's memory. Returns what is wrong with it.
+    /// Processes the checksum of a piece that the data path moved from or to a GPU's memory.
+    /// Returns what is wrong with it.
     pub(super) fn summed(&mut self, piece: usize, found: u32) -> Option<TransferError> {
         match &self.job {
             Job::Write { .. } => self.checksums[piece] = found,
@@ -384,7 +392,8 @@ impl Active {
         })
     }
 
-    /// A piece came back well; a read's bytes are in `chunk`, which is where they belong if it is the transfer's own.
+    /// A piece came back well; a read's bytes are in `chunk`, which is where they belong if it is
+    /// the transfer's own.
     pub(super) fn landed(&mut self, piece: usize, chunk: Option<&DmaBuffer>) {
         let piece = self.pieces[piece];
         let wanted = piece.wanted();
@@ -411,16 +420,17 @@ impl Active {
         self.release();
     }
 
-    /// Cancels what can be: a write or verification that has pieces left, a read that has not landed.
+    /// Cancels what can be: a write or verification that has pieces left, a read that has not
+    /// landed.
     pub(super) fn cancel(&mut self) {
         if self.has_more() || self.wants_bytes() {
             self.fail(TransferError::Cancelled);
         }
     }
 
-    /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and memory that is in
-    /// parts or that they reach on a GPU, which they may see until the end. Copies of a GPU are waited for, or followed by
-    /// their event.
+    /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and
+    /// memory that is in parts or that they reach on a GPU, which they may see until the end.
+    /// Copies of a GPU are waited for, or followed by their event.
     fn release(&mut self) {
         let dma = match &mut self.job {
             Job::Write { source, .. } | Job::Verify { source } => {

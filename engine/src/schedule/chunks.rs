@@ -1,4 +1,5 @@
-//! Staging memory, shared so that no device takes all of it: one that does not answer keeps what it has.
+//! Staging memory, shared so that no device takes all of it: one that does not answer keeps what it
+//! has.
 
 use super::transfer::Urgency;
 use crate::memory::DmaBuffer;

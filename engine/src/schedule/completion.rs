@@ -28,7 +28,8 @@ struct Inner {
 struct Entries {
     /// When each ended, its tag, and how it ended.
     queue: VecDeque<(Instant, u64, TransferOutcome)>,
-    /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a system call.
+    /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a
+    /// system call.
     sleepers: u32,
 }
 
@@ -84,14 +85,15 @@ impl CompletionQueue {
         self.len() == 0
     }
 
-    /// The address of a 32-bit number that is not 0 while entries wait. It is valid, and may be read
-    /// (atomically) by any thread, while a handle of the queue lives.
+    /// The address of a 32-bit number that is not 0 while entries wait. It is valid, and may be
+    /// read (atomically) by any thread, while a handle of the queue lives.
     #[cfg(not(loom))]
     pub fn attention_address(&self) -> *const u32 {
         self.0.attention.as_ptr()
     }
 
-    /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others who let this queue tell.
+    /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others
+    /// who let this queue tell.
     pub fn push(&self, tag: u64, outcome: TransferOutcome) {
         let ended = Instant::now();
         let mut entries = self.entries();

@@ -7,7 +7,8 @@ use smallbox::{SmallBox, smallbox, space::S8};
 use super::transfer::TransferResult;
 
 /// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
-/// last device operation has ended and before the ticket turns ready. It must not wait for the reactor.
+/// last device operation has ended and before the ticket turns ready. It must not wait for the
+/// reactor.
 ///
 /// What it captures is kept without an allocation up to eight words.
 pub struct Finish(SmallBox<dyn Once, S8>);
@@ -26,7 +27,8 @@ impl<F: FnOnce(TransferResult<'_>) + Send> Once for Option<F> {
 }
 
 impl Finish {
-    /// Calls this at the end. Dropped without having been called, where the reactor ends in a panic.
+    /// Calls this at the end. Dropped without having been called, where the reactor ends in a
+    /// panic.
     pub fn new(finish: impl FnOnce(TransferResult<'_>) + Send + 'static) -> Self {
         Self(smallbox!(Some(finish)))
     }

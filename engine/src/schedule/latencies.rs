@@ -102,7 +102,8 @@ impl DeviceLatencyCounters {
         Self { start, in_flight, heard, reads, writes }
     }
 
-    /// It was given an operation at this time. Only the reactor thread calls this, and [`Self::answered`].
+    /// It was given an operation at this time. Only the reactor thread calls this, and
+    /// [`Self::answered`].
     pub(super) fn asked(&self, now: u64) {
         let before = self.in_flight.load(Ordering::Relaxed);
         if before == 0 {

@@ -1,5 +1,6 @@
-//! The ticket protocol in every order that threads could run it, by loom: the real tickets, mailboxes, queues
-//! and reactor thread, over a simulated disk that only the reactor's thread touches.
+//! The ticket protocol in every order that threads could run it, by loom: the real tickets,
+//! mailboxes, queues and reactor thread, over a simulated disk that only the reactor's thread
+//! touches.
 //!
 //! Loom's clock stands still: whoever would wait for ever is found as a deadlock.
 
@@ -28,11 +29,12 @@ use crate::units::{ByteCount, DeviceIndex};
 const BYTES: usize = 100;
 const TAG: u64 = 7;
 
-/// A bound, not a proof: without one, a model with a reactor's thread had not ended after two minutes.
+/// A bound, not a proof: without one, a model with a reactor's thread had not ended after two
+/// minutes.
 const SOME: Option<usize> = Some(3);
 
-/// Runs the model in every order, or in every one with at most so many preemptions, and says how many there
-/// were.
+/// Runs the model in every order, or in every one with at most so many preemptions, and says how
+/// many there were.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let orders = Arc::new(AtomicUsize::new(0));
     let mut builder = loom::model::Builder::new();

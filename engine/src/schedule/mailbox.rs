@@ -15,7 +15,8 @@ use crate::sync::{Mutex, MutexGuard};
 /// Why a mailbox is closed whose thread has ended without having been asked to.
 const ENDED: &str = "its thread ended";
 
-/// Transfers and lists that are kept for later ones: so many at first, and at most so many after a rush.
+/// Transfers and lists that are kept for later ones: so many at first, and at most so many after a
+/// rush.
 const SPARES: usize = 64;
 const SPARES_MAX: usize = 1024;
 /// Pieces that a list has room for at first; it keeps what it grows to.
@@ -42,14 +43,16 @@ struct Inbox {
     closed: Option<String>,
     /// The reactor thread is gone: nobody will empty this any more.
     abandoned: bool,
-    /// Transfers that have ended, the oldest first: its ticket is the least likely to be still held.
+    /// Transfers that have ended, the oldest first: its ticket is the least likely to be still
+    /// held.
     spares: VecDeque<Box<Active>>,
     lists: Vec<Vec<Piece>>,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
-        // With loom a ticket is a thing of one run, and one that is used again hides what came of the first.
+        // With loom a ticket is a thing of one run, and one that is used again hides what came of
+        // the first.
         let spares = if cfg!(loom) { 0 } else { SPARES };
         Self {
             commands: VecDeque::with_capacity(spares),
@@ -86,7 +89,8 @@ impl Mailbox {
     pub(super) fn begin(&self, active: Box<Active>) -> Result<(), SubmitError> {
         let mut inbox = self.inbox();
         if let Some(reason) = inbox.closed.clone() {
-            // The caller learns it from the error; nobody else may learn of a transfer that never was.
+            // The caller learns it from the error; nobody else may learn of a transfer that never
+            // was.
             drop(inbox);
             active.disown();
             return Err(SubmitError::Stopped(reason));
@@ -131,8 +135,8 @@ impl Mailbox {
         self.inbox().closed.get_or_insert_with(|| reason.into());
     }
 
-    /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw end
-    /// as stopped.
+    /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw
+    /// end as stopped.
     fn abandon(&self) {
         let mut inbox = self.inbox();
         inbox.closed.get_or_insert_with(|| ENDED.into());
@@ -143,8 +147,8 @@ impl Mailbox {
         self.step_token().inspect(|step_token| step_token.release());
     }
 
-    /// Moves the commands to `target` (empty), and processes transfers that have ended; returns whether the mailbox is
-    /// closed.
+    /// Moves the commands to `target` (empty), and processes transfers that have ended; returns
+    /// whether the mailbox is closed.
     pub(super) fn empty_into(
         &self,
         target: &mut VecDeque<ReactorMessage>,
@@ -176,8 +180,8 @@ impl Mailbox {
     }
 }
 
-/// Has the mailbox refuse transfers from the moment in which the thread ends, in whatever way: whoever hears of a
-/// transfer that ended with the thread finds that there are no others.
+/// Has the mailbox refuse transfers from the moment in which the thread ends, in whatever way:
+/// whoever hears of a transfer that ended with the thread finds that there are no others.
 pub(super) struct Refuse(Arc<Mailbox>);
 
 impl Refuse {

@@ -1,11 +1,11 @@
 //! Keeps devices busy without drowning them: transfers in, pieces out, urgent first.
 //!
-//! A [`Reactor`] is one thread that owns a data path and a ring of staging buffers. A [`Transfer`] is
-//! cut into [`Piece`]s, each within one stripe unit of one device; the reactor copies, checksums and
-//! issues them one by one, so memory of any size streams through a ring of fixed size, and an urgent
-//! transfer overtakes one that was asked for ahead of time at the next piece, and pieces for other devices pass one
-//! that is full or slow, which never takes all of that memory. A [`Ticket`] follows a
-//! transfer; a [`CompletionQueue`] collects the ends of many.
+//! A [`Reactor`] is one thread that owns a data path and a ring of staging buffers. A [`Transfer`]
+//! is cut into [`Piece`]s, each within one stripe unit of one device; the reactor copies, checksums
+//! and issues them one by one, so memory of any size streams through a ring of fixed size, and an
+//! urgent transfer overtakes one that was asked for ahead of time at the next piece, and pieces for
+//! other devices pass one that is full or slow, which never takes all of that memory. A [`Ticket`]
+//! follows a transfer; a [`CompletionQueue`] collects the ends of many.
 //!
 //! ```
 //! use tidelog_engine::memory::Source;

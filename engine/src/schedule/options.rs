@@ -19,8 +19,8 @@ pub struct ReactorOptions {
     /// Staging memory, in bytes: what may be between memory and devices at once. Rounded down to
     /// whole chunks; at least one.
     pub staging: ByteCount,
-    /// Memory beside it for callers to take buffers of ([`Reactor::buffer`]), in bytes: devices read and write it
-    /// themselves.
+    /// Memory beside it for callers to take buffers of ([`Reactor::buffer`]), in bytes: devices
+    /// read and write it themselves.
     ///
     /// [`Reactor::buffer`]: super::Reactor::buffer
     pub buffers: ByteCount,

@@ -29,8 +29,8 @@ enum Turn {
 }
 
 impl StepToken {
-    /// Lets the reactor go round `rounds` times at most, until `until` has ended or nothing moves any
-    /// more. Returns whether something still moved at the end.
+    /// Lets the reactor go round `rounds` times at most, until `until` has ended or nothing moves
+    /// any more. Returns whether something still moved at the end.
     pub(super) fn grant(&self, rounds: u64, until: Option<Arc<TicketShared>>) -> bool {
         let mut turn = self.turn();
         if rounds == 0 || matches!(*turn, Turn::Released) {

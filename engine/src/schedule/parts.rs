@@ -12,8 +12,8 @@ pub(super) struct BufferParts {
 }
 
 impl BufferParts {
-    /// Cuts a buffer for these pieces; gives it back where they do not lie in it one behind the other in whole blocks,
-    /// and so have to be copied.
+    /// Cuts a buffer for these pieces; gives it back where they do not lie in it one behind the
+    /// other in whole blocks, and so have to be copied.
     pub(super) fn cut(&mut self, buffer: DmaBuffer, pieces: &[Piece]) -> Result<(), DmaBuffer> {
         if !lie_in_whole_blocks(pieces, buffer.len() as u64) {
             return Err(buffer);
@@ -56,7 +56,8 @@ impl BufferParts {
     }
 }
 
-/// Whether the pieces cover memory from its start, each from where the one before ended to the end of a block.
+/// Whether the pieces cover memory from its start, each from where the one before ended to the end
+/// of a block.
 fn lie_in_whole_blocks(pieces: &[Piece], memory: u64) -> bool {
     let mut end = 0;
     let consecutive = pieces.iter().all(|piece| {

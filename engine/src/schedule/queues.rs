@@ -1,8 +1,9 @@
 //! Which transfers have pieces to begin on which device.
 //!
-//! Each device has queues of its own, so that pieces for others pass one that is full or slow. A transfer stands in the
-//! queues of the devices that it still has pieces for, once in each, with the next of them. Where all devices have room,
-//! pieces are begun in the order of their transfers, and of each transfer in its own.
+//! Each device has queues of its own, so that pieces for others pass one that is full or slow. A
+//! transfer stands in the queues of the devices that it still has pieces for, once in each, with
+//! the next of them. Where all devices have room, pieces are begun in the order of their transfers,
+//! and of each transfer in its own.
 
 use std::collections::VecDeque;
 
@@ -85,8 +86,8 @@ impl Queues {
         Self { by_device, first: vec![NONE; devices + 1], orders: 0, urgent: 0, ahead: 0 }
     }
 
-    /// Enters a transfer at the end, with all of its pieces; of which each goes to the one after it on the same device
-    /// by `links`. `on_devices` says whether they go to any.
+    /// Enters a transfer at the end, with all of its pieces; of which each goes to the one after it
+    /// on the same device by `links`. `on_devices` says whether they go to any.
     pub(super) fn enter(
         &mut self,
         transfer: u64,
@@ -132,8 +133,8 @@ impl Queues {
         }
     }
 
-    /// The piece to begin next, of those that `may` be begun: an urgent one before all others, and then that of the
-    /// transfer that came first.
+    /// The piece to begin next, of those that `may` be begun: an urgent one before all others, and
+    /// then that of the transfer that came first.
     pub(super) fn next(
         &self,
         may: impl Fn(QueuePlace, &WaitingPiece) -> bool,
@@ -150,7 +151,8 @@ impl Queues {
         urgent.or_else(|| first_of(Urgency::Ahead, self.ahead > 0))
     }
 
-    /// The first piece of a place was begun: its transfer stands there with the next one, or no more.
+    /// The first piece of a place was begun: its transfer stands there with the next one, or no
+    /// more.
     pub(super) fn advance(&mut self, place: QueuePlace, links: &[u32]) {
         let queue = self.by_device[place.queue].of_mut(place.urgency);
         let Some(waiting) = queue.front_mut() else { return };

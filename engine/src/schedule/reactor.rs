@@ -18,8 +18,8 @@ use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// One thread that moves transfers between memory and a group of devices; and others, if it was given any, to which
-/// reads may be given, too.
+/// One thread that moves transfers between memory and a group of devices; and others, if it was
+/// given any, to which reads may be given, too.
 pub struct Reactor {
     submitter: Submitter,
     thread: Option<JoinHandle<usize>>,
@@ -38,11 +38,12 @@ impl Reactor {
         Self::start_one(provider, options, Staging { threads: 1, memory: None })
     }
 
-    /// As [`Self::start`], with one more thread for each of `readers`, which open data paths to the same devices. The
-    /// staging memory is shared alike.
+    /// As [`Self::start`], with one more thread for each of `readers`, which open data paths to the
+    /// same devices. The staging memory is shared alike.
     ///
-    /// What a device has read lies in the caches of the core that moved it, or that the device's interrupt went to, and
-    /// comparing it with its checksum there costs a fraction; and one core compares no more than it can read.
+    /// What a device has read lies in the caches of the core that moved it, or that the device's
+    /// interrupt went to, and comparing it with its checksum there costs a fraction; and one core
+    /// compares no more than it can read.
     pub fn start_with_readers(
         provider: Box<dyn PathProvider>,
         readers: Vec<Box<dyn PathProvider>>,
@@ -110,8 +111,9 @@ impl Reactor {
         self.submitter.chunk
     }
 
-    /// A buffer of `bytes` rounded up to 4 KiB that devices read and write themselves, registered with the data path
-    /// where that can be; `None` while [`ReactorOptions::buffers`] has no run that long left. Dropped, it returns.
+    /// A buffer of `bytes` rounded up to 4 KiB that devices read and write themselves, registered
+    /// with the data path where that can be; `None` while [`ReactorOptions::buffers`] has no run
+    /// that long left. Dropped, it returns.
     pub fn buffer(&self, bytes: usize) -> Option<DmaBuffer> {
         self.memory.take(bytes)
     }
@@ -133,8 +135,8 @@ impl Reactor {
         ReactorStats { devices, readers: self.readers.len(), ..self.base.clone() }
     }
 
-    /// Takes a transfer. `finish` runs on the reactor thread at its end, then the ticket turns ready,
-    /// then `notify`'s queue gets the tag. A transfer without pieces ends at once.
+    /// Takes a transfer. `finish` runs on the reactor thread at its end, then the ticket turns
+    /// ready, then `notify`'s queue gets the tag. A transfer without pieces ends at once.
     pub fn submit(
         &self,
         transfer: Transfer,
@@ -205,8 +207,8 @@ impl Reactor {
             .map(drop)
     }
 
-    /// Writes the same metadata at `offset` of each of these devices and puts it on their media. Waits at most this long
-    /// for either; what is in flight then goes on.
+    /// Writes the same metadata at `offset` of each of these devices and puts it on their media.
+    /// Waits at most this long for either; what is in flight then goes on.
     pub(crate) fn write_everywhere(
         &self,
         devices: &[DeviceIndex],
@@ -257,8 +259,8 @@ impl Reactor {
         self.control(Job::Deallocate, extents)
     }
 
-    /// Lets a stepped reactor go round `rounds` times at most; returns whether something still moved
-    /// at the end. Any other reactor moves by itself.
+    /// Lets a stepped reactor go round `rounds` times at most; returns whether something still
+    /// moved at the end. Any other reactor moves by itself.
     pub fn step(&self, rounds: u64) -> bool {
         self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
     }

@@ -47,8 +47,8 @@ pub struct GpuStats {
     pub page_locked: Feature,
     /// Whether it takes checksums of its own memory, to compare what is there with what was put.
     pub checksums: Feature,
-    /// Whether the data path reaches its memory: what is put and got then never passes through the host, and the GPU takes
-    /// the checksums.
+    /// Whether the data path reaches its memory: what is put and got then never passes through the
+    /// host, and the GPU takes the checksums.
     pub reached: Feature,
 }
 

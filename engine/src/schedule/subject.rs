@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::layout::TensorId;
 use crate::units::DeviceIndex;
 
-/// What a transfer's memory holds. To carry it costs a transfer at most the count of a reference; words are made
-/// of it only by an error.
+/// What a transfer's memory holds. To carry it costs a transfer at most the count of a reference;
+/// words are made of it only by an error.
 #[derive(Clone, Default)]
 pub struct Subject {
     tensor: Tensor,

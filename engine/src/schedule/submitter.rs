@@ -1,4 +1,5 @@
-//! The way to a reactor's thread, without the thread: whoever holds one may submit and keeps nothing alive.
+//! The way to a reactor's thread, without the thread: whoever holds one may submit and keeps
+//! nothing alive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +16,8 @@ use crate::memory::Source;
 use crate::path::Capabilities;
 use crate::units::{ByteCount, DeviceIndex};
 
-/// Submits to a reactor, also from the reactor's own thread (a [`Finish`] that goes on with the next step
-/// of something). Once the reactor is closed it refuses everything.
+/// Submits to a reactor, also from the reactor's own thread (a [`Finish`] that goes on with the
+/// next step of something). Once the reactor is closed it refuses everything.
 #[derive(Clone)]
 pub(crate) struct Submitter {
     pub(super) mailbox: Arc<Mailbox>,
@@ -39,8 +40,8 @@ impl Submitter {
         &self.capabilities
     }
 
-    /// Writes the same metadata at `offset` of each device, all at once; with `fua` until it is on the
-    /// medium.
+    /// Writes the same metadata at `offset` of each device, all at once; with `fua` until it is on
+    /// the medium.
     pub(crate) fn write_meta(
         &self,
         devices: &[DeviceIndex],

@@ -15,8 +15,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Follows one transfer. It may be polled, waited on, or dropped at any time: dropping it detaches,
-/// the transfer goes on, and its memory stays in use until the reactor is done with it. Clones follow
-/// the same transfer.
+/// the transfer goes on, and its memory stays in use until the reactor is done with it. Clones
+/// follow the same transfer.
 pub struct Ticket {
     shared: Arc<TicketShared>,
     mailbox: Arc<Mailbox>,
@@ -36,16 +36,18 @@ pub(super) struct TicketShared {
 
 /// The memory is the caller's again.
 const RELEASED: u32 = 1;
-/// Somebody sleeps, or is about to, until that is so. Where nobody does, waking them would still cost a system call.
+/// Somebody sleeps, or is about to, until that is so. Where nobody does, waking them would still
+/// cost a system call.
 const AWAITED: u32 = 2;
 
 struct TicketEnd {
     outcome: Option<TransferOutcome>,
     memory: Option<TicketMemory>,
-    /// Tickets that could still take the memory. The last one to go gives it up, and does not leave that to whoever
-    /// keeps this for another transfer.
+    /// Tickets that could still take the memory. The last one to go gives it up, and does not leave
+    /// that to whoever keeps this for another transfer.
     tickets: u32,
-    /// Threads that sleep until the end. Where there is none, waking them would still cost a system call.
+    /// Threads that sleep until the end. Where there is none, waking them would still cost a system
+    /// call.
     sleepers: u32,
 }
 
@@ -64,7 +66,8 @@ impl Ticket {
 
     /// How the transfer ended, or `None` while it has not.
     pub fn poll(&self) -> Option<TransferOutcome> {
-        // A child of fork may have inherited the lock in a locked state: the process is asked first.
+        // A child of fork may have inherited the lock in a locked state: the process is asked
+        // first.
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
         }
@@ -107,8 +110,8 @@ impl Ticket {
         end.outcome.clone()
     }
 
-    /// Waits for the end and takes what the transfer's `finish` sent. The reactor never goes without an
-    /// answer, except into a panic, and then the ticket has it.
+    /// Waits for the end and takes what the transfer's `finish` sent. The reactor never goes
+    /// without an answer, except into a panic, and then the ticket has it.
     pub(crate) fn wait_for<T>(&self, sent: &Receiver<T>) -> Result<T, TransferError> {
         let ended = self.wait();
         sent.try_recv().map_err(|_| {
@@ -117,8 +120,9 @@ impl Ticket {
         })
     }
 
-    /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing touches
-    /// its memory any more; if it had no piece left to begin, it ends as if nothing had been asked.
+    /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing
+    /// touches its memory any more; if it had no piece left to begin, it ends as if nothing had
+    /// been asked.
     pub fn cancel(&self) {
         self.mailbox.send(ReactorMessage::Cancel(self.shared.id));
     }
@@ -128,8 +132,8 @@ impl Ticket {
         self.mailbox.send(ReactorMessage::Expedite(self.shared.id));
     }
 
-    /// Whether the transfer's memory is the caller's again. This may come before the end: a write is
-    /// done with its source when the last byte is in staging memory.
+    /// Whether the transfer's memory is the caller's again. This may come before the end: a write
+    /// is done with its source when the last byte is in staging memory.
     pub fn released(&self) -> bool {
         self.shared.is_released()
     }
@@ -137,8 +141,8 @@ impl Ticket {
     /// Waits until the transfer's memory is the caller's again.
     ///
     /// # Errors
-    /// It is not, and will not be: the transfer has ended, and a device that does not answer may still touch the memory. Or
-    /// this is a child of fork, whose parent's the transfer is.
+    /// It is not, and will not be: the transfer has ended, and a device that does not answer may
+    /// still touch the memory. Or this is a child of fork, whose parent's the transfer is.
     pub fn wait_released(&self) -> Result<(), TransferError> {
         if self.shared.is_forked() {
             return Err(TransferError::Forked);
@@ -281,7 +285,8 @@ impl TicketShared {
         self.end()
     }
 
-    /// The transfer is over; the memory must have been released, unless a device that does not answer has it for good.
+    /// The transfer is over; the memory must have been released, unless a device that does not
+    /// answer has it for good.
     pub(super) fn finish(&self, outcome: TransferOutcome, memory: Option<TicketMemory>) {
         let mut end = self.end();
         let (memory, unclaimed) = if end.tickets > 0 { (memory, None) } else { (None, memory) };

@@ -5,8 +5,8 @@ use crate::memory::{Destination, GpuError, Source};
 use crate::path::{DeviceCapabilities, DeviceError, Extent, PlacementHandle, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
-/// write fills the rest with zeroes.
+/// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB;
+/// a write fills the rest with zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The device.
@@ -285,8 +285,8 @@ impl TransferError {
         Self::Gpu { tensor_offset, reason, about: Box::default() }
     }
 
-    /// The same, of a transfer of this to or from one of these devices: says which tensor and which path, and
-    /// where in the tensor, not in the transfer's memory.
+    /// The same, of a transfer of this to or from one of these devices: says which tensor and which
+    /// path, and where in the tensor, not in the transfer's memory.
     pub(super) fn named(mut self, subject: &Subject, devices: &[DeviceCapabilities]) -> Self {
         let (device, tensor_offset, about) = match &mut self {
             Self::Checksum { device, tensor_offset, about, .. }

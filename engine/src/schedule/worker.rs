@@ -41,8 +41,8 @@ pub(super) struct Staging {
     pub(super) memory: Option<DmaPool>,
 }
 
-/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing more is taken,
-/// then transfers end before the path, which leaks what devices may still touch.
+/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing
+/// more is taken, then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
     /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
@@ -103,7 +103,8 @@ impl Worker {
         } else {
             // In one mapping with what callers get, as a ring registers its memory once.
             let bytes = ByteCount((all as u64 * chunk).saturating_add(options.buffers.0));
-            // What cannot be shared alike is the first one's, so that none of it is left for callers.
+            // What cannot be shared alike is the first one's, so that none of it is left for
+            // callers.
             (path.allocate(bytes, options.huge_pages)?, all - each * (staging.threads - 1))
         };
         path.register(&memory);
@@ -151,8 +152,8 @@ impl Worker {
         Ok((worker, StartedReactor { mailbox, stats, counters, memory }))
     }
 
-    /// Works until the mailbox is closed and everything has ended. Returns how many operations never
-    /// came back; their memory is leaked.
+    /// Works until the mailbox is closed and everything has ended. Returns how many operations
+    /// never came back; their memory is leaked.
     pub(super) fn run(mut self) -> usize {
         let (mut last_moment, mut still) = (None, 0_u32);
         loop {
@@ -174,7 +175,8 @@ impl Worker {
             let busy = self.check_some() || begun;
             still = if moved || busy { 0 } else { still.saturating_add(1) };
             if in_turns && still == 1 {
-                // Simulated disks that stall go on in the next round, as there is nothing else to do.
+                // Simulated disks that stall go on in the next round, as there is nothing else to
+                // do.
                 let _ = self.path.wait(Some(Duration::ZERO));
             }
             self.mailbox.step_token().inspect(|step_token| step_token.went_round(still < 2));
@@ -317,8 +319,8 @@ impl Worker {
         self.launch_next(id, place, index, action, cost)
     }
 
-    /// Gives the piece of a place to its device, and has the one after it take the place. Returns `cost` if it was taken,
-    /// or never will be.
+    /// Gives the piece of a place to its device, and has the one after it take the place. Returns
+    /// `cost` if it was taken, or never will be.
     fn launch_next(
         &mut self,
         id: u64,

@@ -1,7 +1,7 @@
 """Compiles crc32c.cu to crc32c.ptx, by CUDA's run-time compiler: `compile.py PATH_OF_LIBNVRTC`. Needs no GPU.
 
-The oldest compiler that is at hand is the best one: drivers take what is older than they are. 11.8, from the Python package
-nvidia-cuda-nvrtc-cu11, made what is checked in.
+The oldest compiler that is at hand is the best one: drivers take what is older than they are. 11.8, from the Python
+package nvidia-cuda-nvrtc-cu11, made what is checked in.
 """
 
 import ctypes

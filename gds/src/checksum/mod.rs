@@ -1,8 +1,9 @@
 //! CRC32C where the bytes are, so that checksums stay on for data that the CPU never sees.
 //!
-//! The kernel is `crc32c.cu`; `compile.py` has made `crc32c.ptx` of it, which the driver translates for the GPU at hand.
-//! Several blocks share a unit, so that a single one keeps more than a corner of the GPU busy. Each returns a word, and the
-//! exclusive or of a unit's words is its checksum, which is left to the host: no block has to wait for another.
+//! The kernel is `crc32c.cu`; `compile.py` has made `crc32c.ptx` of it, which the driver translates
+//! for the GPU at hand. Several blocks share a unit, so that a single one keeps more than a corner
+//! of the GPU busy. Each returns a word, and the exclusive or of a unit's words is its checksum,
+//! which is left to the host: no block has to wait for another.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -45,8 +46,8 @@ pub struct Crc32c {
     function: sys::CUfunction,
 }
 
-// SAFETY: modules belong to the context, and functions to their module; the driver's functions on them may be called from
-// any thread.
+// SAFETY: modules belong to the context, and functions to their module; the driver's functions on
+// them may be called from any thread.
 unsafe impl Send for Crc32c {}
 
 impl Crc32c {
@@ -54,7 +55,8 @@ impl Crc32c {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let image = CString::new(PTX).unwrap_or_else(|_| unreachable!("text has no zero in it"));
         let _entered = gpu.enter()?;
-        // SAFETY: the image is PTX that ends with a zero, and lives across the call, which copies it.
+        // SAFETY: the image is PTX that ends with a zero, and lives across the call, which copies
+        // it.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(CudaError::of("load the checksum kernel"))?;
         let name = c"crc32c_units".to_owned();
@@ -64,12 +66,13 @@ impl Crc32c {
         Ok(Self { gpu: Arc::clone(gpu), module, function })
     }
 
-    /// Has the checksums of `length` bytes computed in `stream`, one for each `unit` of them: for each there are [`parts_of`]
-    /// words, whose exclusive or it is.
+    /// Has the checksums of `length` bytes computed in `stream`, one for each `unit` of them: for
+    /// each there are [`parts_of`] words, whose exclusive or it is.
     ///
     /// # Safety
-    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay allocated and unwritten, and
-    /// there is room at `words` for those of each unit, which nobody else touches.
+    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay
+    /// allocated and unwritten, and there is room at `words` for those of each unit, which nobody
+    /// else touches.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -94,8 +97,9 @@ impl Crc32c {
         // More are refused by the driver, and more data is on no GPU.
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let _entered = self.gpu.enter()?;
-        // SAFETY: five arguments of the types that the kernel declares, copied by the call; the kernel reads `length`
-        // bytes and writes a word for each block, which is what the caller vouches for.
+        // SAFETY: five arguments of the types that the kernel declares, copied by the call; the
+        // kernel reads `length` bytes and writes a word for each block, which is what the caller
+        // vouches for.
         unsafe {
             result::launch_kernel(
                 self.function,
@@ -124,7 +128,8 @@ pub(crate) fn sum_of(words: &HostWords, first: u32, parts: u32) -> u32 {
     (first..first + parts).fold(0, |sum, word| sum ^ words.read(word))
 }
 
-/// The kernel, and places for what it finds: the host reads a sum when an event behind it has happened.
+/// The kernel, and places for what it finds: the host reads a sum when an event behind it has
+/// happened.
 pub struct Checksums {
     kernel: Crc32c,
     /// For each place as many as a checksum can have parts.
@@ -146,8 +151,8 @@ impl Checksums {
     /// Has the checksum of `length` bytes, which are not none, put into a place.
     ///
     /// # Safety
-    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay allocated and unwritten, and the
-    /// place is nobody else's.
+    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay
+    /// allocated and unwritten, and the place is nobody else's.
     pub unsafe fn take(
         &self,
         stream: &Stream,
@@ -157,7 +162,8 @@ impl Checksums {
     ) -> Result<(), CudaError> {
         self.parts[place as usize].set(parts_of(length));
         let words = self.words.address(place * PARTS_MAX);
-        // SAFETY: one unit, hence no more words than a place has; the rest is passed on to the caller.
+        // SAFETY: one unit, hence no more words than a place has; the rest is passed on to the
+        // caller.
         unsafe { self.kernel.launch(stream, data, length.into(), length, words) }
     }
 

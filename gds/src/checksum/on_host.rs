@@ -32,8 +32,8 @@ impl OnHost {
         Some(Self(library.unwrap()))
     }
 
-    /// The checksums of the units of `data`, each as the exclusive or of its parts. Threads run in the order of their numbers
-    /// and, as if in another run, against it.
+    /// The checksums of the units of `data`, each as the exclusive or of its parts. Threads run in
+    /// the order of their numbers and, as if in another run, against it.
     fn checksums(&self, data: &[u8], unit: u32, parts: u32) -> Vec<u32> {
         let forward = self.run(data, unit, parts, false);
         assert_eq!(forward, self.run(data, unit, parts, true), "the order of threads matters");
@@ -47,7 +47,8 @@ impl OnHost {
         type Run = unsafe extern "C" fn(*const u8, u64, c_uint, c_uint, *mut c_uint, bool) -> bool;
         let units = data.len().div_ceil(unit as usize);
         let mut words = vec![0xdead_beef; units * parts as usize];
-        // SAFETY: the function has this type; the kernel reads `data`, and writes a word for each part of each unit.
+        // SAFETY: the function has this type; the kernel reads `data`, and writes a word for each
+        // part of each unit.
         let met = unsafe {
             let run = self.0.get::<Run>(b"run_on_host").unwrap();
             run(data.as_ptr(), data.len() as u64, unit, parts, words.as_mut_ptr(), backward)
@@ -162,7 +163,8 @@ fn the_kernel_takes_crc32c_in_as_many_parts_as_it_is_asked_for() {
             }
         }
     }
-    // As they are launched: units of the usual size, one of them short, and what the tier in host memory takes.
+    // As they are launched: units of the usual size, one of them short, and what the tier in host
+    // memory takes.
     for unit in [256 << 10, 64 << 10, 4 << 10] {
         kernel.check(&fenced.bytes()[..(9 << 16) - 13], unit, parts_of(unit));
     }

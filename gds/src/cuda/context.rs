@@ -1,4 +1,5 @@
-//! Which GPU a thread's calls mean: borrowed for a call and given back, for the framework beside us counts on its own.
+//! Which GPU a thread's calls mean: borrowed for a call and given back, for the framework beside us
+//! counts on its own.
 
 use std::marker::PhantomData;
 
@@ -6,7 +7,8 @@ use cudarc::driver::{result, sys};
 
 use super::{CudaError, Gpu};
 
-/// A thread that has entered a GPU's context. When this goes the thread is in the one that it came from, or in none.
+/// A thread that has entered a GPU's context. When this goes the thread is in the one that it came
+/// from, or in none.
 #[derive(Debug)]
 pub struct Entered<'a> {
     /// What the thread was in, where that was another.

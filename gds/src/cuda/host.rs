@@ -1,4 +1,5 @@
-//! Page-locked memory of the host: the GPU's copy engines reach it without the driver's help, and kernels by its address.
+//! Page-locked memory of the host: the GPU's copy engines reach it without the driver's help, and
+//! kernels by its address.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -8,7 +9,8 @@ use cudarc::driver::{result, sys};
 
 use super::{CudaError, DevicePointer, Gpu};
 
-/// Host memory that is page-locked for the GPU while this lives: copies to and from it need no bounce of the driver's.
+/// Host memory that is page-locked for the GPU while this lives: copies to and from it need no
+/// bounce of the driver's.
 #[derive(Debug)]
 pub(crate) struct HostLock {
     gpu: Arc<Gpu>,
@@ -44,7 +46,8 @@ impl Drop for HostLock {
     }
 }
 
-/// Page-locked memory, undefined at first, that every GPU of the process sees at the host's own addresses. Freed on drop.
+/// Page-locked memory, undefined at first, that every GPU of the process sees at the host's own
+/// addresses. Freed on drop.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     gpu: Arc<Gpu>,
@@ -84,7 +87,8 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: allocated in `new`, freed once; whoever began copies or kernels here has waited for them.
+            // SAFETY: allocated in `new`, freed once; whoever began copies or kernels here has
+            // waited for them.
             let _ = unsafe { result::free_host(self.base.as_ptr().cast()) };
         }
     }
@@ -110,7 +114,8 @@ impl HostWords {
         DevicePointer(self.place(word) as u64)
     }
 
-    /// What a word holds. What a kernel put there is seen once an event behind the kernel has happened.
+    /// What a word holds. What a kernel put there is seen once an event behind the kernel has
+    /// happened.
     pub(crate) fn read(&self, word: u32) -> u32 {
         // SAFETY: within the allocation, aligned as that is, and read as memory that others write.
         unsafe { self.place(word).read_volatile() }

@@ -1,4 +1,5 @@
-//! Batches: one call for many transfers. A batch is used again only when all of its entries have ended.
+//! Batches: one call for many transfers. A batch is used again only when all of its entries have
+//! ended.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub(crate) struct CuFileBatch {
     outstanding: usize,
 }
 
-// SAFETY: a batch's handle may be used from any thread, by one at a time, which `&mut self` sees to.
+// SAFETY: a batch's handle may be used from any thread, by one at a time, which `&mut self` sees
+// to.
 unsafe impl Send for CuFileBatch {}
 
 impl CuFileBatch {
@@ -84,16 +86,17 @@ impl CuFileBatch {
         });
     }
 
-    /// Submits what was added. On an error all of it is as if it had never been added, or on its way: the caller
-    /// cancels to know.
+    /// Submits what was added. On an error all of it is as if it had never been added, or on its
+    /// way: the caller cancels to know.
     ///
     /// # Safety
-    /// The memory of every entry stays allocated, and nobody touches it in a way that races with its transfer, until
-    /// the entry has ended.
+    /// The memory of every entry stays allocated, and nobody touches it in a way that races with
+    /// its transfer, until the entry has ended.
     pub(crate) unsafe fn submit(&mut self) -> Result<(), CuFileError> {
         let submit = self.driver.library().functions.batch_submit.clone()?;
         let count = self.entries.len();
-        // SAFETY: the entries are valid and as many as is said; their memory is passed on to the caller.
+        // SAFETY: the entries are valid and as many as is said; their memory is passed on to the
+        // caller.
         let answer = unsafe { submit(self.handle, count as u32, self.entries.as_mut_ptr(), 0) };
         self.entries.clear();
         CuFileError::check(answer, format!("submit a batch of {count} transfers"))?;
@@ -136,7 +139,8 @@ impl CuFileBatch {
 
 impl Drop for CuFileBatch {
     fn drop(&mut self) {
-        // A batch that is on its way is left to the process's end: destroying it would not stop the SSD.
+        // A batch that is on its way is left to the process's end: destroying it would not stop the
+        // SSD.
         if self.outstanding > 0 {
             return;
         }

@@ -1,4 +1,5 @@
-//! The driver of cuFile: opened once for all of this process, with the mode that is in force as a fact read from it.
+//! The driver of cuFile: opened once for all of this process, with the mode that is in force as a
+//! fact read from it.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -107,7 +108,8 @@ pub enum DriverOpenError {
 /// Batches are cut to this even where the driver allows more: cuFile documents it as the most.
 const BATCH_ENTRIES_MAX: u32 = 128;
 
-/// Drivers open in this process. cuFile's state is the process's, so the count of its users is, too.
+/// Drivers open in this process. cuFile's state is the process's, so the count of its users is,
+/// too.
 static USERS: PerProcess<Mutex<Users>> =
     PerProcess::new(|| Mutex::new(Users { count: 0, ours: false, compat: Compat::Forbidden }));
 
@@ -134,8 +136,8 @@ impl Driver {
         let mut users = USERS.get().lock().unwrap_or_else(PoisonError::into_inner);
         if users.count == 0 {
             if let Ok(set) = &functions.set_parameter {
-                // SAFETY: no memory arguments. An answer that it cannot be set is no matter: what is in force is
-                // read below.
+                // SAFETY: no memory arguments. An answer that it cannot be set is no matter: what
+                // is in force is read below.
                 unsafe { set(sys::PARAMETER_ALLOW_COMPAT, compat == Compat::Named) };
             }
             // SAFETY: the function takes nothing.
@@ -152,7 +154,8 @@ impl Driver {
                 users.count += 1;
                 drop(users);
                 let this = Arc::new(Self { library, facts, process: std::process::id() });
-                // What it says of its features does not tell: the bit is not set before it has opened by itself.
+                // What it says of its features does not tell: the bit is not set before it has
+                // opened by itself.
                 CuFileBatch::new(&this, 1).map_err(DriverOpenError::NoBatches)?;
                 Ok(this)
             }
@@ -204,7 +207,8 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// What an open that failed means: without compat mode the library does not open where there is no direct way.
+/// What an open that failed means: without compat mode the library does not open where there is no
+/// direct way.
 fn not_opened(error: CuFileError, compat: Compat) -> DriverOpenError {
     match error {
         CuFileError::Call { code, .. }
@@ -239,7 +243,8 @@ fn read_facts(
         if mode == Mode::Compat {
             return Err(DriverOpenError::NotDirect { why: why_not_direct(&found) });
         }
-        // The parameter reads false where nobody has set it, whatever the configuration says; the bit counts as well.
+        // The parameter reads false where nobody has set it, whatever the configuration says; the
+        // bit counts as well.
         let allowed = found.control & (1 << sys::ALLOW_COMPAT) != 0;
         if allowed || parameter(sys::PARAMETER_ALLOW_COMPAT) == Some(true) {
             return Err(why_allowed(library, users));
@@ -288,7 +293,8 @@ fn why_allowed(library: &CuFileLibrary, users: &Users) -> DriverOpenError {
     DriverOpenError::CompatAllowed { why, advice }
 }
 
-/// The mode that the driver's own words amount to. `peer_to_peer` is its answer where it has a call for that.
+/// The mode that the driver's own words amount to. `peer_to_peer` is its answer where it has a call
+/// for that.
 fn mode_in_force(
     found: &sys::Properties,
     peer_to_peer: Option<bool>,
@@ -355,7 +361,8 @@ impl RegisteredFile {
     pub(crate) fn probe(&self, memory: &RegisteredMemory, length: usize) -> Result<(), Status> {
         let read = self.driver.library.functions.read.as_ref().map_err(CuFileError::status)?;
         let to = memory.base.0 as *mut c_void;
-        // SAFETY: the memory is registered and at least as long (the caller's ring); the call returns when it is done.
+        // SAFETY: the memory is registered and at least as long (the caller's ring); the call
+        // returns when it is done.
         let answer = unsafe { read(self.handle, to, length, 0, 0) };
         match transfer_result(answer)? {
             moved if moved as usize == length => Ok(()),
@@ -385,7 +392,8 @@ pub(crate) struct RegisteredMemory {
 impl RegisteredMemory {
     /// Registers a whole allocation.
     pub(crate) fn of(driver: &Arc<Driver>, memory: &DeviceMemory) -> Result<Self, CuFileError> {
-        // SAFETY: the caller's allocation; the ring and the regions of a queue keep it for longer than this.
+        // SAFETY: the caller's allocation; the ring and the regions of a queue keep it for longer
+        // than this.
         unsafe { Self::new(driver, memory.base(), memory.len()) }
     }
 

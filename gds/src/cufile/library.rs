@@ -1,6 +1,7 @@
 //! Where cuFile's library lives, and its functions.
 //!
-//! It comes with CUDA, and as a Python package that `PyTorch` depends on; neither puts it where every loader looks.
+//! It comes with CUDA, and as a Python package that `PyTorch` depends on; neither puts it where
+//! every loader looks.
 
 use std::ffi::{OsString, c_int, c_uint};
 use std::fmt;
@@ -32,8 +33,8 @@ pub struct CuFileLibrary {
 }
 
 impl CuFileLibrary {
-    /// Opens the library: the named file and no other (by `TIDELOG_CUFILE` in the environment, where the caller names none),
-    /// or the first that opens of the places where it lives.
+    /// Opens the library: the named file and no other (by `TIDELOG_CUFILE` in the environment,
+    /// where the caller names none), or the first that opens of the places where it lives.
     pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
         let places = || {
             let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -72,8 +73,8 @@ impl fmt::Debug for CuFileLibrary {
     }
 }
 
-/// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of the environment
-/// that is active, and of the `PyTorch` that is loaded in this process.
+/// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of
+/// the environment that is active, and of the `PyTorch` that is loaded in this process.
 fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
     let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]

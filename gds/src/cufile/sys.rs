@@ -1,5 +1,6 @@
-//! cuFile's types as its library lays them out. Codes are integers here, not enums: a number that this version does not
-//! know must not be undefined behaviour. A test compares every size and offset with types generated from the header.
+//! cuFile's types as its library lays them out. Codes are integers here, not enums: a number that
+//! this version does not know must not be undefined behaviour. A test compares every size and
+//! offset with types generated from the header.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -15,8 +16,8 @@ pub(crate) struct Error {
 
 /// `CU_FILE_CUDA_DRIVER_ERROR`.
 pub(crate) const CUDA_DRIVER_ERROR: c_int = 5011;
-/// Codes by which an open says that no direct way works: nvidia-fs is not loaded, is another version, is not for this
-/// platform, or does not start.
+/// Codes by which an open says that no direct way works: nvidia-fs is not loaded, is another
+/// version, is not for this platform, or does not start.
 pub(crate) const NOT_DIRECT: [c_int; 7] = [5001, 5004, 5005, 5007, 5010, 5033, 5048];
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
 pub(crate) const DRIVER_ALREADY_OPEN: c_int = 5026;
@@ -91,7 +92,8 @@ pub(crate) struct Properties {
 
 /// `CU_FILE_NVME_SUPPORTED`, a bit of [`Properties::status`].
 pub(crate) const NVME_SUPPORTED: u32 = 4;
-/// `CU_FILE_NVME_P2P_SUPPORTED`: of libraries without `cuFileDriverGetP2PFlags`; newer ones do not set it.
+/// `CU_FILE_NVME_P2P_SUPPORTED`: of libraries without `cuFileDriverGetP2PFlags`; newer ones do not
+/// set it.
 pub(crate) const NVME_P2P_SUPPORTED: u32 = 11;
 /// `CUFILE_P2PDMA`, a bit of what `cuFileDriverGetP2PFlags` returns.
 pub(crate) const P2PDMA: u32 = 0;

@@ -29,7 +29,8 @@ pub(super) type GdrHandle = *mut c_void;
 #[repr(C)]
 pub(super) struct Pinned(c_ulong);
 
-/// What it says of pinned memory (`gdr_info_v2_t`). Newer versions write more at the end, for which there is room.
+/// What it says of pinned memory (`gdr_info_v2_t`). Newer versions write more at the end, for which
+/// there is room.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Info {
@@ -45,8 +46,8 @@ pub(super) struct Info {
 }
 
 impl GdrLibrary {
-    /// Opens the library: the named file and no other (by `TIDELOG_GDRAPI` in the environment, where the caller names none), or
-    /// the first that opens of the places where it lives.
+    /// Opens the library: the named file and no other (by `TIDELOG_GDRAPI` in the environment,
+    /// where the caller names none), or the first that opens of the places where it lives.
     ///
     /// # Errors
     /// What was tried.

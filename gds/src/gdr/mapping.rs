@@ -27,8 +27,8 @@ pub struct MappedMemory {
     memory: DeviceMemory,
 }
 
-// SAFETY: the library's functions may be called from any thread, and only `drop` calls them. Nobody reads or writes through
-// the mapping here.
+// SAFETY: the library's functions may be called from any thread, and only `drop` calls them. Nobody
+// reads or writes through the mapping here.
 unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for MappedMemory {}
@@ -71,7 +71,8 @@ impl MappedMemory {
         };
         let size = ByteCount(whole as u64);
         let mut pinned = Pinned::default();
-        // SAFETY: the range lies within the allocation, which is freed after it was unpinned. Tokens are not used any more.
+        // SAFETY: the range lies within the allocation, which is freed after it was unpinned.
+        // Tokens are not used any more.
         let answer = unsafe { pin(session, base.0, whole, 0, 0, &raw mut pinned) };
         check(answer, || format!("pin {size} of GPU memory (its BAR may be too small, or full)"))?;
         this.pinned = Some(pinned);
@@ -106,8 +107,8 @@ fn check(answer: i32, what: impl FnOnce() -> String) -> Result<(), GdrError> {
     if errno == 0 { Ok(()) } else { Err(GdrError::Call { what: what(), errno }) }
 }
 
-// SAFETY: the mapping was made for this value alone, is as long as it says, and goes when this is dropped. The allocation is
-// this value's too.
+// SAFETY: the mapping was made for this value alone, is as long as it says, and goes when this is
+// dropped. The allocation is this value's too.
 unsafe impl PeerMemory for MappedMemory {
     fn span(&self) -> (NonNull<u8>, usize) {
         (self.start, self.length)

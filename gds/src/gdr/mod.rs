@@ -1,9 +1,9 @@
-//! GPU memory that other PCI devices read and write themselves: gdrcopy's mapping of the GPU's BAR, behind the engine's
-//! [`PeerMemory`](tidelog_engine::memory::peer::PeerMemory).
+//! GPU memory that other PCI devices read and write themselves: gdrcopy's mapping of the GPU's BAR,
+//! behind the engine's [`PeerMemory`](tidelog_engine::memory::peer::PeerMemory).
 //!
-//! gdrcopy pins GPU memory (in pages of 64 KiB) and maps it into the process. What a data path does with the mapping, and
-//! whether an IOMMU translates it, is its own affair; nobody here reads or writes through it. The kernel module `gdrdrv`
-//! does the pinning.
+//! gdrcopy pins GPU memory (in pages of 64 KiB) and maps it into the process. What a data path does
+//! with the mapping, and whether an IOMMU translates it, is its own affair; nobody here reads or
+//! writes through it. The kernel module `gdrdrv` does the pinning.
 #![allow(unsafe_code)]
 
 mod library;

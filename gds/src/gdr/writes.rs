@@ -1,8 +1,8 @@
 //! What other devices have written to a GPU's memory, made visible to the GPU before it reads that.
 //!
-//! A device's writes and the word that it is done go different ways: the host may have seen the word while the bytes are still
-//! on their way within the GPU. Some GPUs keep them in order; for others the driver has a flush (CUDA driver API,
-//! `cuFlushGPUDirectRDMAWrites`).
+//! A device's writes and the word that it is done go different ways: the host may have seen the
+//! word while the bytes are still on their way within the GPU. Some GPUs keep them in order; for
+//! others the driver has a flush (CUDA driver API, `cuFlushGPUDirectRDMAWrites`).
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! The engine's data path to GPU memory: whoever names it gets cuFile, or a reason.
 //!
-//! cuFile moves the memory of the path's own GPU, of which the host sees nothing: checksums are the GPU's. The kernel does the
-//! rest on the same files, by a few threads of the engine's `posix` path: the host's memory, and what cuFile has no call for
-//! (flush, zeroes, deallocation, a write that must be on the medium).
+//! cuFile moves the memory of the path's own GPU, of which the host sees nothing: checksums are the
+//! GPU's. The kernel does the rest on the same files, by a few threads of the engine's `posix`
+//! path: the host's memory, and what cuFile has no call for (flush, zeroes, deallocation, a write
+//! that must be on the medium).
 #![allow(unsafe_code)]
 
 mod provider;
@@ -29,7 +30,8 @@ const NAP: Duration = Duration::from_micros(40);
 /// So many looks without a sleep come first, for transfers that are about to end.
 const LOOKS: u32 = 50;
 
-/// Tags from here on are ours, for the kernel's flush behind a write of cuFile: the rest is the write's slot.
+/// Tags from here on are ours, for the kernel's flush behind a write of cuFile: the rest is the
+/// write's slot.
 const OURS: u64 = 1 << 63;
 
 /// One queue of cuFile to files and block devices, as the engine wants it.
@@ -68,8 +70,8 @@ impl GdsPath {
         }
         let (slot, operation) = self.slots.keep(operation);
         let request = WindowRequest::of(slot, operation, memory);
-        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
-        // (`GpuSlice::new`), and that comes after the answer.
+        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which
+        // stays until the completion (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { self.queue.submit(request) };
         // The queue has as many places as there are slots.
         match taken.err().and_then(|_| self.slots.take(slot)) {
@@ -141,9 +143,9 @@ impl GdsPath {
     }
 }
 
-// SAFETY: an operation of the GPU's memory lies in its slot until the queue has answered (its word that no device touches
-// the memory) and, where one was needed, until the kernel's flush has ended. Success is claimed for whole extents only. All
-// other operations are the kernel path's, unchanged.
+// SAFETY: an operation of the GPU's memory lies in its slot until the queue has answered (its word
+// that no device touches the memory) and, where one was needed, until the kernel's flush has ended.
+// Success is claimed for whole extents only. All other operations are the kernel path's, unchanged.
 unsafe impl DataPath for GdsPath {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

@@ -28,7 +28,8 @@ impl CallerRegion {
     /// So many bytes from `base` on.
     ///
     /// # Safety
-    /// They are the path's GPU's, and stay allocated until every pool that is opened with them is closed.
+    /// They are the path's GPU's, and stay allocated until every pool that is opened with them is
+    /// closed.
     pub unsafe fn new(base: DevicePointer, length: usize) -> Self {
         Self { base, length }
     }
@@ -45,8 +46,8 @@ pub struct GdsOptions {
     pub compat: Compat,
     /// The staging ring. Its depth is the engine's.
     pub queue: QueueOptions,
-    /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile refuses to register goes
-    /// through it like other memory, and the path's notes say why.
+    /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile
+    /// refuses to register goes through it like other memory, and the path's notes say why.
     pub registered: Vec<CallerRegion>,
 }
 

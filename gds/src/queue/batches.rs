@@ -18,8 +18,8 @@ use crate::cufile::{CuFileBatch, CuFileError, CuFileTransfer, Driver, sys};
 const BATCHES_MAX: usize = 8;
 const BATCHES_EACH: usize = 2;
 
-/// So often in a row the library may say that it is full before that counts as a failure. Others in this process may
-/// fill it, too.
+/// So often in a row the library may say that it is full before that counts as a failure. Others in
+/// this process may fill it, too.
 const FULL_MAX: u32 = 10_000;
 
 /// The batches of a queue.
@@ -208,7 +208,8 @@ impl Batches {
         }
     }
 
-    /// A batch was refused, and nobody says how much of it had begun by then. Returns what became of its parts.
+    /// A batch was refused, and nobody says how much of it had begun by then. Returns what became
+    /// of its parts.
     fn abandon(&mut self, at: usize, status: Status) -> PartStatus {
         let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {

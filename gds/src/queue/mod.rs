@@ -1,5 +1,6 @@
-//! Transfers between GPU memory and SSDs, in batches of cuFile: the engine's window, whose rules of order hold
-//! because cuFile is not ordered with CUDA's streams, and what fills its chunks from SSDs and empties them to SSDs.
+//! Transfers between GPU memory and SSDs, in batches of cuFile: the engine's window, whose rules of
+//! order hold because cuFile is not ordered with CUDA's streams, and what fills its chunks from
+//! SSDs and empties them to SSDs.
 #![allow(unsafe_code)]
 
 mod batches;
@@ -82,7 +83,8 @@ pub struct CuFileQueue {
 }
 
 impl CuFileQueue {
-    /// Registers `devices`, and staging memory on `gpu`, and reads a block of each device to see whether it works.
+    /// Registers `devices`, and staging memory on `gpu`, and reads a block of each device to see
+    /// whether it works.
     pub fn open(
         gpu: &Arc<Gpu>,
         driver: &Arc<Driver>,
@@ -137,8 +139,9 @@ impl CuFileQueue {
         self.window.in_flight()
     }
 
-    /// Registers memory of the caller, so that aligned transfers of it need no copy. Memory of `cuMemAlloc`: what was mapped by
-    /// `cuMemMap`, as frameworks' expandable segments are, is refused with that said, and goes through the ring.
+    /// Registers memory of the caller, so that aligned transfers of it need no copy. Memory of
+    /// `cuMemAlloc`: what was mapped by `cuMemMap`, as frameworks' expandable segments are, is
+    /// refused with that said, and goes through the ring.
     ///
     /// # Safety
     /// The memory stays allocated for as long as the queue.
@@ -163,8 +166,9 @@ impl CuFileQueue {
     /// Takes a request, or gives it back when the queue is full.
     ///
     /// # Safety
-    /// The request names a device of this queue, and lies within it. Its memory is as long as it says, and until its
-    /// answer it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
+    /// The request names a device of this queue, and lies within it. Its memory is as long as it
+    /// says, and until its answer it stays allocated; nobody writes it meanwhile, nor reads what a
+    /// read writes.
     pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
         // SAFETY: passed on to the caller.
         unsafe { self.window.submit(request) }
@@ -183,8 +187,8 @@ impl CuFileQueue {
         self.window.advance();
         self.window.ready(&mut self.ready);
         if let Some(registered) = &self.registered {
-            // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the caller's until the answer;
-            // both stay as they are while the part is in flight.
+            // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the
+            // caller's until the answer; both stay as they are while the part is in flight.
             unsafe {
                 self.batches.submit(&mut self.ready, registered, &self.window, &mut self.told);
             }
@@ -203,7 +207,8 @@ impl CuFileQueue {
         self.window.has_completions()
     }
 
-    /// Asks that requests end soon: the one with this tag, or all. What has not reached an SSD does not.
+    /// Asks that requests end soon: the one with this tag, or all. What has not reached an SSD does
+    /// not.
     pub fn abort(&mut self, tag: Option<u64>) {
         self.window.abort(tag);
         if tag.is_none() {
@@ -222,8 +227,8 @@ impl CuFileQueue {
 impl Drop for CuFileQueue {
     fn drop(&mut self) {
         let _entered = self.gpu.enter();
-        // Copies end by themselves. What an SSD has not let go of is leaked: unmapping it would let the SSD write
-        // into memory that is somebody else's by then.
+        // Copies end by themselves. What an SSD has not let go of is leaked: unmapping it would let
+        // the SSD write into memory that is somebody else's by then.
         if !self.window.stop() || self.window.is_any_in_flight() {
             std::mem::forget(self.registered.take());
         }

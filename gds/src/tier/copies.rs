@@ -1,4 +1,5 @@
-//! The GPU's part of a job: its copies, the checksums behind them, and the event that tells when both are done.
+//! The GPU's part of a job: its copies, the checksums behind them, and the event that tells when
+//! both are done.
 
 use std::sync::Arc;
 
@@ -52,16 +53,19 @@ impl TierCopies {
         self.gpu.stay()
     }
 
-    /// Puts a job into the stream, in a slot in which none runs. If that fails, nothing touches its memory.
+    /// Puts a job into the stream, in a slot in which none runs. If that fails, nothing touches its
+    /// memory.
     pub(super) fn begin(&mut self, slot: usize, work: &Work) -> Result<(), CudaError> {
         self.reserve(slot, work.range().length)?;
         self.enqueue(slot, work).inspect_err(|_| {
-            // A part may be under way. Where this fails too, the context is lost and nothing runs in it.
+            // A part may be under way. Where this fails too, the context is lost and nothing runs
+            // in it.
             let _ = self.stream.synchronize();
         })
     }
 
-    /// Waits for the job in a slot, and returns the checksums of its bytes on the GPU, one for each [`UNIT`].
+    /// Waits for the job in a slot, and returns the checksums of its bytes on the GPU, one for each
+    /// [`UNIT`].
     pub(super) fn finish(&self, slot: usize) -> Result<Vec<u32>, CudaError> {
         let slot = &self.slots[slot];
         slot.done.wait()?;
@@ -85,14 +89,17 @@ impl TierCopies {
         // SAFETY: whoever gave the range keeps its event open until the job's end is told.
         unsafe { after.map_or(Ok(()), |after| self.stream.wait_for_raw(after.as_raw())) }?;
         match work {
-            // SAFETY: nobody writes the source until the job's end is told; the room is the job's alone.
+            // SAFETY: nobody writes the source until the job's end is told; the room is the job's
+            // alone.
             Work::Put { room, .. } => unsafe { self.copy_out(address, room) }?,
-            // SAFETY: nobody else touches the destination until then; the job holds the copy, which nobody writes.
+            // SAFETY: nobody else touches the destination until then; the job holds the copy, which
+            // nobody writes.
             Work::Get { held, .. } => unsafe { self.copy_in(&held.room, address) }?,
             Work::Verify { .. } => {}
         }
         let Slot { done, words, .. } = &self.slots[slot];
-        // SAFETY: as above of the GPU's bytes; the slot's words are enough for them, and nobody else's until `done`.
+        // SAFETY: as above of the GPU's bytes; the slot's words are enough for them, and nobody
+        // else's until `done`.
         unsafe {
             let (data, words) = (DevicePointer(address), words.address(0));
             self.kernel.launch(&self.stream, data, length as u64, UNIT, words)?;

@@ -1,4 +1,5 @@
-//! One direction of the tier: jobs wait, urgent ones first, and a thread takes them through the GPU's copies.
+//! One direction of the tier: jobs wait, urgent ones first, and a thread takes them through the
+//! GPU's copies.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,8 @@ use super::copies::{SLOTS, TierCopies};
 use super::{HostTierError, Work};
 use crate::cuda::CudaError;
 
-/// Something to do, whose end is told once: as stopped where it is dropped without having been ended.
+/// Something to do, whose end is told once: as stopped where it is dropped without having been
+/// ended.
 struct Job {
     open: Option<(Work, Notify)>,
     number: u64,
@@ -196,7 +198,8 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// The thread's own. Fields drop in this order: copies wait for the GPU, then jobs are told, then the line is.
+/// The thread's own. Fields drop in this order: copies wait for the GPU, then jobs are told, then
+/// the line is.
 struct Worker {
     copies: TierCopies,
     /// Begun, in the order in which they end, with their slots.

@@ -1,9 +1,11 @@
-//! Host memory as a tier for a GPU's tensors: page-locked, as large as it was asked to be, all of it from the start.
+//! Host memory as a tier for a GPU's tensors: page-locked, as large as it was asked to be, all of
+//! it from the start.
 //!
-//! Two threads take tensors out and back, each with a stream of its own, so that both of the GPU's copy engines work
-//! at once. The GPU takes the CRC32C of what leaves and of what has come back, and the two are compared: what host
-//! memory or the link changed is an error, never other bytes. Whoever sends tensors here counts their bytes: as many
-//! as the tier has fit, in whatever order they come and go.
+//! Two threads take tensors out and back, each with a stream of its own, so that both of the GPU's
+//! copy engines work at once. The GPU takes the CRC32C of what leaves and of what has come back,
+//! and the two are compared: what host memory or the link changed is an error, never other bytes.
+//! Whoever sends tensors here counts their bytes: as many as the tier has fit, in whatever order
+//! they come and go.
 #![allow(unsafe_code)]
 
 mod copies;
@@ -117,8 +119,8 @@ impl HostTier {
         Ok(Self { out, back, books: Arc::default(), space: TierSpace::new(bytes), memory })
     }
 
-    /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is the caller's again
-    /// when the end is told.
+    /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is
+    /// the caller's again when the end is told.
     pub fn put(
         &self,
         id: TensorId,
@@ -135,8 +137,8 @@ impl HostTier {
         self.out.submit(Work::Put { source, id, room, books }, urgency, notify)
     }
 
-    /// Copies a tensor back, whole, and compares it with its checksums; the copy stays. The memory is the caller's again
-    /// when the end is told.
+    /// Copies a tensor back, whole, and compares it with its checksums; the copy stays. The memory
+    /// is the caller's again when the end is told.
     pub fn get(
         &self,
         id: TensorId,
@@ -165,8 +167,8 @@ impl HostTier {
         self.books.lock().remove(&id).is_some()
     }
 
-    /// Cancels what has not begun, and waits for the rest: afterwards nothing touches a caller's memory. What comes is
-    /// refused.
+    /// Cancels what has not begun, and waits for the rest: afterwards nothing touches a caller's
+    /// memory. What comes is refused.
     pub fn close(&self) {
         self.out.close();
         self.back.close();

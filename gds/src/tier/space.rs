@@ -1,5 +1,5 @@
-//! Which bytes of the tier are whose. Any free bytes can be given out, in pieces where there is no run of them that
-//! is long enough: what is free always suffices for as many bytes.
+//! Which bytes of the tier are whose. Any free bytes can be given out, in pieces where there is no
+//! run of them that is long enough: what is free always suffices for as many bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -12,7 +12,8 @@ pub use nvml::{NvmlGpu, NvmlUnavailable, gpus as nvml_gpus};
 pub use pci::{Acs, PciDevice, PciLink, Sysfs, acs_in, payload_of};
 pub use place::GpuLocality;
 
-/// How far two devices of PCI Express are apart, nearest first. The short names are those of `nvidia-smi topo`.
+/// How far two devices of PCI Express are apart, nearest first. The short names are those of
+/// `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// Below one switch, with this many bridges between: what they exchange does not reach the CPU.
@@ -55,8 +56,8 @@ pub fn distance(one: &PciDevice, other: &PciDevice) -> Distance {
     }
 }
 
-/// For each SSD the GPU that it serves best: the nearest, and of several as near the one with the fewest SSDs. Answers
-/// indices into `gpus`; nothing where there is no GPU.
+/// For each SSD the GPU that it serves best: the nearest, and of several as near the one with the
+/// fewest SSDs. Answers indices into `gpus`; nothing where there is no GPU.
 pub fn assign(gpus: &[PciDevice], ssds: &[PciDevice]) -> Vec<Option<usize>> {
     let mut load = vec![0_usize; gpus.len()];
     ssds.iter()

@@ -24,8 +24,9 @@ impl PciLink {
     }
 }
 
-/// What of a link's bytes per second is payload. Packets carry 256 bytes on most machines, and 24 more: 4 that begin one and
-/// number it, a header of 16, a checksum of 4 (PCI Express Base Specification 3.0, chapters 2 to 4).
+/// What of a link's bytes per second is payload. Packets carry 256 bytes on most machines, and 24
+/// more: 4 that begin one and number it, a header of 16, a checksum of 4 (PCI Express Base
+/// Specification 3.0, chapters 2 to 4).
 pub fn payload_of(bytes_per_second: u64) -> u64 {
     const PAYLOAD: u64 = 256;
     const AROUND_IT: u64 = 24;
@@ -103,7 +104,8 @@ impl PciDevice {
         std::iter::once(self.root.as_str()).chain(bridges).chain([self.address.as_str()]).collect()
     }
 
-    /// Its link at work. An idle GPU's runs slower, and so does that of the bridge above: only an SSD's is as fast as it is now.
+    /// Its link at work. An idle GPU's runs slower, and so does that of the bridge above: only an
+    /// SSD's is as fast as it is now.
     fn link_at_work(&self) -> Option<PciLink> {
         if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
     }
@@ -145,8 +147,9 @@ impl Sysfs {
         addresses.iter().filter_map(|address| self.pci_device(address)).collect()
     }
 
-    /// What devices can exchange with the host in one direction, together, in bytes per second: each as much as its own link
-    /// carries, and those below one bridge no more than that bridge's. `None` where the tables do not bound it.
+    /// What devices can exchange with the host in one direction, together, in bytes per second:
+    /// each as much as its own link carries, and those below one bridge no more than that bridge's.
+    /// `None` where the tables do not bound it.
     pub fn bandwidth_to_host(&self, devices: &[&PciDevice]) -> Option<u64> {
         let mut ways: Vec<Vec<&str>> = devices.iter().map(|device| device.way()).collect();
         ways.sort();
@@ -154,8 +157,8 @@ impl Sysfs {
         Some(self.carried(&ways)).filter(|&together| together < u64::MAX)
     }
 
-    /// What ways carry together that are one way as far as here, given in order; equal ones, of namespaces of one controller, are
-    /// one. What no table bounds is endless.
+    /// What ways carry together that are one way as far as here, given in order; equal ones, of
+    /// namespaces of one controller, are one. What no table bounds is endless.
     fn carried(&self, ways: &[&[&str]]) -> u64 {
         let apart = ways.chunk_by(|one, other| one.first() == other.first());
         let each = apart.map(|below| {
@@ -194,7 +197,8 @@ impl Sysfs {
         })
     }
 
-    /// The PCI devices that a block device belongs to: several where several `NVMe` controllers share a namespace.
+    /// The PCI devices that a block device belongs to: several where several `NVMe` controllers
+    /// share a namespace.
     pub fn pci_of_block(&self, name: &str) -> Vec<PciDevice> {
         self.pci_behind(&self.0.join("class/block").join(name))
     }
@@ -221,8 +225,8 @@ impl Sysfs {
         self.pci_device(chain.last()?)
     }
 
-    /// The names of the namespaces of an `NVMe` controller, as in `nvme0n1`; of one that it may share with others, too,
-    /// whether or not the kernel shows a device of that name.
+    /// The names of the namespaces of an `NVMe` controller, as in `nvme0n1`; of one that it may
+    /// share with others, too, whether or not the kernel shows a device of that name.
     pub fn namespaces(&self, controller: &PciDevice) -> Vec<String> {
         let blocks = self.0.join("class/block");
         let is_beneath = |name: &String| {
@@ -293,8 +297,8 @@ fn is_address(name: &str) -> bool {
         })
 }
 
-/// The namespace to which a block device of a controller leads. With multipath it is a path, hidden and without a number:
-/// `nvme0c1n1` leads through the controller 1 to `nvme0n1`.
+/// The namespace to which a block device of a controller leads. With multipath it is a path, hidden
+/// and without a number: `nvme0c1n1` leads through the controller 1 to `nvme0n1`.
 fn namespace_of(name: &str) -> String {
     let path =
         name.split_once('c').and_then(|(system, path)| Some((system, path.split_once('n')?)));

@@ -137,7 +137,8 @@ fn ssds_share_the_links_above_them_and_no_others() {
     assert_eq!(own, 3_938_461_538, "as an SSD's link runs, not as it could");
     assert_eq!(sysfs.bandwidth_to_host(&[&below, &beside, &other]), Some(3 * own));
     assert_eq!(sysfs.bandwidth_to_host(&[&below, &below]), Some(own), "one device");
-    // A second SSD in the switch, whose way up has two lanes of the older kind: as much as one SSD's link.
+    // A second SSD in the switch, whose way up has two lanes of the older kind: as much as one
+    // SSD's link.
     machine.add(
         "pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:02.0/0000:3f:00.0",
         SSD.0,
@@ -184,7 +185,8 @@ fn a_namespace_leads_to_its_controller() {
     assert_eq!(sysfs.namespaces(&controller), ["nvme0n1"]);
 }
 
-/// With multipath the kernel shows a namespace beneath its subsystem, and beneath each controller a hidden path to it.
+/// With multipath the kernel shows a namespace beneath its subsystem, and beneath each controller a
+/// hidden path to it.
 #[test]
 fn a_namespace_that_controllers_share_leads_to_all_of_them() {
     let machine = two_sockets();

@@ -24,7 +24,8 @@ pub fn agree(gpu: &Arc<Gpu>, bytes: &[u8], cases: &[(usize, usize, usize)]) {
         let bytes = &bytes[first..first + length];
         let (at, parts) = (data.base().offset(first as u64), parts_of(unit as u32) as usize);
         let words = DeviceMemory::new(gpu, length.div_ceil(unit) * parts * 4).unwrap();
-        // SAFETY: both outlive the synchronisation below, and nobody else touches them, nor the place.
+        // SAFETY: both outlive the synchronisation below, and nobody else touches them, nor the
+        // place.
         unsafe {
             kernel.launch(&stream, at, length as u64, unit as u32, words.base()).unwrap();
             checksums.take(&stream, at, length as u32, 0).unwrap();

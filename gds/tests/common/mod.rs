@@ -35,7 +35,8 @@ pub fn one_file(name: &str) -> (Directory, [DeviceSpec; 1]) {
     (directory, file)
 }
 
-/// The same, open by cuFile, for tensors of a GPU; those in these regions are read and written in place.
+/// The same, open by cuFile, for tensors of a GPU; those in these regions are read and written in
+/// place.
 pub fn pool_by_cufile(
     name: &str,
     fake: &FakeGpu,
@@ -53,7 +54,8 @@ pub fn pool_by_cufile(
     (directory, Pool::open(&file, &options).unwrap())
 }
 
-/// GPU memory of a request, from `after` on. Whoever submits it keeps it, and the event, until the answer.
+/// GPU memory of a request, from `after` on. Whoever submits it keeps it, and the event, until the
+/// answer.
 pub fn on_gpu(pointer: DevicePointer, length: usize, after: Option<&Event>) -> GpuSlice {
     let (length, after) =
         (length as u32, after.and_then(|event| GpuEvent::from_raw(event.as_raw())));

@@ -1,4 +1,5 @@
-//! What the device under a folder does without us, past the page cache: what other rates are compared with.
+//! What the device under a folder does without us, past the page cache: what other rates are
+//! compared with.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -140,7 +140,8 @@ pub fn get(
     landed: Option<&Event>,
 ) -> Ticket {
     let length = memory.len();
-    // SAFETY: the tests keep the memory, untouched, until the ticket ends and `landed` has happened.
+    // SAFETY: the tests keep the memory, untouched, until the ticket ends and `landed` has
+    // happened.
     let destination =
         unsafe { GpuDestination::new(memory.base().0, length, raw(after), raw(landed)) };
     let range = start..start + length as u64;

@@ -1,9 +1,11 @@
 //! What the two kinds of staging cost, each beside what it is held against.
 //!
-//! Chunks of page-locked host memory carry every byte between the GPU and the host: the mark is four fifths of the rate of
-//! plain copies between the two. Chunks of the GPU's own memory are copied to beside a transfer by cuFile, which comes over the
-//! GPU's link: the mark is that link's rate, which the copies must not hold up. Against a plain copy within the GPU no mark
-//! could be fair: at terabytes a second a chunk takes as long as its launch. That ratio is told, for three sizes.
+//! Chunks of page-locked host memory carry every byte between the GPU and the host: the mark is
+//! four fifths of the rate of plain copies between the two. Chunks of the GPU's own memory are
+//! copied to beside a transfer by cuFile, which comes over the GPU's link: the mark is that link's
+//! rate, which the copies must not hold up. Against a plain copy within the GPU no mark could be
+//! fair: at terabytes a second a chunk takes as long as its launch. That ratio is told, for three
+//! sizes.
 
 use tidelog_engine::memory::{DmaPool, GpuCopy, GpuDirection, GpuMemory};
 use tidelog_engine::units::ByteCount;
@@ -17,7 +19,8 @@ use super::{Cost, cost, gpu};
 /// Of the rate of a plain copy between the GPU and page-locked memory.
 const MARK: f64 = 0.8;
 
-/// The best of four rounds with pieces of each size, in turn: others may use the machine, and the first round wakes the GPU.
+/// The best of four rounds with pieces of each size, in turn: others may use the machine, and the
+/// first round wakes the GPU.
 fn best_in_turn(sizes: [usize; 2], mut cost_of: impl FnMut(usize) -> Cost) -> [Cost; 2] {
     let best = |a: Cost, b: Cost| if a.rate() >= b.rate() { a } else { b };
     (0..3).fold(sizes.map(&mut cost_of), |[one, other], _| {

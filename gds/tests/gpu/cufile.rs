@@ -68,7 +68,8 @@ fn run(
             let (tag, offset, length) = (tag as u64, offset as u64, piece as u32);
             let request =
                 WindowRequest { tag, device: DeviceIndex(0), offset, length, direction, memory };
-            // SAFETY: the memory outlives the loop below. Reads write the same bytes to the same place.
+            // SAFETY: the memory outlives the loop below. Reads write the same bytes to the same
+            // place.
             unsafe { queue.submit(request) }.unwrap();
         }
         while queue.in_flight() > 0 {

@@ -131,7 +131,8 @@ fn through_the_log(test: &str, gpu: &Arc<Gpu>, options: &OpenOptions) {
     );
 }
 
-/// The GPU's memory copied to page-locked memory and back, `bytes` each way: no SSD, no log, no checksum.
+/// The GPU's memory copied to page-locked memory and back, `bytes` each way: no SSD, no log, no
+/// checksum.
 pub(super) fn plain_copies(gpu: &Arc<Gpu>, memory: &DeviceMemory, bytes: usize) -> (Cost, Cost) {
     let stream = Stream::new(gpu).unwrap();
     let host = DmaPool::new(ByteCount(memory.len() as u64), true).unwrap();

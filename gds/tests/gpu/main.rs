@@ -1,5 +1,5 @@
-//! On a real GPU, with the real cuFile. Each test says what it lacks where there is none. `tests/hardware/gpu.sh` runs
-//! them; what they print is for its table.
+//! On a real GPU, with the real cuFile. Each test says what it lacks where there is none.
+//! `tests/hardware/gpu.sh` runs them; what they print is for its table.
 #![allow(unsafe_code)]
 #![allow(clippy::cast_precision_loss, reason = "rates for people")]
 #![allow(clippy::items_after_statements, reason = "sizes stand in the test that they are of")]

@@ -16,7 +16,8 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
 const EFFORT: Effort = Effort { instants: 2400, steps: 1500 };
 
-/// The floor under bytes written needs fewer instants, since time plays no part in it, and more steps.
+/// The floor under bytes written needs fewer instants, since time plays no part in it, and more
+/// steps.
 const FLOOR_EFFORT: Effort = Effort { instants: 300, steps: 3000 };
 
 const SCORES: [(&str, Score); 3] = [
@@ -235,7 +236,8 @@ pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (answer, elapsed)
 }
 
-/// How long this thread has been on a core, where the system tells: what else runs does not count then.
+/// How long this thread has been on a core, where the system tells: what else runs does not count
+/// then.
 fn on_core() -> Option<f64> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let nanos: f64 = told.split_whitespace().next()?.parse().ok()?;

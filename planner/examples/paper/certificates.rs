@@ -1,5 +1,5 @@
-//! Bounds are slow to find and quick to check: their prices are kept beside the traces, and what a file
-//! says counts only as far as its prices prove it again.
+//! Bounds are slow to find and quick to check: their prices are kept beside the traces, and what a
+//! file says counts only as far as its prices prove it again.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -13,7 +13,8 @@ pub(super) struct Certificate {
     pub(super) prices: Prices,
 }
 
-/// The prices kept in `path` if they still prove something of this trace on this machine, else what `search` finds.
+/// The prices kept in `path` if they still prove something of this trace on this machine, else what
+/// `search` finds.
 pub(super) fn certificate(
     path: &Path,
     trace: &Trace,
@@ -44,12 +45,14 @@ fn read(path: &Path, trace: &Trace, machine: &Machine) -> Option<Certificate> {
     let wanted = u32::try_from(kept["instants"].as_u64()?).ok()?;
     let prices: Prices = serde_json::from_value(kept["prices"].clone()).ok()?;
     let relaxation = Relaxation::new(trace, machine, wanted);
-    // Whatever the file says: only what `value` makes of it counts, for this trace and this machine.
+    // Whatever the file says: only what `value` makes of it counts, for this trace and this
+    // machine.
     relaxation.value(&prices).ok()?;
     Some(Certificate { relaxation, prices })
 }
 
-/// What prices are good for: another trace may have the same instants, and would be proved little of.
+/// What prices are good for: another trace may have the same instants, and would be proved little
+/// of.
 fn name(trace: &Trace, machine: &Machine) -> String {
     format!("{:016x}, {} ns, {machine:?}", trace.fingerprint(), trace.duration().0)
 }

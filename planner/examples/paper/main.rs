@@ -1,7 +1,7 @@
 //! What `make paper` prints: every policy on every recorded set, the published figures beside, and
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
-//! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside OUTPUT.json, and
-//! ends with status 1 where a figure falls short.
+//! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
+//! OUTPUT.json, and ends with status 1 where a figure falls short.
 
 mod cell;
 mod certificates;
@@ -76,7 +76,8 @@ fn read(folder: &Path, part: TracePart) -> Result<Traces, Failure> {
     Ok(Traces { plain: read("")?, checkpointed: read("-checkpointed")? })
 }
 
-/// Every part on each of its machines, as many at a time as there are cores; told of as they are done.
+/// Every part on each of its machines, as many at a time as there are cores; told of as they are
+/// done.
 fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Cell>, Failure> {
     std::fs::create_dir_all(bounds)?;
     let mut jobs = Vec::new();

@@ -1,4 +1,5 @@
-//! What this project asks of itself: every mark stands here, and `missed` says which are not reached.
+//! What this project asks of itself: every mark stands here, and `missed` says which are not
+//! reached.
 
 use super::cell::Cell;
 use super::growth::Size;
@@ -12,10 +13,11 @@ pub(super) struct Marks {
     over_bound: f64,
     /// The most that it may take over the best published score, SSD only; elsewhere as much.
     over_published: f64,
-    /// How many of the bytes that algorithm1 (as printed) writes may be written, in a time no worse than the best
-    /// published score's.
+    /// How many of the bytes that algorithm1 (as printed) writes may be written, in a time no worse
+    /// than the best published score's.
     written: f64,
-    /// What the best plan may take to make, in seconds of one core: the mark is of Llama3-70B, others may be near it.
+    /// What the best plan may take to make, in seconds of one core: the mark is of Llama3-70B,
+    /// others may be near it.
     planning: f64,
 }
 
@@ -43,8 +45,8 @@ const OVER_FLOOR: f64 = 1.06;
 /// Small instances: the most that tidelog's plan may take over the best of all.
 const OVER_BEST: f64 = 1.1;
 
-/// Planning: how much faster than kernels x log(tensors) its time may grow from the smallest to the largest
-/// size, how many kernels that one has, and what memory it may take.
+/// Planning: how much faster than kernels x log(tensors) its time may grow from the smallest to the
+/// largest size, how many kernels that one has, and what memory it may take.
 const GROWTH: f64 = 2.0;
 const KERNELS: usize = 1_000_000;
 const MEMORY_GIB: f64 = 4.0;

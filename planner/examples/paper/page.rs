@@ -1,4 +1,5 @@
-//! The page: all tables in one file that needs no network, and a page for each step that is worth a look.
+//! The page: all tables in one file that needs no network, and a page for each step that is worth a
+//! look.
 
 use super::cell::{Cell, PolicyResult};
 use super::output::{Results, percent_of_ideal, published_of, size_in_words, small_in_words};

@@ -21,7 +21,8 @@ pub(super) struct Set {
     pub(super) capacities: [u64; 2],
     /// Host memory for evicted tensors of one GPU, in the second kind of cell.
     pub(super) host_gib: u64,
-    /// `None`: held out. Nobody has published anything of it, and it was never looked at while the policy was made.
+    /// `None`: held out. Nobody has published anything of it, and it was never looked at while the
+    /// policy was made.
     pub(super) published: Option<Published>,
     pub(super) marks: Marks,
 }

@@ -1,5 +1,5 @@
-//! A thousand small random steps: no policy is faster than the bound, and where all plans can be tried
-//! tidelog's is close to the best of them.
+//! A thousand small random steps: no policy is faster than the bound, and where all plans can be
+//! tried tidelog's is close to the best of them.
 
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
@@ -15,7 +15,8 @@ use tidelog_random::Random;
 const INSTANCES: u32 = 1000;
 const SEED: u64 = 20_260;
 
-/// The bound is on the steady state: a run may owe to later iterations what memory holds at its end.
+/// The bound is on the steady state: a run may owe to later iterations what memory holds at its
+/// end.
 const ITERATIONS: u32 = 40;
 
 /// Every op is an instant.

@@ -69,8 +69,8 @@ struct Offer {
 
 /// Plans the migrations of one iteration. The same trace and machine give the same plan, byte for
 /// byte. A plan that leaves ops over capacity is still a plan (the run time evicts on demand
-/// there); [`Expectation`] says how many and by how much. On a machine that [`Machine::check_for`] refuses, as every
-/// simulation then does, nothing moves in it.
+/// there); [`Expectation`] says how many and by how much. On a machine that [`Machine::check_for`]
+/// refuses, as every simulation then does, nothing moves in it.
 pub fn algorithm1(trace: &Trace, machine: &Machine, options: Algorithm1Options) -> Plan {
     let (rows, expects) = migrations(trace, machine, options, &Lifetimes::of(trace));
     Plan::new("algorithm1", trace, machine, rows, expects)

@@ -1,8 +1,9 @@
-//! The search for prices: the dual function climbs along its slope, with step sizes of their own for every
-//! price (Adam), from the prices of a coarser round.
+//! The search for prices: the dual function climbs along its slope, with step sizes of their own
+//! for every price (Adam), from the prices of a coarser round.
 //!
-//! The function has a corner wherever two lives cost the same, and near its top they all do: the slope there says
-//! little. So it is smoothed, by a temperature that falls from the beginning of a round to its end.
+//! The function has a corner wherever two lives cost the same, and near its top they all do: the
+//! slope there says little. So it is smoothed, by a temperature that falls from the beginning of a
+//! round to its end.
 //!
 //! Floating point is allowed here: what comes out is rounded to whole prices, and only what those
 //! prove counts.
@@ -14,7 +15,8 @@ use super::relax::{Prices, Relaxation};
 use super::states::{IntervalPrices, TIERS_MAX, states};
 use crate::units::Nanos;
 
-/// The first step of a round, as a part of a price's range, and the share of it that is left at its end.
+/// The first step of a round, as a part of a price's range, and the share of it that is left at its
+/// end.
 const STEPS: [f64; 2] = [0.05, 0.003];
 
 /// The same where bytes alone count: most of memory's prices are nothing then, and the others high.

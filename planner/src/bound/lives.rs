@@ -11,7 +11,8 @@ use std::collections::HashMap;
 pub(super) enum LifetimeEnd {
     /// It is made in its first interval, dirty, and is gone after its last one.
     Death,
-    /// The same, but it lives for ever: after its last interval it is modified as it was in the first.
+    /// The same, but it lives for ever: after its last interval it is modified as it was in the
+    /// first.
     Modified,
     /// Nothing ever modifies it: a life is one iteration of it.
     Never,

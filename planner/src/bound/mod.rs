@@ -1,11 +1,13 @@
-//! What no policy can beat: a certified lower bound on the time of an iteration in the steady state.
+//! What no policy can beat: a certified lower bound on the time of an iteration in the steady
+//! state.
 //!
 //! The machine is relaxed until every storage can be looked at alone: bytes move singly, memory is
-//! only looked at when some ops begin (the *instants*), and between two instants only the bytes that
-//! moved count. Prices then stand for what storages compete for: a byte in memory at an instant, a
-//! byte read or written in an interval. Whatever the prices are, the time of an iteration is at least
-//! what `Relaxation::value` computes from them, in whole numbers; `docs/plan.md` has the proof. The
-//! prices are the certificate: how they were found (`ascend`, in floating point) does not matter.
+//! only looked at when some ops begin (the *instants*), and between two instants only the bytes
+//! that moved count. Prices then stand for what storages compete for: a byte in memory at an
+//! instant, a byte read or written in an interval. Whatever the prices are, the time of an
+//! iteration is at least what `Relaxation::value` computes from them, in whole numbers;
+//! `docs/plan.md` has the proof. The prices are the certificate: how they were found (`ascend`, in
+//! floating point) does not matter.
 
 mod ascend;
 mod costs;
@@ -25,8 +27,9 @@ pub use relax::{BadPrices, Prices, Relaxation};
 /// The number of instants that the search begins with; each further round doubles it.
 const INSTANTS_FIRST: u32 = 75;
 
-/// What a byte written costs on top where bytes alone count, in the time that writing it takes: so much that an
-/// iteration three times as long as its kernels is proved to write hardly less than one without end.
+/// What a byte written costs on top where bytes alone count, in the time that writing it takes: so
+/// much that an iteration three times as long as its kernels is proved to write hardly less than
+/// one without end.
 const FLOOR_PENALTY: f64 = 8192.0;
 
 /// And at most, in ns: prices have an end.
@@ -94,8 +97,8 @@ pub fn with_toll(
     search(trace, machine, effort, Aim { write_penalty, bytes: false })
 }
 
-/// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it takes within
-/// reason: how many says [`Relaxation::written_at_least`].
+/// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it
+/// takes within reason: how many says [`Relaxation::written_at_least`].
 ///
 /// # Errors
 /// As [`lower_bound`].

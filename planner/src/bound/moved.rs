@@ -1,4 +1,5 @@
-//! What the cheapest lives move under given prices, each interval: with it the bound changes as prices do.
+//! What the cheapest lives move under given prices, each interval: with it the bound changes as
+//! prices do.
 
 #![allow(clippy::cast_precision_loss, reason = "for the search, which may be inexact")]
 
@@ -19,8 +20,8 @@ pub(super) const ROOM: usize = 1 + 2 * TIERS_MAX;
 pub(super) type IntervalValues = Vec<[f64; KINDS]>;
 
 pub(super) trait MovedBytes {
-    /// Bytes in memory at each instant, read and written in each interval, in host memory. `warmth`: the
-    /// temperature, in ns per byte.
+    /// Bytes in memory at each instant, read and written in each interval, in host memory.
+    /// `warmth`: the temperature, in ns per byte.
     fn at(&mut self, rates: &[IntervalPrices<f64>], warmth: f64) -> IntervalValues;
 }
 

@@ -28,7 +28,8 @@ pub struct Prices {
     pub write: Vec<[u64; TIERS_MAX]>,
     /// A byte kept in host memory at each instant.
     pub room: Vec<u64>,
-    /// What every byte written to SSDs costs on top: with it, time plus write penalty times bytes written is bounded.
+    /// What every byte written to SSDs costs on top: with it, time plus write penalty times bytes
+    /// written is bounded.
     pub write_penalty: u64,
 }
 
@@ -186,16 +187,17 @@ impl Relaxation {
         Ok(IntervalPrices { memory, read, write, room })
     }
 
-    /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with a
-    /// write penalty prove it: write penalty times bytes is what their bound says beyond the time.
+    /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with
+    /// a write penalty prove it: write penalty times bytes is what their bound says beyond the
+    /// time.
     pub fn written_at_least(&self, prices: &Prices, time: Nanos) -> Result<Bytes, BadPrices> {
         let beyond = self.value(prices)?.0.saturating_sub(time.0);
         let bytes = (u128::from(beyond) << PRICE_BITS) / u128::from(prices.write_penalty.max(1));
         Ok(Bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
     }
 
-    /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None` if
-    /// that is less than nothing.
+    /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None`
+    /// if that is less than nothing.
     fn time_left(&self, rate: &IntervalPrices<u64>) -> Option<i128> {
         let links = self.tiers.iter().enumerate().map(|(index, tier)| {
             i128::from(tier.read.0) * i128::from(rate.read[index])

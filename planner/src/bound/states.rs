@@ -1,8 +1,8 @@
 //! Where a byte is at an instant, and what brings it from one instant to the next.
 //!
 //! At an instant a byte is in memory without a valid copy (*dirty*), in memory beside its copy on a
-//! tier (*clean*), or on the tier only (*out*). Between two instants it may be written, read, both or
-//! neither; a use in between brings it in, a modification makes its copy worthless.
+//! tier (*clean*), or on the tier only (*out*). Between two instants it may be written, read, both
+//! or neither; a use in between brings it in, a modification makes its copy worthless.
 
 /// Where bytes can go: SSDs, and host memory where the machine has it.
 pub(super) const TIERS_MAX: usize = 2;

@@ -1,7 +1,7 @@
 //! The stretches that lives are made of: single steps, and runs of idle intervals.
 //!
-//! Any run is one or two stretches: for every power of two the intervals are cut into blocks of that
-//! many, and from the middle of each block stretches reach back and forth by any length.
+//! Any run is one or two stretches: for every power of two the intervals are cut into blocks of
+//! that many, and from the middle of each block stretches reach back and forth by any length.
 
 use super::costs::{Cost, Matrix, Warm, matrix, product};
 use super::states::{IntervalPrices, IntervalStep};
@@ -28,7 +28,8 @@ impl Layout {
         both.into_iter().take(if from == last { 1 } else { 2 })
     }
 
-    /// The stretch from an interval to the middle of its block of `2 << level`, or from there to it.
+    /// The stretch from an interval to the middle of its block of `2 << level`, or from there to
+    /// it.
     fn reaching(self, level: usize, interval: usize) -> StretchId {
         let (within, half) = (interval % (2 << level), 1 << level);
         let row = if within == half || within + 1 == half {

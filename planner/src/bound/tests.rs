@@ -182,7 +182,8 @@ fn no_policy_writes_less_than_the_floor() {
         let (ours, _) = tidelog(&trace, &machine, options).unwrap();
         for policy in [Policy::Lru, Policy::Planned(&ours)] {
             let (time, stats) = run_many(&trace, &machine, policy, ITERATIONS).unwrap();
-            // What memory holds at the end need not have been written yet, nor have stalled anything.
+            // What memory holds at the end need not have been written yet, nor have stalled
+            // anything.
             let owed: u64 = trace.storages.iter().map(|storage| 2 * storage.size.0).sum();
             let owed_time = machine.ssd.write.time_for(Bytes(2 * owed)).0;
             let one = Nanos((time.0 + owed_time) / u64::from(ITERATIONS) + 1);

@@ -1,4 +1,5 @@
-//! Whether a machine's figures can be: a rate of nothing would make a step without end, and sums of absurd ones wrap.
+//! Whether a machine's figures can be: a rate of nothing would make a step without end, and sums of
+//! absurd ones wrap.
 
 use super::Machine;
 use crate::trace::Trace;
@@ -9,12 +10,12 @@ const RATE_MOST: u64 = 1 << 53;
 const MEMORY_MOST: u64 = 1 << 60;
 const LATENCY_MOST: u64 = 3_600_000_000_000;
 
-/// The longest that a step may be busy moving, in nanoseconds (104 days), as for a trace's kernels: sums over the
-/// iterations of a simulation stay exact.
+/// The longest that a step may be busy moving, in nanoseconds (104 days), as for a trace's kernels:
+/// sums over the iterations of a simulation stay exact.
 const MOVING_MOST: u128 = 1 << 53;
 
-/// The longest that moving as much as the budget may take, in nanoseconds (36 years): a made-up budget without end is no
-/// reason to refuse a machine, unless times wrap.
+/// The longest that moving as much as the budget may take, in nanoseconds (36 years): a made-up
+/// budget without end is no reason to refuse a machine, unless times wrap.
 const MEMORY_TIME_MOST: u128 = 1 << 60;
 
 /// What is wrong with a machine.
@@ -122,9 +123,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether the machine could carry out steps of this trace: [`Machine::check`], and no link is so slow that moving all
-    /// that a step touches, in and out each time, would take longer than any step does. Everything that plans or simulates
-    /// asks this first, so that none of it runs without end.
+    /// Whether the machine could carry out steps of this trace: [`Machine::check`], and no link is
+    /// so slow that moving all that a step touches, in and out each time, would take longer than
+    /// any step does. Everything that plans or simulates asks this first, so that none of it runs
+    /// without end.
     ///
     /// # Errors
     /// The figure that is the cause.

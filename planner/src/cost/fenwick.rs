@@ -58,8 +58,8 @@ impl Fenwick {
         }
     }
 
-    /// The entry with `before(entry) <= sum < before(entry + 1)`, and what of the sum is its own; `sum` must be
-    /// below the total.
+    /// The entry with `before(entry) <= sum < before(entry + 1)`, and what of the sum is its own;
+    /// `sum` must be below the total.
     pub(crate) fn search(&self, sum: u64) -> (usize, u64) {
         debug_assert!(sum < self.total);
         let mut left = sum;

@@ -171,8 +171,8 @@ impl Ledger {
         self.search(self.before(slot).checked_sub(1)?).map(|(next, _)| next)
     }
 
-    /// The unrolled slot that holds the `sum`-th free nanosecond, and how many of its own come before
-    /// that; `None` when nothing is free.
+    /// The unrolled slot that holds the `sum`-th free nanosecond, and how many of its own come
+    /// before that; `None` when nothing is free.
     fn search(&self, sum: u64) -> Option<(u64, u64)> {
         let total = self.free.total();
         let round = sum.checked_div(total)?;

@@ -1,5 +1,5 @@
-//! What a plan does to the drives, before the first byte is written: terabytes per day, how long each
-//! drive lasts, and what writing less would cost in speed.
+//! What a plan does to the drives, before the first byte is written: terabytes per day, how long
+//! each drive lasts, and what writing less would cost in speed.
 
 use crate::cost::Machine;
 use crate::hardware::{Hardware, Planner};
@@ -11,8 +11,8 @@ use serde::Serialize;
 
 const DAY: u128 = 86_400 * 1_000_000_000;
 
-/// Write rates that plans are made for, as parts of what the plan without a budget writes per second, in
-/// per cent. The first lets it write in bursts.
+/// Write rates that plans are made for, as parts of what the plan without a budget writes per
+/// second, in per cent. The first lets it write in bursts.
 const RATES_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 
 /// Budgets on the curve, as parts of what the plan without a budget writes per day, in per cent.
@@ -51,7 +51,8 @@ pub struct DriveWear {
     pub drive_writes_per_day_per_mille: Option<u64>,
     /// Hours until a drive's rating is used up.
     pub lifetime_hours: Option<u64>,
-    /// Steps until then: a training run either needs more of them or it does not, however fast it is.
+    /// Steps until then: a training run either needs more of them or it does not, however fast it
+    /// is.
     pub lifetime_steps: Option<u64>,
 }
 
@@ -126,11 +127,11 @@ fn per_day(simulation: &Simulation) -> u128 {
     u128::from(simulation.bytes.ssd_written.0) * DAY / u128::from(simulation.time.0.max(1))
 }
 
-/// Plans for less and less writing, and keeps those that no other beats in both time and bytes, fastest
-/// first. `known` are the plans there are already, the one without a budget first.
+/// Plans for less and less writing, and keeps those that no other beats in both time and bytes,
+/// fastest first. `known` are the plans there are already, the one without a budget first.
 ///
-/// A plan that may write little is one for SSDs that write slowly: the planner then keeps what would have to
-/// be written and drops what need not. It is simulated on the machine as it is.
+/// A plan that may write little is one for SSDs that write slowly: the planner then keeps what
+/// would have to be written and drops what need not. It is simulated on the machine as it is.
 ///
 /// # Errors
 /// If a step cannot be simulated for another reason than a lack of memory.
@@ -170,7 +171,8 @@ pub fn choices(
     Ok(found)
 }
 
-/// The fastest way to keep to a budget: a choice that does, or one that pauses between steps until it does.
+/// The fastest way to keep to a budget: a choice that does, or one that pauses between steps until
+/// it does.
 pub fn under_budget(choices: &[StepChoice], budget_per_day: Bytes) -> Option<WriteBudgetPoint> {
     let point = |(choice, one): (usize, &StepChoice)| {
         let written = one.simulation.bytes.ssd_written;
@@ -187,7 +189,8 @@ pub fn under_budget(choices: &[StepChoice], budget_per_day: Bytes) -> Option<Wri
     choices.iter().enumerate().map(point).min_by_key(|point| (point.step, point.written_per_step))
 }
 
-/// What smaller and smaller budgets cost, from what the fastest choice writes down to a fifth of it.
+/// What smaller and smaller budgets cost, from what the fastest choice writes down to a fifth of
+/// it.
 pub fn curve(choices: &[StepChoice]) -> Vec<WriteBudgetPoint> {
     let Some(fastest) = choices.first() else { return Vec::new() };
     let all = per_day(&fastest.simulation);

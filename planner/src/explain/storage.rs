@@ -57,8 +57,8 @@ pub struct Absence {
     pub out_already: u32,
 }
 
-/// The step with the storage kept in memory, and the rest of the plan as it is: what lacks room then is
-/// made room for on demand. Simulated.
+/// The step with the storage kept in memory, and the rest of the plan as it is: what lacks room
+/// then is made room for on demand. Simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeptInMemory {
     /// How long the step takes; `None` if an op does not fit at all.
@@ -190,7 +190,8 @@ impl Case<'_> {
         }
     }
 
-    /// The time from the end of op `from - 1` to the beginning of op `to`, unrolled, as the step ran.
+    /// The time from the end of op `from - 1` to the beginning of op `to`, unrolled, as the step
+    /// ran.
     fn span(&self, from: u32, to: u32) -> Nanos {
         let ops = self.trace.ops.len() as u32;
         let end_before = |op: u32| match op % ops {
@@ -235,7 +236,8 @@ impl Gap {
     }
 }
 
-/// Movable storages, as large or larger, that wait when the gap's storage leaves, for longer than it will.
+/// Movable storages, as large or larger, that wait when the gap's storage leaves, for longer than
+/// it will.
 fn used_later(
     trace: &Trace,
     lifetimes: &Lifetimes,

@@ -35,8 +35,8 @@ pub struct OpAnswer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Cause {
-    /// The link in had nothing more to give: it moved bytes nearly all the time in which the storage could
-    /// have come back.
+    /// The link in had nothing more to give: it moved bytes nearly all the time in which the
+    /// storage could have come back.
     Reads {
         /// What was not there.
         awaited: WaitTarget,
@@ -45,7 +45,8 @@ pub enum Cause {
     Full {
         /// What was not there.
         awaited: WaitTarget,
-        /// The least room between the time at which it should have been asked for and that at which it was.
+        /// The least room between the time at which it should have been asked for and that at which
+        /// it was.
         least_room: Bytes,
     },
     /// The storage could have come earlier: the plan did not ask in time.
@@ -79,7 +80,8 @@ pub struct WaitTarget {
     /// How long before the op it was asked for.
     #[serde(rename = "asked_before_ns")]
     pub asked_before: Nanos,
-    /// How long before the op it could have come at the earliest: out by then, and memory not full since.
+    /// How long before the op it could have come at the earliest: out by then, and memory not full
+    /// since.
     #[serde(rename = "possible_before_ns")]
     pub possible_before: Nanos,
     /// How much of the time from then until it was there the link in moved bytes, per mille.

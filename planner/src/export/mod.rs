@@ -1,7 +1,8 @@
-//! A step as Chrome trace events: the JSON that Perfetto (ui.perfetto.dev) and Chrome (`chrome://tracing`) open.
+//! A step as Chrome trace events: the JSON that Perfetto (ui.perfetto.dev) and Chrome
+//! (`chrome://tracing`) open.
 //!
-//! Made from a [`Report`], so that a simulated and a measured step look alike. Times are microseconds
-//! with three decimals, which is how the format counts; nothing is rounded away.
+//! Made from a [`Report`], so that a simulated and a measured step look alike. Times are
+//! microseconds with three decimals, which is how the format counts; nothing is rounded away.
 
 use crate::migration::{Ending, MigrationDirection, Target};
 use crate::report::sample::{bandwidth, lanes};

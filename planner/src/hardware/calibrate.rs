@@ -51,8 +51,8 @@ struct Group {
     jobs: u32,
 }
 
-/// What the drives of `runs` do, each the text of one benchmark's output: the fastest run in each direction,
-/// and every mixed one.
+/// What the drives of `runs` do, each the text of one benchmark's output: the fastest run in each
+/// direction, and every mixed one.
 pub fn drives(model: &str, runs: &[&str]) -> Result<Drives, CalibrateError> {
     let mut groups = Vec::new();
     for run in runs {

@@ -131,7 +131,8 @@ impl Drives {
         }
     }
 
-    /// Whether what the file says of a drive can be. A point of `mixed` may be of one direction alone.
+    /// Whether what the file says of a drive can be. A point of `mixed` may be of one direction
+    /// alone.
     fn check(&self) -> Result<(), HardwareError> {
         let rates = self.mixed.iter().flat_map(|point| {
             [("drives.mixed.read", point.read), ("drives.mixed.write", point.write)]
@@ -186,8 +187,8 @@ fn cross(a: MixedRate, b: MixedRate) -> u128 {
 }
 
 impl Drive {
-    /// Bytes per second read and written, on average over a step in which `mix` of each direction meets
-    /// the other.
+    /// Bytes per second read and written, on average over a step in which `mix` of each direction
+    /// meets the other.
     pub fn rates(&self, mix: Mix) -> (Bandwidth, Bandwidth) {
         if self.mixed.is_empty() {
             return (self.read, self.write);
@@ -206,8 +207,8 @@ impl Drive {
         )
     }
 
-    /// The rates at which the drive does both when reads are this part of the bytes: on the line between
-    /// the two measured points beside it.
+    /// The rates at which the drive does both when reads are this part of the bytes: on the line
+    /// between the two measured points beside it.
     fn at_once(&self, read_share: u64) -> MixedRate {
         let ends = [
             MixedRate { read: Bandwidth(0), write: self.write },

@@ -1,8 +1,9 @@
-//! What stands in the rack: named drives, `PCIe` links, GPUs that share drives or not. From it follows the
-//! [`Machine`] that plans are made for, one GPU's part.
+//! What stands in the rack: named drives, `PCIe` links, GPUs that share drives or not. From it
+//! follows the [`Machine`] that plans are made for, one GPU's part.
 //!
-//! A file describes either; both are JSON (`docs/plan.md`). Rates of named drives are those of their data
-//! sheets, which no drive holds for long: what was measured (`tidelog-plan calibrate`) goes before.
+//! A file describes either; both are JSON (`docs/plan.md`). Rates of named drives are those of
+//! their data sheets, which no drive holds for long: what was measured (`tidelog-plan calibrate`)
+//! goes before.
 
 pub mod calibrate;
 mod drive;
@@ -128,7 +129,8 @@ impl MachineFile {
 }
 
 impl Hardware {
-    /// One GPU's part of it, where `mix` says how much of each direction meets the other on the drives.
+    /// One GPU's part of it, where `mix` says how much of each direction meets the other on the
+    /// drives.
     ///
     /// The SSDs go before host memory on a `PCIe` link: host memory is given what they leave.
     pub fn machine(&self, mix: Mix) -> Result<Machine, HardwareError> {
@@ -164,7 +166,8 @@ impl Hardware {
         Ok(machine)
     }
 
-    /// Whether what the file says itself can be, by the names that it has there. The drives look at theirs.
+    /// Whether what the file says itself can be, by the names that it has there. The drives look at
+    /// theirs.
     fn check(&self) -> Result<(), HardwareError> {
         const COUNT_MOST: u64 = 1_000_000;
         within("gpus", u64::from(self.gpus), COUNT_MOST, "GPUs")?;

@@ -1,4 +1,5 @@
-//! Drives whose reads and writes slow each other: the rates depend on the plan, and the plan on the rates.
+//! Drives whose reads and writes slow each other: the rates depend on the plan, and the plan on the
+//! rates.
 
 use super::{Hardware, HardwareError};
 use crate::cost::Machine;
@@ -35,9 +36,9 @@ pub enum SettleError {
     Simulate(#[from] SimulateError),
 }
 
-/// Plans until the rates that a plan was made for are those that it meets. One pair of rates stands for the
-/// whole step: where a step first only writes and then only reads, they are too low for both; where it
-/// always does both they are right.
+/// Plans until the rates that a plan was made for are those that it meets. One pair of rates stands
+/// for the whole step: where a step first only writes and then only reads, they are too low for
+/// both; where it always does both they are right.
 pub fn settle(
     hardware: &Hardware,
     trace: &Trace,

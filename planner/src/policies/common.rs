@@ -33,8 +33,8 @@ pub(super) fn fits((op, needed): (OpIndex, Bytes), capacity: Bytes) -> Result<()
     if needed > capacity { Err(DoesNotFit { op, needed, capacity }) } else { Ok(()) }
 }
 
-/// The op before which each period's read begins: it ends before its use and before the next one begins.
-/// Sorts the periods by their uses, the last one first.
+/// The op before which each period's read begins: it ends before its use and before the next one
+/// begins. Sorts the periods by their uses, the last one first.
 pub(super) fn latest_reads(
     periods: &mut [Period],
     read: Bandwidth,

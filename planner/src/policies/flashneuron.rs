@@ -1,6 +1,6 @@
-//! `FlashNeuron` (FAST 2021): activations alone leave, to SSDs. They are taken in the order in which the
-//! forward pass makes them until the rest fits (its linear selection), each leaves after the last use
-//! before its longest wait, and comes back as late as the reads after it allow.
+//! `FlashNeuron` (FAST 2021): activations alone leave, to SSDs. They are taken in the order in
+//! which the forward pass makes them until the rest fits (its linear selection), each leaves after
+//! the last use before its longest wait, and comes back as late as the reads after it allow.
 
 use super::common::{DoesNotFit, fits, latest_reads, worst};
 use crate::cost::{Machine, Timeline};
@@ -31,7 +31,8 @@ pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit>
     Ok(Plan::new("flashneuron", trace, machine, rows, Expectation::default()))
 }
 
-/// Each activation's longest wait, where it can go out and back in it, in the order of their making.
+/// Each activation's longest wait, where it can go out and back in it, in the order of their
+/// making.
 fn longest_waits(trace: &Trace, periods: &[Period], timeline: &Timeline) -> Vec<Period> {
     let wait = |period: &Period| timeline.begin(period.to).0 - timeline.begin(period.from).0;
     let mut longest: Vec<Period> = Vec::new();

@@ -22,7 +22,8 @@ const LANES_HEIGHT_MAX: u64 = 120;
 /// At most this many lanes of transfers are drawn side by side.
 const LANES_MAX: usize = 24;
 
-/// Of more transfers than this many are narrower than the gap that keeps neighbours apart: they are drawn without.
+/// Of more transfers than this many are narrower than the gap that keeps neighbours apart: they are
+/// drawn without.
 const SEPARATE_MAX: usize = 1000;
 
 /// Ends what [`open`] began.
@@ -94,8 +95,8 @@ fn open(
     stall_marks(report, height, "tint", out);
 }
 
-/// Stalls as a tint behind what the panel shows, or as the panel's own bars: one path, since a step may stall
-/// thousands of times and every element costs the browser time.
+/// Stalls as a tint behind what the panel shows, or as the panel's own bars: one path, since a step
+/// may stall thousands of times and every element costs the browser time.
 fn stall_marks(report: &Report, height: u64, class: &str, out: &mut String) {
     if report.stalls.is_empty() {
         return;

@@ -106,8 +106,8 @@ pub struct TransferSpan {
     pub moved: Nanos,
     /// When it was complete.
     pub end: Nanos,
-    /// How many of its bytes moved in the step, from `moved` to `end`: fewer than all where it began before the
-    /// step or goes on after it.
+    /// How many of its bytes moved in the step, from `moved` to `end`: fewer than all where it
+    /// began before the step or goes on after it.
     pub in_step: Bytes,
     /// Whether an op was waiting for it.
     pub urgent: bool,
@@ -140,7 +140,8 @@ pub struct Unmovable {
 }
 
 impl TransferSpan {
-    /// Whether bytes took the way that it names: a copy that was still good, or a transfer that was called off, needs none.
+    /// Whether bytes took the way that it names: a copy that was still good, or a transfer that was
+    /// called off, needs none.
     pub(crate) fn carries_bytes(&self) -> bool {
         matches!(self.ending, Ending::Moved | Ending::UnderWay)
     }

@@ -35,8 +35,8 @@ pub(super) fn thin(samples: &[MemorySample], duration: Nanos) -> Vec<MemorySampl
     columns
 }
 
-/// A lane for each span of time, so that no two in one lane overlap, and the number of lanes. What does
-/// not fit in `most` lanes shares the one that is free the soonest.
+/// A lane for each span of time, so that no two in one lane overlap, and the number of lanes. What
+/// does not fit in `most` lanes shares the one that is free the soonest.
 pub(crate) fn lanes(spans: &[(Nanos, Nanos)], most: usize) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|index| (spans[*index], *index));
@@ -59,8 +59,8 @@ pub(crate) fn lanes(spans: &[(Nanos, Nanos)], most: usize) -> (Vec<usize>, usize
     (lane_of, free_from.len())
 }
 
-/// Bytes per second in each of [`BINS`] equal columns, what each transfer moved in the step spread evenly
-/// over the time in which it moved there.
+/// Bytes per second in each of [`BINS`] equal columns, what each transfer moved in the step spread
+/// evenly over the time in which it moved there.
 pub(crate) fn bandwidth(
     transfers: &[TransferSpan],
     direction: MigrationDirection,

@@ -1,8 +1,9 @@
-//! Host memory as a tier in front of the log, for the storages of a GPU: what goes there, and which copies make way.
+//! Host memory as a tier in front of the log, for the storages of a GPU: what goes there, and which
+//! copies make way.
 //!
-//! A copy there counts from the eviction that makes it until it is forgotten. When its storage is back in memory the
-//! copy stays, so that the storage can leave again without being copied; but it is spare, and makes way for storages
-//! that would have to go to the log otherwise.
+//! A copy there counts from the eviction that makes it until it is forgotten. When its storage is
+//! back in memory the copy stays, so that the storage can leave again without being copied; but it
+//! is spare, and makes way for storages that would have to go to the log otherwise.
 
 use super::machine::Residency;
 use super::storage::ResidentStorage;
@@ -29,15 +30,16 @@ impl HostCopies {
         }
     }
 
-    /// What came back last is in use now, and likely to be modified or to die before it would leave again.
+    /// What came back last is in use now, and likely to be modified or to die before it would leave
+    /// again.
     fn first_to_go(&self) -> Option<StorageId> {
         self.0.last().map(|(_, id)| *id)
     }
 }
 
 impl Residency {
-    /// Where to send what no plan sends: to host memory, which is nearer. While a schedule is followed that memory is
-    /// left to its moves, which count on it.
+    /// Where to send what no plan sends: to host memory, which is nearer. While a schedule is
+    /// followed that memory is left to its moves, which count on it.
     pub(super) fn unplanned_target(&self) -> Target {
         if self.in_sync() { Target::Ssd } else { Target::Host }
     }

@@ -1,8 +1,10 @@
-//! Looking ahead along the schedule: what the next ops use comes back early, and gets its room early.
+//! Looking ahead along the schedule: what the next ops use comes back early, and gets its room
+//! early.
 //!
-//! A plan's prefetches begin where the planner, with its idea of the devices, would begin them. What it did
-//! not expect (a victim chosen on demand, a transfer that took longer) would be found missing only by the
-//! op that needs it. The schedule knows better: it says of every op what it uses.
+//! A plan's prefetches begin where the planner, with its idea of the devices, would begin them.
+//! What it did not expect (a victim chosen on demand, a transfer that took longer) would be found
+//! missing only by the op that needs it. The schedule knows better: it says of every op what it
+//! uses.
 
 use super::follow::Follow;
 use super::machine::Residency;
@@ -52,7 +54,8 @@ impl Residency {
         self.shortfall(missing, until)
     }
 
-    /// The times of the ops to look at: those that are near, and not known to have all that they use.
+    /// The times of the ops to look at: those that are near, and not known to have all that they
+    /// use.
     fn window(&self) -> Option<(u64, u64)> {
         let follow = self.follow.as_ref().filter(|follow| follow.in_sync())?;
         let ops = u64::from(self.config.lookahead.min(follow.table.ops()));
@@ -68,7 +71,8 @@ impl Residency {
             let storage =
                 self.alive(id).filter(|storage| matches!(storage.place, BytesPlace::Out))?;
             let (plan, birth) = storage.plan?;
-            // The use may be another instance's: one that died in the step before, or is not born yet.
+            // The use may be another instance's: one that died in the step before, or is not born
+            // yet.
             let next = follow.table.next_use(plan, birth, follow.now())?;
             (next <= time).then_some((id, storage.size))
         });

@@ -206,8 +206,8 @@ impl Residency {
         self.requeue();
     }
 
-    /// Follows another schedule of the same steps from the next one on: who is who stays. `false` if there is
-    /// none to exchange, or its steps are others.
+    /// Follows another schedule of the same steps from the next one on: who is who stays. `false`
+    /// if there is none to exchange, or its steps are others.
     pub fn exchange_schedule(&mut self, schedule: Arc<Schedule>) -> bool {
         let exchanged = self.follow.as_mut().is_some_and(|follow| follow.exchange(schedule));
         if exchanged {
@@ -263,15 +263,17 @@ impl Residency {
         self.lose_sync(reason);
     }
 
-    /// Compares an op of the step with the schedule's, before it begins. Where they differ the rest of
-    /// the step is reactive, and [`Residency::desync`] tells why, once. Returns whether the schedule holds.
+    /// Compares an op of the step with the schedule's, before it begins. Where they differ the rest
+    /// of the step is reactive, and [`Residency::desync`] tells why, once. Returns whether the
+    /// schedule holds.
     pub fn expect(&mut self, op: OpIndex, fingerprint: u64) -> bool {
         let reason = self.follow.as_mut().and_then(|follow| follow.expect(op, fingerprint));
         self.lose_sync(reason);
         self.in_sync()
     }
 
-    /// The caller saw by itself that this step is not the one that was planned: the rest is reactive.
+    /// The caller saw by itself that this step is not the one that was planned: the rest is
+    /// reactive.
     pub fn leave_schedule(&mut self) {
         if let Some(follow) = &mut self.follow {
             follow.leave();

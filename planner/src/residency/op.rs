@@ -36,7 +36,8 @@ pub(super) struct CurrentOp {
     pub(super) failure: Option<TransferFailure>,
     /// Memory for a fetch could not be had.
     pub(super) extra_eviction: Option<ExtraEviction>,
-    /// The caller has moved a storage out since it ended: nothing comes back ahead of need before the next one begins.
+    /// The caller has moved a storage out since it ended: nothing comes back ahead of need before
+    /// the next one begins.
     pub(super) follows_eviction: bool,
 }
 
@@ -57,7 +58,8 @@ impl Default for CurrentOp {
     }
 }
 
-/// More must leave than the budget asks for, before a fetch whose memory could not be had asks again.
+/// More must leave than the budget asks for, before a fetch whose memory could not be had asks
+/// again.
 #[derive(Debug)]
 pub(super) struct ExtraEviction {
     /// Bytes that leave this time: twice as many as the last time.
@@ -132,8 +134,8 @@ impl Residency {
     }
 
     /// Moves one storage out, also one whose last write failed. `Ready` when it is out, or when
-    /// something wanted it back meanwhile. Takes the place of an op that waits. No schedule brings it back before
-    /// the next op begins.
+    /// something wanted it back meanwhile. Takes the place of an op that waits. No schedule brings
+    /// it back before the next op begins.
     pub fn evict(&mut self, id: StorageId) -> Result<OpProgress, EvictError> {
         let storage = self.alive(id).ok_or(EvictError::Unknown(id))?;
         if !storage.movable {
@@ -275,7 +277,8 @@ impl Residency {
         }
     }
 
-    /// Has storages leave where memory could not be had, more each time, until none is left that may: so this ends.
+    /// Has storages leave where memory could not be had, more each time, until none is left that
+    /// may: so this ends.
     fn extra_eviction(&mut self) -> ExtraEvicted {
         let Some(extra_eviction) = &mut self.op.extra_eviction else { return ExtraEvicted::Enough };
         if !extra_eviction.begun {

@@ -117,8 +117,8 @@ impl Residency {
     }
 
     /// How good a victim a storage is. Without a schedule the least recently used is best, with one
-    /// that whose next use is furthest; among equals one with a valid copy, which costs no write. What
-    /// is small goes last: its trip costs as much as a large one's and brings no room.
+    /// that whose next use is furthest; among equals one with a valid copy, which costs no write.
+    /// What is small goes last: its trip costs as much as a large one's and brings no room.
     fn priority(&self, storage: &ResidentStorage) -> Priority {
         const NEVER: u64 = u64::MAX >> 2;
         let order = match self.follow.as_ref().filter(|follow| follow.in_sync()) {

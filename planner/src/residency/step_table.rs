@@ -44,7 +44,8 @@ pub struct StepParts {
     pub names: Vec<(String, PlanStorage)>,
 }
 
-/// The ops of a step, its storages and their uses. Immutable and checked: every index in it is good.
+/// The ops of a step, its storages and their uses. Immutable and checked: every index in it is
+/// good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepTable {
     fingerprints: Vec<u64>,
@@ -192,7 +193,8 @@ impl StepTable {
     }
 }
 
-/// Turns uses by storage into uses by op: all storages in the order of ops, and where each op's begin.
+/// Turns uses by storage into uses by op: all storages in the order of ops, and where each op's
+/// begin.
 fn by_op(uses: &[ScheduledUses], ops: u32) -> (Vec<PlanStorage>, Vec<usize>) {
     let mut pairs = Vec::new();
     for (index, one) in uses.iter().enumerate() {

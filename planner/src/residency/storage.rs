@@ -137,7 +137,8 @@ impl ResidentStorage {
         }
     }
 
-    /// Whether a copy in host memory could go: the storage itself is in memory, and nothing uses the copy.
+    /// Whether a copy in host memory could go: the storage itself is in memory, and nothing uses
+    /// the copy.
     pub(super) fn is_spare(&self) -> bool {
         self.hosted > 0 && self.copy && matches!(self.place, BytesPlace::Resident)
     }

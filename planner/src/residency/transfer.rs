@@ -235,8 +235,8 @@ impl Residency {
         }
     }
 
-    /// There was no memory for a fetch. The op that waits for it asks again when others have left; a prefetch is left until
-    /// something touches the storage.
+    /// There was no memory for a fetch. The op that waits for it asks again when others have left;
+    /// a prefetch is left until something touches the storage.
     fn ask_again(&mut self, storage: StorageId, transfer: TransferId, info: FailureInfo) {
         let Some(size) = self.used(storage).map(|one| one.size) else { return };
         if self.pending != Pending::Op {

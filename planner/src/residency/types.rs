@@ -36,10 +36,11 @@ pub struct Config {
     /// Memory that is kept free ahead of need while there is no schedule to follow, so that
     /// evictions run while ops compute and outputs of unknown size find room.
     pub headroom: Bytes,
-    /// While a schedule is followed: for how many ops ahead what they use is fetched, and room is made,
-    /// beyond what its moves do. 0: nothing but its moves.
+    /// While a schedule is followed: for how many ops ahead what they use is fetched, and room is
+    /// made, beyond what its moves do. 0: nothing but its moves.
     pub lookahead: u32,
-    /// The most host memory that copies may take, where storages are a GPU's. 0: all copies go to the log.
+    /// The most host memory that copies may take, where storages are a GPU's. 0: all copies go to
+    /// the log.
     pub host_memory: Bytes,
 }
 
@@ -111,7 +112,8 @@ pub enum ResidencyAction {
         /// A transfer in flight.
         transfer: TransferId,
     },
-    /// The copy is obsolete, makes way in host memory for another, or the storage is gone: delete it.
+    /// The copy is obsolete, makes way in host memory for another, or the storage is gone: delete
+    /// it.
     Forget {
         /// Whose copy.
         storage: StorageId,
@@ -168,8 +170,8 @@ pub enum MigrationOutcome {
     Cancelled,
     /// It went wrong; nothing touches the memory any more. A failed write left no copy.
     Failed(FailureInfo),
-    /// A fetch did not begin: its memory could not be had, whatever the budget says (what is free is in pieces, or somebody
-    /// else's). Others leave, and an op that waits for it asks again.
+    /// A fetch did not begin: its memory could not be had, whatever the budget says (what is free
+    /// is in pieces, or somebody else's). Others leave, and an op that waits for it asks again.
     NoMemory(FailureInfo),
 }
 

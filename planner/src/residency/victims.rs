@@ -2,8 +2,8 @@
 //!
 //! Every storage that may leave has an entry whose priority is at least its own. A use that makes a
 //! storage a worse victim therefore costs nothing: its entry is found too high when it surfaces,
-//! and goes back where it belongs. Only a use that makes it a better victim adds an entry. Without a
-//! schedule every use is of the first kind, so that ops cost no queue work until memory is short.
+//! and goes back where it belongs. Only a use that makes it a better victim adds an entry. Without
+//! a schedule every use is of the first kind, so that ops cost no queue work until memory is short.
 
 use std::collections::BinaryHeap;
 

@@ -101,8 +101,8 @@ impl SimulatedLink {
         complete.extend(self.landed.drain(..due));
     }
 
-    /// When the first byte of a transfer moved, and how much of it has moved as link time of all that it
-    /// takes; `None` if nothing has. What is complete and not yet told is here as well.
+    /// When the first byte of a transfer moved, and how much of it has moved as link time of all
+    /// that it takes; `None` if nothing has. What is complete and not yet told is here as well.
     pub(super) fn progress(&mut self, now: u64, transfer: TransferId) -> Option<TransferProgress> {
         self.work_until(now);
         if let Some(landed) = self.landed.iter().find(|landed| landed.transfer == transfer) {

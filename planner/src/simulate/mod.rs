@@ -1,10 +1,10 @@
 //! What an iteration would take: the residency machine itself, on simulated links and one clock.
 //!
-//! The simulator only moves the clock. Which storage leaves when, what is fetched, who waits: all of
-//! that is [`crate::residency`], the same code that runs under a training loop. It is told of ops
-//! as the bridge tells it, and of completions when the bridge would see them: at op boundaries, or
-//! while an op waits. Three iterations are run and the last is reported, when everything that wraps
-//! around the iteration has settled.
+//! The simulator only moves the clock. Which storage leaves when, what is fetched, who waits: all
+//! of that is [`crate::residency`], the same code that runs under a training loop. It is told of
+//! ops as the bridge tells it, and of completions when the bridge would see them: at op boundaries,
+//! or while an op waits. Three iterations are run and the last is reported, when everything that
+//! wraps around the iteration has settled.
 
 mod link;
 mod links;
@@ -45,15 +45,15 @@ impl Policy<'_> {
     }
 }
 
-/// What carries a plan out beside the links. By default it takes no time and does nothing of its own: figures are
-/// then the plan's own.
+/// What carries a plan out beside the links. By default it takes no time and does nothing of its
+/// own: figures are then the plan's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runtime {
-    /// For how many ops ahead what they use is fetched, and gets its room, whatever the plan's moves do
-    /// ([`crate::residency::Config::lookahead`]).
+    /// For how many ops ahead what they use is fetched, and gets its room, whatever the plan's
+    /// moves do ([`crate::residency::Config::lookahead`]).
     pub lookahead: u32,
-    /// What one transfer takes of the thread that runs the ops, in which none of them runs: memory is given up or
-    /// asked for, the transfer is handed over, its end is processed.
+    /// What one transfer takes of the thread that runs the ops, in which none of them runs: memory
+    /// is given up or asked for, the transfer is handed over, its end is processed.
     pub handling: Nanos,
 }
 
@@ -108,7 +108,8 @@ pub struct SimulatedTransfer {
     pub moved: Nanos,
     /// When it was complete.
     pub end: Nanos,
-    /// How many of its bytes moved in the iteration: fewer than all where it began before or goes on after.
+    /// How many of its bytes moved in the iteration: fewer than all where it began before or goes
+    /// on after.
     pub in_step: Bytes,
     /// Whether an op waited for it.
     pub urgent: bool,

@@ -184,7 +184,8 @@ impl<'a> SimulationRun<'a> {
         instances.find(|i| !i.holds_memory || i.moving).map(|instance| instance.storage)
     }
 
-    /// Performs actions and lets time pass until what was asked for can go on. Returns how much of it was waiting.
+    /// Performs actions and lets time pass until what was asked for can go on. Returns how much of
+    /// it was waiting.
     fn until_ready(
         &mut self,
         mut progress: OpProgress,

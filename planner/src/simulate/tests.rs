@@ -62,7 +62,8 @@ fn what_transfers_take_of_the_ops_thread_delays_ops_and_shortens_waits() {
     let planned = simulate_under(runtime, &trace, &machine, Policy::Planned(&plan)).unwrap();
     assert_eq!((planned.time, planned.stalls.len()), (Nanos(68), 0), "two transfers, no wait");
     let lru = simulate_under(runtime, &trace, &machine, Policy::Lru).unwrap();
-    // Bytes move while the thread is busy with the transfer: of 5 and of 10 ns it waits for the rest.
+    // Bytes move while the thread is busy with the transfer: of 5 and of 10 ns it waits for the
+    // rest.
     assert_eq!((lru.time, lru.stall_time()), (Nanos(75), Nanos(7)));
     assert_eq!(lru.stalls[0].begin, Nanos(24), "a wait ends when its op begins");
 }
@@ -153,8 +154,9 @@ fn faster_ssds_never_make_a_plan_slower_on_a_training_step() {
     assert_eq!(before, trace.duration().0, "16 GB/s hide everything");
 }
 
-/// What was under way when the iteration began, or is when it ends, counts with what it moves in it: no link
-/// carries more than its rate allows, and what an iteration owes to the next it got from the one before.
+/// What was under way when the iteration began, or is when it ends, counts with what it moves in
+/// it: no link carries more than its rate allows, and what an iteration owes to the next it got
+/// from the one before.
 #[test]
 fn bytes_count_in_the_iteration_in_which_they_move() {
     let trace = training(12, 40_000, 100_000, 20_000);

@@ -42,7 +42,8 @@ pub(super) struct World<'a> {
     moving: u64,
     wanted: u64,
     actions: Vec<ResidencyAction>,
-    /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent on those begun.
+    /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent
+    /// on those begun.
     handling: u64,
     unhandled: u64,
 }

@@ -28,19 +28,21 @@ const POLICY: &str = "tidelog";
 pub struct TidelogOptions {
     /// How many plans each variant makes, each for the stalls of the one before.
     pub rounds: u32,
-    /// How many ops the variants' plans may have together; the first few are made whatever they have. With
-    /// [`Goal::Wear`] all are.
+    /// How many ops the variants' plans may have together; the first few are made whatever they
+    /// have. With [`Goal::Wear`] all are.
     pub planned: u64,
-    /// The published algorithm's plans are tried too for traces of at most so many ops; for longer ones they take far
-    /// longer than all others together. Where kernels hide everything its slower, exact ledgers may fit a transfer in
-    /// that a pass begins one op too late. [`Goal::Wear`] needs them for a trace of any length, unless this is 0.
+    /// The published algorithm's plans are tried too for traces of at most so many ops; for longer
+    /// ones they take far longer than all others together. Where kernels hide everything its
+    /// slower, exact ledgers may fit a transfer in that a pass begins one op too late.
+    /// [`Goal::Wear`] needs them for a trace of any length, unless this is 0.
     pub published: u64,
     /// Which of the plans found is the best.
     pub goal: Goal,
-    /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long one is
-    /// left as it is where this is not enough to look at each of its ops.
+    /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long
+    /// one is left as it is where this is not enough to look at each of its ops.
     pub trials: u64,
-    /// What carries the plan out. A session tells what it has measured, so that a plan that moves more has to be worth it.
+    /// What carries the plan out. A session tells what it has measured, so that a plan that moves
+    /// more has to be worth it.
     pub runtime: Runtime,
     /// An idea to leave out, to see what it brings.
     pub without: Option<Idea>,
@@ -63,7 +65,8 @@ impl Default for TidelogOptions {
 /// What makes a plan the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
-    /// The shortest iteration; among those that are hardly longer, the fewest bytes written to SSDs.
+    /// The shortest iteration; among those that are hardly longer, the fewest bytes written to
+    /// SSDs.
     #[default]
     Time,
     /// The fewest bytes written to SSDs, in a time no longer than the published algorithm's best.
@@ -198,7 +201,8 @@ pub fn tidelog(
     let simulator = Simulator::new(options.runtime, trace, machine)?;
     let lifetimes = Lifetimes::of(trace);
     let mut best = Search::run(trace, machine, &simulator, &lifetimes, options)?.best(options.goal);
-    // A plan that moves so much to and fro, since ops wait for ages, is simulated for long, and no trial saves it.
+    // A plan that moves so much to and fro, since ops wait for ages, is simulated for long, and no
+    // trial saves it.
     let is_restless = best.rows.len() > ROWS_TRIED * trace.ops.len();
     if options.goal == Goal::Time && !is_restless {
         best = trials::improve(trace, &simulator, &lifetimes, best, options.trials)?;
@@ -206,8 +210,8 @@ pub fn tidelog(
     Ok(best.into_plan(trace, machine))
 }
 
-/// The plans that no other one beats in both time and bytes written, fastest first, among all that are made for
-/// [`Goal::Wear`]: slower ones that write less, too.
+/// The plans that no other one beats in both time and bytes written, fastest first, among all that
+/// are made for [`Goal::Wear`]: slower ones that write less, too.
 ///
 /// # Errors
 /// As [`tidelog`].
@@ -248,7 +252,8 @@ impl<'a> Search<'a> {
             search.try_published()?;
         }
         search.sweep()?;
-        // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
+        // Prices of host memory's links are not looked at: with it the sweep's plans write little
+        // anyway.
         if options.without != Some(Idea::Rounding) && machine.host.is_none() {
             search.round()?;
         }
@@ -305,7 +310,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The plans that the relaxation's prices lead to: by the first write penalty, and where bytes count by all.
+    /// The plans that the relaxation's prices lead to: by the first write penalty, and where bytes
+    /// count by all.
     fn round(&mut self) -> Result<(), SimulateError> {
         let write_penalties = match self.options.goal {
             Goal::Time => &rounding::TOLLS[..1],
@@ -318,9 +324,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them. Where
-    /// bytes count, also for longer stalls than the first plan's, and for links whose queues are taken to be shorter
-    /// than they are: where there is time, fewer bytes leave.
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one
+    /// let them. Where bytes count, also for longer stalls than the first plan's, and for links
+    /// whose queues are taken to be shorter than they are: where there is time, fewer bytes leave.
     fn replan(
         &mut self,
         make: impl Fn(&Guess, u64) -> Vec<Migration>,

@@ -1,4 +1,5 @@
-//! The same bytes on every run, machine and build: plans of fixed traces against digests written down.
+//! The same bytes on every run, machine and build: plans of fixed traces against digests written
+//! down.
 
 use super::*;
 use crate::testing::{machine, random_trace, training};

@@ -96,7 +96,8 @@ fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
     assert!(ours < reactive, "{ours} with plans, {reactive} without");
 }
 
-/// The small one of two that could leave is the better one, but not from a plan that moves the other.
+/// The small one of two that could leave is the better one, but not from a plan that moves the
+/// other.
 #[test]
 fn trials_find_what_changing_one_period_of_the_best_plan_does_not() {
     let mut b = Builder::default();

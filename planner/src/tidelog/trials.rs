@@ -1,5 +1,5 @@
-//! Improving a plan by trial, where trials are cheap: on short traces every period's other choices are
-//! simulated in turn, until none of them helps.
+//! Improving a plan by trial, where trials are cheap: on short traces every period's other choices
+//! are simulated in turn, until none of them helps.
 
 use super::POLICY;
 use super::candidates::Candidate;
@@ -13,9 +13,10 @@ use crate::units::{Bytes, Nanos};
 /// Iterations that one simulation runs.
 const ITERATIONS: u64 = 3;
 
-/// The best plan that `best`, or one that moves nothing or a single period, becomes by changing one period
-/// after the other, simulating at most `trials` ops: where two storages have to move, moving either alone
-/// may be worse than neither. A trace too long to look at each period once is left as it is.
+/// The best plan that `best`, or one that moves nothing or a single period, becomes by changing one
+/// period after the other, simulating at most `trials` ops: where two storages have to move, moving
+/// either alone may be worse than neither. A trace too long to look at each period once is left as
+/// it is.
 pub(super) fn improve(
     trace: &Trace,
     simulator: &Simulator<'_>,

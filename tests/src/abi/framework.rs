@@ -1,5 +1,5 @@
-//! A framework as small as can be: storages on the heap or on a GPU, driven through the C ABI as Python drives
-//! them. It knows what every byte must be, and checks it whenever it may look.
+//! A framework as small as can be: storages on the heap or on a GPU, driven through the C ABI as
+//! Python drives them. It knows what every byte must be, and checks it whenever it may look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
@@ -250,7 +250,8 @@ impl Framework {
                 unsafe { tide_session_action_done(self.session, sequence, address, after) };
             assert_eq!(answer, if earlier { TIDE_READY } else { TIDE_INVALID_ARGUMENT });
         }
-        // SAFETY: 0, or the address of the storage's memory, which stays until release or settlement, as does the event.
+        // SAFETY: 0, or the address of the storage's memory, which stays until release or
+        // settlement, as does the event.
         let answer =
             unsafe { tide_session_action_done(self.session, action.sequence, address, after) };
         assert_eq!(answer, TIDE_READY, "{}", last_error());

@@ -27,7 +27,8 @@ impl Memory {
 
     /// Fills it with the bytes of `seed`. No transfer may be using it.
     pub fn fill(&mut self, seed: u64) {
-        // SAFETY: ours, and no transfer is writing or reading it: callers fill only what is settled.
+        // SAFETY: ours, and no transfer is writing or reading it: callers fill only what is
+        // settled.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.address, self.size) };
         bytes.copy_from_slice(&content(seed, self.size));
     }
@@ -48,7 +49,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // What still reads it would see that.
-        // SAFETY: made by `new` from a boxed slice of this size, dropped once; no transfer touches it.
+        // SAFETY: made by `new` from a boxed slice of this size, dropped once; no transfer touches
+        // it.
         unsafe {
             std::ptr::write_bytes(self.address, 0xDD, self.size);
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.address, self.size)));

@@ -1,8 +1,9 @@
-//! Callers of the C ABI: good ones, careless ones and hostile ones, whose decisions come from a seed or from
-//! a fuzzer.
+//! Callers of the C ABI: good ones, careless ones and hostile ones, whose decisions come from a
+//! seed or from a fuzzer.
 //!
-//! A caller knows what every byte must be and what every call may answer, and panics where that does not
-//! hold. It keeps the ABI's own rules about memory, which no callee can check; it breaks all others.
+//! A caller knows what every byte must be and what every call may answer, and panics where that
+//! does not hold. It keeps the ABI's own rules about memory, which no callee can check; it breaks
+//! all others.
 #![allow(unsafe_code)]
 // The names of a C library begin with its own: they are clear without a module's name before them.
 #![allow(clippy::wildcard_imports)]
@@ -24,8 +25,8 @@ pub use memory::Memory;
 pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;
 
-/// What every function that takes a handle returns for this one. All other arguments are null or nothing, so
-/// that whoever looks at them before the handle shows.
+/// What every function that takes a handle returns for this one. All other arguments are null or
+/// nothing, so that whoever looks at them before the handle shows.
 pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
     // SAFETY: null is what the functions must withstand; a stale handle lets them reach no memory.
     unsafe {

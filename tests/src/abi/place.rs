@@ -1,4 +1,5 @@
-//! Where a framework's storages are: on the heap, or on a GPU whose stream writes them some time later.
+//! Where a framework's storages are: on the heap, or on a GPU whose stream writes them some time
+//! later.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -78,14 +79,15 @@ impl Room {
         }
     }
 
-    /// Fills it with the bytes of `seed`, on a GPU some time before what is asked of its stream next. No transfer
-    /// may be using it.
+    /// Fills it with the bytes of `seed`, on a GPU some time before what is asked of its stream
+    /// next. No transfer may be using it.
     pub(super) fn fill(&mut self, seed: u64, size: usize) {
         match self {
             Self::Host(memory) => memory.fill(seed),
             Self::Gpu { memory, compute } => {
                 let bytes = content(seed, size);
-                // SAFETY: the memory stays until the stream was waited for (`drop`), as do the bytes.
+                // SAFETY: the memory stays until the stream was waited for (`drop`), as do the
+                // bytes.
                 unsafe { compute.stream.copy_in(bytes.as_ptr(), memory.base(), size) }.unwrap();
                 compute.inputs.lock().unwrap().push(bytes);
             }

@@ -57,8 +57,8 @@ struct Caller {
     reads: u64,
 }
 
-/// Walks through everything that may be called of a pool, `steps` long or until the choices are over.
-/// Returns how many reads ended with the right bytes.
+/// Walks through everything that may be called of a pool, `steps` long or until the choices are
+/// over. Returns how many reads ended with the right bytes.
 pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     let folder = Folder::new(name);
     let pool = open_pool(&folder, POOL_SIZE);
@@ -93,7 +93,8 @@ pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
     opened.unwrap_or_else(|status| panic!("status {status}: {}", last_error()))
 }
 
-/// As [`open_pool`], by this data path and for a GPU too where `gpu` numbers one; the status where that is refused.
+/// As [`open_pool`], by this data path and for a GPU too where `gpu` numbers one; the status where
+/// that is refused.
 pub fn try_open_pool(
     folder: &Folder,
     pool_size: u64,
@@ -171,7 +172,8 @@ impl Caller {
         memory.fill(content.0);
         let (text, mut ticket) = (name_of('s', name), 0);
         let flags = self.choices.below(4) as u32;
-        // SAFETY: the name is NUL-terminated; the memory stays as it is until the ticket is released.
+        // SAFETY: the name is NUL-terminated; the memory stays as it is until the ticket is
+        // released.
         let status = unsafe {
             let bytes = memory.address.cast_const().cast();
             let (pool, length) = (self.pool, memory.size as u64);
@@ -201,7 +203,8 @@ impl Caller {
         let length = if whole { newest } else { self.choices.below(SIZE_MAX) as usize };
         let memory = Memory::new(length, 0xCD);
         let (text, mut ticket) = (name_of(kind, name), 0);
-        // SAFETY: the name is NUL-terminated; nobody touches the memory until the ticket is released.
+        // SAFETY: the name is NUL-terminated; nobody touches the memory until the ticket is
+        // released.
         let status = unsafe {
             let (offset, length) = (from as u64, memory.size as u64);
             let bytes = memory.address.cast();
@@ -372,8 +375,8 @@ impl Caller {
         let (name, place) = (c"s0".as_ptr(), &raw mut ticket);
         let (memory, read) = ((&raw mut byte).cast(), (&raw const byte).cast());
         let huge = u64::MAX - self.choices.below(1 << 20);
-        // SAFETY: null and misaligned pointers and impossible lengths are what the functions must withstand:
-        // they are refused before anything is read or written.
+        // SAFETY: null and misaligned pointers and impossible lengths are what the functions must
+        // withstand: they are refused before anything is read or written.
         let status = unsafe {
             match self.choices.below(14) {
                 0 => tide_put(pool, null(), read, 1, 0, place),

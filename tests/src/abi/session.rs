@@ -8,8 +8,8 @@ use super::{CallerBehaviour, Choices, Framework, STAGING, last_error, statuses_o
 
 const KIB: usize = 1 << 10;
 
-/// Walks through everything that may be called of a session, `steps` long or until the choices are over.
-/// Returns the session's figures at the end.
+/// Walks through everything that may be called of a session, `steps` long or until the choices are
+/// over. Returns the session's figures at the end.
 pub fn walk_session(
     name: &str,
     mut choices: Choices,
@@ -116,8 +116,8 @@ fn hostile(choices: &mut Choices, session: u64) {
         (3_u32, tide_birth { storage: choices.below(1 << 40) | 1 << 33, size: 1, place: u64::MAX });
     let name = c"op".as_ptr();
     let call = choices.below(15);
-    // SAFETY: null and misaligned pointers and impossible counts are what the functions must withstand: they
-    // are refused before anything is read.
+    // SAFETY: null and misaligned pointers and impossible counts are what the functions must
+    // withstand: they are refused before anything is read.
     let status = unsafe {
         match call {
             0 => tide_session_sync(session, null(), 1 + choices.below(9) as usize, null(), 0),

@@ -1,4 +1,5 @@
-//! The engine's conformance suite on devices of one's own: `tidelog-conformance --overwrite DEVICE,DEVICE`.
+//! The engine's conformance suite on devices of one's own: `tidelog-conformance --overwrite
+//! DEVICE,DEVICE`.
 
 use std::process::ExitCode;
 #[cfg(feature = "spdk")]
@@ -10,13 +11,14 @@ use tidelog_tests::conformance::{
     Failure, Fault, InjectedStatus, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
 };
 
-/// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
-/// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
-/// fails.
+/// Runs the same rows on whatever devices and data path are named, and prints one line for each.
+/// THE DEVICES LOSE WHAT THEY HOLD. With --begin, lets something happen to a device under load
+/// instead. Ends with 1 where a row fails.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The devices, separated by commas: block devices, files that exist, or (for spdk) controllers.
+    /// The devices, separated by commas: block devices, files that exist, or (for spdk)
+    /// controllers.
     devices: String,
     /// The data path: uring, uring-cmd, posix or spdk.
     #[arg(long, default_value = "uring")]
@@ -48,7 +50,8 @@ struct Arguments {
     /// Whether operations fail of it.
     #[arg(long, value_enum, default_value = "always")]
     noticed: Noticed,
-    /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe status, as in 2:80.
+    /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe
+    /// status, as in 2:80.
     #[arg(long, value_delimiter = ',')]
     statuses: Vec<InjectedStatus>,
     /// The name of what happens.

@@ -1,4 +1,5 @@
-//! The inputs of the fuzz targets: writes those that fuzzing begins with, and runs any without a fuzzer.
+//! The inputs of the fuzz targets: writes those that fuzzing begins with, and runs any without a
+//! fuzzer.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -13,9 +13,10 @@ use tidelog_tests::machine::{LoopDevice, LoopOptions};
 use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
 
-/// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any moment; then every
-/// commit that had returned must be there whole, and no space may be lost. On files, and on loop devices where
-/// there are any (they need root). Ends with 1 where anything is lost, torn or leaked.
+/// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any
+/// moment; then every commit that had returned must be there whole, and no space may be lost. On
+/// files, and on loop devices where there are any (they need root). Ends with 1 where anything is
+/// lost, torn or leaked.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -114,7 +115,8 @@ fn on_pool(kind: &str, devices: &str, arguments: &Arguments) -> Result<(), Failu
     Ok(())
 }
 
-/// Starts a victim and kills it some time after its first commit. Returns the last commit that returned.
+/// Starts a victim and kills it some time after its first commit. Returns the last commit that
+/// returned.
 fn live_and_die(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     let mut victim = Victim::start(devices, next)?;
     let mut told =
@@ -124,7 +126,8 @@ fn live_and_die(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     victim.kill();
     let mut returned = first.parse()?;
     for line in told {
-        // The last line may be cut short; a number that is was told by a commit that returned all the same.
+        // The last line may be cut short; a number that is was told by a commit that returned all
+        // the same.
         returned = line?.parse::<u64>().unwrap_or(returned).max(returned);
     }
     Ok(returned)

@@ -1,5 +1,5 @@
-//! Makes the committed pool of the present format version: `tidelog-fixture`. Only while that version is
-//! unreleased; a fixture of a released version never changes.
+//! Makes the committed pool of the present format version: `tidelog-fixture`. Only while that
+//! version is unreleased; a fixture of a released version never changes.
 
 use std::process::ExitCode;
 

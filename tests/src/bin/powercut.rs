@@ -16,9 +16,9 @@ use tidelog_tests::power::{Layout, Rebuilder, Unflushed, WriteLog};
 use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
 
-/// A machine whose disk records every write and flush commits durable tensors; then images are rebuilt that a power
-/// cut could have left at any moment, with any part of what no flush had covered. In each, every commit that had
-/// returned must be there whole. `make nvme-vm` does both.
+/// A machine whose disk records every write and flush commits durable tensors; then images are
+/// rebuilt that a power cut could have left at any moment, with any part of what no flush had
+/// covered. In each, every commit that had returned must be there whole. `make nvme-vm` does both.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -63,7 +63,8 @@ enum Part {
         /// Where to make the images. It must not exist, and is removed in the end.
         #[arg(long, default_value = "target/powercut")]
         directory: PathBuf,
-        /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees nothing.
+        /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees
+        /// nothing.
         #[arg(long)]
         blind: bool,
         /// The engine skipped its flushes: then something must be lost, too.

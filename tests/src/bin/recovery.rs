@@ -13,9 +13,10 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 
-/// Makes pools on sparse files, fills them with durable tensors, and opens each several times, each time in a
-/// process of its own: with a change log to replay, as after a kill, and from its checkpoint. Then deletes all
-/// tensors. Prints medians, and ends with 1 where the largest pool takes longer to open than the limit.
+/// Makes pools on sparse files, fills them with durable tensors, and opens each several times, each
+/// time in a process of its own: with a change log to replay, as after a kill, and from its
+/// checkpoint. Then deletes all tensors. Prints medians, and ends with 1 where the largest pool
+/// takes longer to open than the limit.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -9,8 +9,8 @@ use clap::Parser;
 use serde_json::json;
 use tidelog_tests::sim::{Figures, Script, Violation, run, shrink};
 
-/// The real engine on simulated disks: seeded work, faults and power cuts, checked against a model after each
-/// act and each recovery. Ends with 1 where a seed fails or a fault was never exercised.
+/// The real engine on simulated disks: seeded work, faults and power cuts, checked against a model
+/// after each act and each recovery. Ends with 1 where a seed fails or a fault was never exercised.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

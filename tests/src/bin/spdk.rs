@@ -101,8 +101,8 @@ enum Part {
         /// The controller.
         device: String,
     },
-    /// Ends the process with a pool under load, as a program that closes nothing does. THE CONTROLLERS LOSE WHAT THEY
-    /// HOLD.
+    /// Ends the process with a pool under load, as a program that closes nothing does. THE
+    /// CONTROLLERS LOSE WHAT THEY HOLD.
     Leave {
         /// Controllers, separated by commas.
         devices: String,

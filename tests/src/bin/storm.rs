@@ -11,8 +11,8 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::storm::{StormOptions, storm};
 
-/// Mixed puts, reads, comparisons and deletions of many threads on one pool: every byte that is read is compared, and
-/// every ticket has to end. Ends with 1 where one does not.
+/// Mixed puts, reads, comparisons and deletions of many threads on one pool: every byte that is
+/// read is compared, and every ticket has to end. Ends with 1 where one does not.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -1,5 +1,5 @@
-//! Something happens to a device under load, and is undone: nothing hangs, no answer is wrong, and what was
-//! acknowledged is there.
+//! Something happens to a device under load, and is undone: nothing hangs, no answer is wrong, and
+//! what was acknowledged is there.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -25,7 +25,8 @@ pub struct Fault {
     pub statuses: Vec<InjectedStatus>,
 }
 
-/// What a device returns, as a plan names it: `ENODEV`, or the type and the code of an NVMe status, `2:80`.
+/// What a device returns, as a plan names it: `ENODEV`, or the type and the code of an NVMe status,
+/// `2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedStatus {
     /// An error number.
@@ -93,8 +94,8 @@ impl Fault {
     /// Lets it happen to an empty pool under load. Returns what was seen.
     ///
     /// # Errors
-    /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way round). A hang
-    /// ends the process.
+    /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way
+    /// round). A hang ends the process.
     pub fn happen(&self, stage: &Stage) -> Result<String, Failure> {
         let watchdog = Watchdog::watch("a fault under load", LIMIT);
         stage.format()?;

@@ -1,5 +1,5 @@
-//! What the engine must do on every data path and device: the same rows whatever they are, on devices that the
-//! caller passes and that lose what they hold.
+//! What the engine must do on every data path and device: the same rows whatever they are, on
+//! devices that the caller passes and that lose what they hold.
 
 mod fault;
 mod placement;

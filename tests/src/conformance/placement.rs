@@ -1,5 +1,5 @@
-//! Flexible Data Placement: what each lane of the log writes goes to its own placement handle on each device, by what
-//! the devices say themselves; and that they count what is written to them.
+//! Flexible Data Placement: what each lane of the log writes goes to its own placement handle on
+//! each device, by what the devices say themselves; and that they count what is written to them.
 
 use std::fmt::Write;
 

@@ -65,7 +65,8 @@ fn a_held_share_is_refused(stage: &Stage) -> Result<String, Failure> {
     }
 }
 
-/// Lengths around everything that is cut somewhere: sectors, blocks, stripe units, rounds of the stripe.
+/// Lengths around everything that is cut somewhere: sectors, blocks, stripe units, rounds of the
+/// stripe.
 fn lengths() -> Vec<u32> {
     let unit = STRIPE_UNIT.0 as u32;
     let edges = [512, 4096, unit, 2 * unit, 16 * unit, 40 * unit + 4096];

@@ -1,4 +1,5 @@
-//! The C ABI as a sequence of calls: the first byte says of what, the others decide one call after another.
+//! The C ABI as a sequence of calls: the first byte says of what, the others decide one call after
+//! another.
 
 use crate::abi::{CallerBehaviour, Choices, walk_pool, walk_session};
 

@@ -70,9 +70,9 @@ impl CorruptDevice {
         Ok(pool)
     }
 
-    /// Whether records lie in wait for a checkpoint to come: whoever can write such records can write any,
-    /// and a share that meets them later is refused then. So is one whose next checkpoint is of the first epoch
-    /// that no share can have.
+    /// Whether records lie in wait for a checkpoint to come: whoever can write such records can
+    /// write any, and a share that meets them later is refused then. So is one whose next
+    /// checkpoint is of the first epoch that no share can have.
     pub(super) fn lies_in_wait(&self) -> bool {
         let waits = |(share, epoch): (&u32, &u64)| {
             let of_share = self.checkpoints.iter().filter(|((other, ..), _)| other == share);
@@ -175,7 +175,8 @@ impl CorruptDevice {
         let length = words.int_in_range(0..=64)?.min(words.len());
         let command = String::from_utf8_lossy(words.bytes(length)?).into_owned();
         let share = words.int_in_range(0..=2)?;
-        // Of the same words, so that inputs of old mean what they meant. Mostly counts that devices may well have.
+        // Of the same words, so that inputs of old mean what they meant. Mostly counts that devices
+        // may well have.
         let number = if process % 8 == 0 { since } else { u64::from(process % 4) };
         let event = |number| ShareEvent { number, id: (since % 3).into() };
         let confirmed = event(number.saturating_sub(since % 2));

@@ -1,5 +1,5 @@
-//! Looking at devices whose front and end somebody else wrote, as files: what `tidelog-format` shows,
-//! checks and repairs.
+//! Looking at devices whose front and end somebody else wrote, as files: what `tidelog-format`
+//! shows, checks and repairs.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

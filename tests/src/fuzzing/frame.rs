@@ -1,5 +1,6 @@
-//! The structures of `docs/format.md` around any content, with checksums that are right. Written from the
-//! document and not with the engine's encoders, which refuse to write what a fuzzer wants to see read.
+//! The structures of `docs/format.md` around any content, with checksums that are right. Written
+//! from the document and not with the engine's encoders, which refuse to write what a fuzzer wants
+//! to see read.
 
 use tidelog_engine::layout::BLOCK_BYTES;
 

@@ -9,8 +9,8 @@ use tidelog_engine::log::StripeMap;
 
 use super::frame::{self, CheckpointHead, RecordHead};
 
-/// The first byte says what the others are: a record as it stands there, the payload of a sealed one, or a
-/// description of changes that are encoded into one.
+/// The first byte says what the others are: a record as it stands there, the payload of a sealed
+/// one, or a description of changes that are encoded into one.
 pub(super) fn run_record(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let head = RecordHead { pool: 5, share: 1, epoch: 3, sequence: 2 };
@@ -42,7 +42,8 @@ fn check_record(bytes: &[u8]) {
     assert_eq!(ChangeRecord::decode(&again), Ok((record, length)));
 }
 
-/// As [`run_record`], for a checkpoint; here the second byte is the number of tensors that it claims.
+/// As [`run_record`], for a checkpoint; here the second byte is the number of tensors that it
+/// claims.
 pub(super) fn run_checkpoint(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match (kind % 3, bytes.split_first()) {

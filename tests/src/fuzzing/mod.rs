@@ -1,9 +1,10 @@
 //! What fuzzing runs: one function for each target, from any bytes at all.
 //!
-//! A target returns where the bytes are refused or come to nothing, and panics where a rule is broken.
-//! The fuzz crate (`fuzz/`) drives these with libFuzzer, and a plain test replays the committed corpus
-//! through them, so that what was found once stays found. Decoders look at checksums first, and no
-//! fuzzer guesses one: so each target also puts the bytes into frames whose checksums are right.
+//! A target returns where the bytes are refused or come to nothing, and panics where a rule is
+//! broken. The fuzz crate (`fuzz/`) drives these with libFuzzer, and a plain test replays the
+//! committed corpus through them, so that what was found once stays found. Decoders look at
+//! checksums first, and no fuzzer guesses one: so each target also puts the bytes into frames whose
+//! checksums are right.
 
 mod abi;
 mod corrupt_device;

@@ -45,7 +45,8 @@ pub(super) fn run_trace(bytes: &[u8]) {
     }
 }
 
-/// A plan file's text. It is followed as if it were for the one trace here, whatever trace it names.
+/// A plan file's text. It is followed as if it were for the one trace here, whatever trace it
+/// names.
 pub(super) fn run_plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut file = match PlanFile::from_json(text) {
@@ -138,7 +139,8 @@ fn machine(budget: u64) -> Machine {
     }
 }
 
-/// Two layers there and back: four ops, what each kind of storage is, and a death one iteration late.
+/// Two layers there and back: four ops, what each kind of storage is, and a death one iteration
+/// late.
 pub(super) fn trace() -> Trace {
     let storage = |identity, kind| Storage { identity, size: Bytes(100), kind, movable: true };
     let made = |op| Identity::Output { op: OpIndex(op), slot: 0 };

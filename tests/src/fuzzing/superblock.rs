@@ -8,8 +8,8 @@ use tidelog_engine::units::ByteCount;
 
 use super::frame;
 
-/// The first byte says what the others are: a block as it stands there, or one to be sealed, or the words
-/// of a geometry.
+/// The first byte says what the others are: a block as it stands there, or one to be sealed, or the
+/// words of a geometry.
 pub(super) fn run(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match kind % 5 {

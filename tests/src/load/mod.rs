@@ -1,5 +1,5 @@
-//! A load on a pool: threads that commit, put, delete and read, know which results are right, and keep on
-//! while devices fail under them.
+//! A load on a pool: threads that commit, put, delete and read, know which results are right, and
+//! keep on while devices fail under them.
 
 mod content;
 mod record;
@@ -81,7 +81,8 @@ impl Ledger {
     /// acknowledged commit left it, or as a later one did of which nobody heard.
     ///
     /// # Errors
-    /// The first that is not. Tensors of which bytes are lost are given to `lost`, which may excuse them.
+    /// The first that is not. Tensors of which bytes are lost are given to `lost`, which may excuse
+    /// them.
     pub fn verify_durable(
         &self,
         pool: &Pool,
@@ -182,7 +183,8 @@ impl Load {
         Self { ledger: Arc::clone(ledger), stop, threads }
     }
 
-    /// Lets it run until so many commits and scratch puts have gone well since now, or the time is over.
+    /// Lets it run until so many commits and scratch puts have gone well since now, or the time is
+    /// over.
     pub fn run(&self, writes: u64, longest: Duration) {
         let target = self.ledger.record.writes().saturating_add(writes);
         self.run_until(|record| record.writes() >= target, longest);
@@ -273,8 +275,8 @@ impl Thread {
                 let put = batch.put(id(index, true), Source::from(bytes), options);
                 put.map_err(|error| Failure::refused(&error))?;
             } else if batch.delete(id(index, true)).is_err() {
-                // What is not there cannot be deleted, and a batch in doubt may yet bring it: nothing is
-                // acknowledged by that.
+                // What is not there cannot be deleted, and a batch in doubt may yet bring it:
+                // nothing is acknowledged by that.
                 continue;
             }
             versions.push((index, version));

@@ -1,4 +1,5 @@
-//! The fake CUDA, cuFile and gdrcopy of `gds/fake`, built with the C compiler that linking needs anyway, and what tests do with it.
+//! The fake CUDA, cuFile and gdrcopy of `gds/fake`, built with the C compiler that linking needs
+//! anyway, and what tests do with it.
 #![allow(unsafe_code)]
 // Only who holds the fake may use it; types of its functions stand where they are called.
 #![allow(clippy::unused_self, clippy::items_after_statements, clippy::missing_panics_doc)]
@@ -27,7 +28,8 @@ struct Loaded {
 
 const SOURCES: [&str; 6] = ["plan.c", "memory.c", "streams.c", "cuda.c", "cufile.c", "gdrapi.c"];
 
-/// Builds it beside the program that runs: test programs that run at once may each put theirs in the place of another's.
+/// Builds it beside the program that runs: test programs that run at once may each put theirs in
+/// the place of another's.
 fn build() -> PathBuf {
     build_as("libfake-gpu.so", &[])
 }
@@ -37,7 +39,8 @@ fn build_as(name: &str, options: &[&str]) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake");
     let program = std::env::current_exe().expect("the program has a path");
     let fresh = program.with_file_name(format!("{name}-{}", std::process::id()));
-    // cudarc asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
+    // cudarc asks the loader for libcuda.so; a library of that name that is loaded already is what
+    // it gets.
     let output = Command::new("cc")
         .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so"])
         .args(options)
@@ -58,7 +61,8 @@ fn loaded() -> &'static Loaded {
         let path = build();
         // SAFETY: our own library, whose initialisers do nothing.
         let library = unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
-        // SAFETY: nothing in this process reads the environment but by the standard library, which has a lock for it.
+        // SAFETY: nothing in this process reads the environment but by the standard library, which
+        // has a lock for it.
         unsafe {
             std::env::set_var("TIDELOG_CUFILE", &path);
             std::env::set_var("TIDELOG_GDRAPI", &path);
@@ -68,7 +72,8 @@ fn loaded() -> &'static Loaded {
 }
 
 impl FakeGpu {
-    /// Takes the fake, as if it had just been started: everything that is late is so at most by about `laziness`.
+    /// Takes the fake, as if it had just been started: everything that is late is so at most by
+    /// about `laziness`.
     pub fn start(seed: u64, laziness: u32) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,8 +93,9 @@ impl FakeGpu {
         *symbol
     }
 
-    /// Has a call fail with `code` (one of cuFile's, or of CUDA's below 5000; an errno for transfers, -1 for half of
-    /// one, -2 for a read of other bytes) after `after` more of it, `times` times or for ever (-1).
+    /// Has a call fail with `code` (one of cuFile's, or of CUDA's below 5000; an errno for
+    /// transfers, -1 for half of one, -2 for a read of other bytes) after `after` more of it,
+    /// `times` times or for ever (-1).
     pub fn plan(&self, what: &str, after: i32, code: i32, times: i32) {
         let name = CString::new(what).unwrap();
         type Plan = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);
@@ -97,14 +103,16 @@ impl FakeGpu {
         unsafe { self.get::<Plan>("fake_plan")(name.as_ptr(), after, code, times) };
     }
 
-    /// What the driver says of itself: bits of status and features, nvidia-fs's version, a batch's limit, GPUs.
+    /// What the driver says of itself: bits of status and features, nvidia-fs's version, a batch's
+    /// limit, GPUs.
     pub fn driver(&self, status: u32, features: u32, major: u32, batch_max: u32, gpus: i32) {
         type Set = unsafe extern "C" fn(c_uint, c_uint, c_uint, c_uint, c_int);
         // SAFETY: declared so in plan.c.
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
-    /// Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for NVMe.
+    /// Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for
+    /// NVMe.
     pub fn configure(&self, compat: bool, p2p_flags: u32) {
         type Set = unsafe extern "C" fn(bool, c_uint);
         // SAFETY: declared so in plan.c.
@@ -127,7 +135,8 @@ impl FakeGpu {
         unsafe { self.get::<Set>("cuCtxSetCurrent")((gpu + 1) as *mut c_void) };
     }
 
-    /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own order, and its flushes.
+    /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own
+    /// order, and its flushes.
     pub fn remote_writes(&self, ordering: i32, flushes: i32) {
         type Set = unsafe extern "C" fn(c_int, c_int);
         // SAFETY: declared so in plan.c.
@@ -176,7 +185,8 @@ impl FakeGpu {
         CuFileLibrary::open(Some(self.library_path())).unwrap()
     }
 
-    /// A cuFile that is older: what newer ones have it lacks. It shares nothing with the fake that this is.
+    /// A cuFile that is older: what newer ones have it lacks. It shares nothing with the fake that
+    /// this is.
     pub fn older_library(&self) -> PathBuf {
         build_as("libfake-older.so", &["-DCUFILE_OLDER", "-Wl,-soname,libcufile-older.so"])
     }

@@ -80,8 +80,8 @@ impl LoopDevice {
         forgotten
     }
 
-    /// Has the kernel forget the partitions that it was told of: it keeps them, without a file behind them, for
-    /// whoever gets the device next.
+    /// Has the kernel forget the partitions that it was told of: it keeps them, without a file
+    /// behind them, for whoever gets the device next.
     fn forget_partitions(&self) -> Result<(), Unavailable> {
         let partitions = || {
             let entries = fs::read_dir(self.sysfs()).into_iter().flatten().flatten();

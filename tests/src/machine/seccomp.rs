@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// Does something, or starts a process, where no ring can be made, as in a container whose profile forbids `io_uring`.
+/// Does something, or starts a process, where no ring can be made, as in a container whose profile
+/// forbids `io_uring`.
 pub fn without_io_uring<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     let rules: BTreeMap<i64, _> = [(libc::SYS_io_uring_setup, Vec::new())].into();
     let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());

@@ -1,4 +1,5 @@
-//! Memory that is a file, mapped: what a device's memory is where there is no device, for controllers that are simulated.
+//! Memory that is a file, mapped: what a device's memory is where there is no device, for
+//! controllers that are simulated.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -42,7 +43,8 @@ impl FileMemory {
     }
 }
 
-// SAFETY: mapped in `map`, as long as the file, until this is dropped; nobody else has the mapping. There is no bus address.
+// SAFETY: mapped in `map`, as long as the file, until this is dropped; nobody else has the mapping.
+// There is no bus address.
 unsafe impl PeerMemory for FileMemory {
     fn span(&self) -> (NonNull<u8>, usize) {
         (self.base, self.length)

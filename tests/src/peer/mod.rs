@@ -1,5 +1,6 @@
-//! Memory of another device that controllers read and write themselves: a GPU that is only memory, and tensors that go
-//! through the log from it and to it. What lies in that memory is seen from its other side, by whoever serves the device.
+//! Memory of another device that controllers read and write themselves: a GPU that is only memory,
+//! and tensors that go through the log from it and to it. What lies in that memory is seen from its
+//! other side, by whoever serves the device.
 
 mod file;
 mod stand_in;

@@ -1,5 +1,6 @@
-//! A GPU that is only memory: a device's, mapped here, which the processor copies within and takes checksums of. It is as
-//! late as a GPU is: nothing that it is asked to do has happened before somebody has looked once.
+//! A GPU that is only memory: a device's, mapped here, which the processor copies within and takes
+//! checksums of. It is as late as a GPU is: nothing that it is asked to do has happened before
+//! somebody has looked once.
 //!
 //! It counts what passes between that memory and the host's, and shows whether anything did.
 #![allow(unsafe_code)]
@@ -19,7 +20,8 @@ use tidelog_engine::path::backend::{
     Copied, OpenedWindow, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize,
 };
 
-/// Where its memory begins for the GPU, so that nobody takes an address of it for one of the host's.
+/// Where its memory begins for the GPU, so that nobody takes an address of it for one of the
+/// host's.
 const BASE: u64 = 0x7000_0000_0000;
 /// What every byte of the host's staging memory is made.
 const POISON: u8 = 0xA5;
@@ -55,7 +57,8 @@ impl Mapping {
 /// What lies in mapped memory now, which [`Mapping::at`] has found.
 fn read(at: *const u8, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    // SAFETY: mapped, as `at` was found by `Mapping::at`; the vector is new. Whoever asks knows that no device writes it.
+    // SAFETY: mapped, as `at` was found by `Mapping::at`; the vector is new. Whoever asks knows
+    // that no device writes it.
     unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), length) };
     bytes
 }
@@ -70,7 +73,8 @@ impl StandIn {
     /// Memory for a put: these bytes of it.
     pub fn source(&self, offset: usize, length: usize) -> GpuSource {
         self.memory.at(offset, length);
-        // SAFETY: the mapping outlives the pool, which the GPU is given to; tests leave the bytes until the ticket ends.
+        // SAFETY: the mapping outlives the pool, which the GPU is given to; tests leave the bytes
+        // until the ticket ends.
         unsafe { GpuSource::new(BASE + offset as u64, length, None) }
     }
 
@@ -100,7 +104,8 @@ impl StandIn {
     /// Poisons all staging memory of the pool that was opened with it. Nothing is under way there.
     pub fn poison(&self) {
         self.with_staging(|base, length| {
-            // SAFETY: the pool is kept, so the memory is mapped; its buffers are idle, and their contents mean nothing.
+            // SAFETY: the pool is kept, so the memory is mapped; its buffers are idle, and their
+            // contents mean nothing.
             unsafe { std::ptr::write_bytes(base, POISON, length) };
         });
     }
@@ -166,8 +171,8 @@ struct Part {
     length: usize,
 }
 
-// SAFETY: a part of memory that is mapped as long as this keeps it, which only the window uses; it has no gaps, as the whole
-// has none.
+// SAFETY: a part of memory that is mapped as long as this keeps it, which only the window uses; it
+// has no gaps, as the whole has none.
 unsafe impl PeerMemory for Part {
     fn span(&self) -> (NonNull<u8>, usize) {
         let start = NonNull::new(self.memory.at(self.offset, self.length));
@@ -196,13 +201,15 @@ struct Staged {
     begun: Vec<Option<GpuCopy>>,
 }
 
-// SAFETY: the addresses are those of the engine's memory, which whoever began a copy keeps for it, whatever thread drives it.
+// SAFETY: the addresses are those of the engine's memory, which whoever began a copy keeps for it,
+// whatever thread drives it.
 unsafe impl Send for Staged {}
 
 impl Staged {
     fn carry_out(&self, GpuCopy { direction, gpu, staging, length, .. }: GpuCopy) {
         let (gpu, staging) = (self.memory.of_gpu(gpu, length), staging.as_ptr());
-        // SAFETY: the GPU's end is mapped (`Mapping::at`), the other is the engine's for the copy (`GpuCopies::begin`).
+        // SAFETY: the GPU's end is mapped (`Mapping::at`), the other is the engine's for the copy
+        // (`GpuCopies::begin`).
         unsafe {
             match direction {
                 GpuDirection::Out => std::ptr::copy_nonoverlapping(gpu, staging, length),
@@ -218,7 +225,8 @@ impl Staged {
     }
 }
 
-// SAFETY: a copy touches memory only while it is carried out, which is before it is told to be done.
+// SAFETY: a copy touches memory only while it is carried out, which is before it is told to be
+// done.
 unsafe impl GpuCopies for Staged {
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
         if copy.after.is_some() {
@@ -270,7 +278,8 @@ impl Passed {
                 WindowDirection::Fill => (other, part),
                 WindowDirection::Drain => (part, other),
             };
-            // SAFETY: both are mapped (`Mapping::at`) and the copy's until it is done (`WindowCopies::begin`).
+            // SAFETY: both are mapped (`Mapping::at`) and the copy's until it is done
+            // (`WindowCopies::begin`).
             unsafe { std::ptr::copy(from, to, length) };
         }
         if copy.direction == WindowDirection::Fill {
@@ -282,7 +291,8 @@ impl Passed {
     }
 }
 
-// SAFETY: as for `Staged`; the processor's own writes are seen by devices that are told of them afterwards.
+// SAFETY: as for `Staged`; the processor's own writes are seen by devices that are told of them
+// afterwards.
 unsafe impl WindowCopies for Passed {
     unsafe fn begin(&mut self, slot: u32, copy: &WindowCopy) -> Result<(), Status> {
         let events = copy.after.is_some();

@@ -1,5 +1,6 @@
-//! Tensors that go through the log by peer DMA: put out of a GPU's memory, compared, overwritten, and got into it again, also
-//! from a pool that was opened anew. The host's own memory is poisoned before each step and looked at after it.
+//! Tensors that go through the log by peer DMA: put out of a GPU's memory, compared, overwritten,
+//! and got into it again, also from a pool that was opened anew. The host's own memory is poisoned
+//! before each step and looked at after it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -64,7 +65,8 @@ fn id(number: usize) -> TensorId {
     TensorId::from_name(&format!("tensor {number}"))
 }
 
-/// On the other side, before: memory to put tensors from, as the seed decides, and memory to get them into.
+/// On the other side, before: memory to put tensors from, as the seed decides, and memory to get
+/// them into.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -81,7 +83,8 @@ pub fn fill(file: &Path, seed: u64) -> Result<String, Failure> {
     Ok(format!("{} of it", ByteCount(HALF as u64)))
 }
 
-/// On the other side, afterwards: what tensors were put from is as it was, and each was got as what it was overwritten with.
+/// On the other side, afterwards: what tensors were put from is as it was, and each was got as what
+/// it was overwritten with.
 ///
 /// # Errors
 /// The first byte that is another.
@@ -108,10 +111,12 @@ pub fn verify(file: &Path, seed: u64) -> Result<String, Failure> {
     }
 }
 
-/// Takes tensors through the pools that `open` opens for a GPU of this memory, the same one each time, which was empty.
+/// Takes tensors through the pools that `open` opens for a GPU of this memory, the same one each
+/// time, which was empty.
 ///
 /// # Errors
-/// The pool does not reach the GPU, a tensor comes back as something else, or a byte of it was in the host's memory.
+/// The pool does not reach the GPU, a tensor comes back as something else, or a byte of it was in
+/// the host's memory.
 pub fn through_the_log(
     memory: Box<dyn PeerMemory>,
     open: &dyn Fn(Arc<dyn GpuMemory>) -> Result<Pool, Failure>,
@@ -250,7 +255,8 @@ mod tests {
     use crate::machine::Directory;
     use crate::peer::FileMemory;
 
-    /// Two simulated disks, each with latencies of its own, and how a pool on them is opened for a GPU.
+    /// Two simulated disks, each with latencies of its own, and how a pool on them is opened for a
+    /// GPU.
     fn disks(seed: u64) -> [SimDisk; 2] {
         let disk = |seed| {
             SimDisk::with_profile(ByteCount::mib(64), SimProfile { seed, ..SimProfile::default() })

@@ -1,4 +1,5 @@
-//! The images that a cut could have left: everything that a flush covered, and any part of what came after it.
+//! The images that a cut could have left: everything that a flush covered, and any part of what
+//! came after it.
 
 use std::fs::File;
 use std::io;
@@ -59,7 +60,8 @@ impl<'a> Rebuilder<'a> {
         notes.map(number).collect()
     }
 
-    /// The devices as a cut before entry `cut` could have left them, as files in `folder`. Cuts must not go back.
+    /// The devices as a cut before entry `cut` could have left them, as files in `folder`. Cuts
+    /// must not go back.
     ///
     /// # Errors
     /// A file cannot be written, or the log not read.

@@ -1,7 +1,8 @@
-//! The log of a disk's writes and flushes, in the order in which they completed. So that what stands before a flush is
-//! what was complete when the disk began it, the machine gives it flushes one at a time (a single queue) and does them at once
-//! (`cache.no-flush`): nothing completes while one is under way. The format is that of Linux's
-//! dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst), which QEMU writes, too.
+//! The log of a disk's writes and flushes, in the order in which they completed. So that what
+//! stands before a flush is what was complete when the disk began it, the machine gives it flushes
+//! one at a time (a single queue) and does them at once (`cache.no-flush`): nothing completes while
+//! one is under way. The format is that of Linux's dm-log-writes
+//! (Documentation/admin-guide/device-mapper/log-writes.rst), which QEMU writes, too.
 
 use std::fs::File;
 use std::io;

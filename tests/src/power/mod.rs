@@ -1,5 +1,5 @@
-//! Power cuts of a real machine's disk: what QEMU's `blklogwrites` driver recorded becomes the images that a cut at
-//! any moment could have left.
+//! Power cuts of a real machine's disk: what QEMU's `blklogwrites` driver recorded becomes the
+//! images that a cut at any moment could have left.
 
 mod images;
 mod log;

@@ -1,5 +1,5 @@
-//! An engine that skips a flush, as a bug of it would: flushes are answered, and no device ever sees one. Forced writes
-//! are still forced. Images of its disk must lose tensors.
+//! An engine that skips a flush, as a bug of it would: flushes are answered, and no device ever
+//! sees one. Forced writes are still forced. Images of its disk must lose tensors.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -61,8 +61,8 @@ impl Runner<'_> {
                 }
                 Err(error) => {
                     self.refused(&error)?;
-                    // Making room may have taken commits on. Not before the figures: looking at a commit in
-                    // doubt tries another one, and whatever is in flight moves meanwhile.
+                    // Making room may have taken commits on. Not before the figures: looking at a
+                    // commit in doubt tries another one, and whatever is in flight moves meanwhile.
                     self.process_completions()?;
                 }
             }

@@ -108,7 +108,8 @@ fn can_meet(struck: FaultSeen, under: Under) -> bool {
         FaultSeen::RotInIndex => under == Under::Rest,
         // The pool is closed where a disk comes back.
         FaultSeen::Stale => under == Under::Open,
-        // Commits have ended before a disk stalls, so that nothing but the stall holds up what is read.
+        // Commits have ended before a disk stalls, so that nothing but the stall holds up what is
+        // read.
         FaultSeen::Stalled => under == Under::Get,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.

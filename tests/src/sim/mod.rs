@@ -1,8 +1,9 @@
-//! Seeded simulation: the real engine on simulated disks, with faults and power cuts, against a model.
+//! Seeded simulation: the real engine on simulated disks, with faults and power cuts, against a
+//! model.
 //!
-//! A seed gives a [`Script`]; a [`Runner`] executes it on a stepped pool, one thread moving at a time, and
-//! compares every answer with the [`Model`]. Nothing but the script decides what happens, so a seed and a
-//! commit replay any failure, and [`shrink`] can leave out acts one by one.
+//! A seed gives a [`Script`]; a [`Runner`] executes it on a stepped pool, one thread moving at a
+//! time, and compares every answer with the [`Model`]. Nothing but the script decides what happens,
+//! so a seed and a commit replay any failure, and [`shrink`] can leave out acts one by one.
 
 mod commits;
 mod coverage;

@@ -33,7 +33,8 @@ pub struct Model {
     pub scratch: BTreeMap<u8, Content>,
     /// Durable tensors that can be read.
     pub durable: BTreeMap<u16, Content>,
-    /// The durable tensors after a commit that may or may not be there when the pool is opened again.
+    /// The durable tensors after a commit that may or may not be there when the pool is opened
+    /// again.
     pub in_doubt: Option<BTreeMap<u16, Content>>,
     /// The order of the newest write or deletion of each scratch tensor.
     newest: BTreeMap<u8, u64>,

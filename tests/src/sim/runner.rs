@@ -30,7 +30,8 @@ use trouble::Copied;
 
 /// Durable tensors have ids of their own: a scratch tensor may not take a durable one's place.
 const DURABLE: u128 = 1000;
-/// From here on durable tensors have names that are as long as hundreds of other entries of the index.
+/// From here on durable tensors have names that are as long as hundreds of other entries of the
+/// index.
 pub(super) const FILLERS: u16 = 256;
 
 /// The pool did what it must not.

@@ -30,7 +30,8 @@ pub enum Act {
     Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
     /// Durable changes, the commit of which is left in flight.
     Start { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8> },
-    /// Commits tensors that take much of the index, and nothing of the data: so many from the `first` on.
+    /// Commits tensors that take much of the index, and nothing of the data: so many from the
+    /// `first` on.
     FillIndex { first: u16, count: u8, flight: bool },
     /// Deletes those of them that are there.
     EmptyIndex { first: u16, count: u8 },
@@ -56,7 +57,8 @@ pub enum Act {
     Vanish { disk: u8 },
     /// Makes a copy of a disk, in the place of the last one.
     Copy { disk: u8 },
-    /// Closes the pool, or cuts the power, and puts the copy of a disk in its place; then the disk is back.
+    /// Closes the pool, or cuts the power, and puts the copy of a disk in its place; then the disk
+    /// is back.
     Stale { disk: u8, cut: Option<Cut> },
     /// A disk does not respond while others are read.
     Stall { disk: u8 },
@@ -137,8 +139,8 @@ struct Population {
 }
 
 impl Population {
-    /// Many small tensors in much room; as many as hardly fit; or a few large ones, so that segments
-    /// empty and serve again all the time.
+    /// Many small tensors in much room; as many as hardly fit; or a few large ones, so that
+    /// segments empty and serve again all the time.
     fn draw(random: &mut Random, disks: u8) -> Self {
         let room = u64::from(disks);
         match random.below(3) {
@@ -183,7 +185,8 @@ impl Script {
             let at = part * length / FAULTS + random.below((length / FAULTS) as u64) as usize;
             acts.insert(at, fault(&mut random, disks));
         }
-        // Commits in flight together, and then anything: most acts wait for something, and end them.
+        // Commits in flight together, and then anything: most acts wait for something, and end
+        // them.
         for _ in 0..length / BURST_EVERY {
             let at = random.below(acts.len() as u64) as usize;
             let burst: Vec<Act> = burst(&mut random, tensors);
@@ -193,7 +196,8 @@ impl Script {
             fill_index(&mut random, &mut acts);
         }
         if random.chance(2) {
-            // Where no disk ever damages a tensor, every checksum that does not match is our own doing.
+            // Where no disk ever damages a tensor, every checksum that does not match is our own
+            // doing.
             for act in acts.iter_mut().filter(|act| act.damages()) {
                 *act = Act::Step(1);
             }
@@ -287,7 +291,8 @@ fn burst(random: &mut Random, tensors: Population) -> Vec<Act> {
     acts
 }
 
-/// Has the index outgrow its place and, in the smaller pools, all space that there is; then some of it goes.
+/// Has the index outgrow its place and, in the smaller pools, all space that there is; then some of
+/// it goes.
 fn fill_index(random: &mut Random, acts: &mut Vec<Act>) {
     let commits = 6 + random.below(20) as u16;
     let mut at = random.below(acts.len() as u64) as usize;

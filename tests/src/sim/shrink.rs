@@ -3,7 +3,8 @@
 use super::runner::{Violation, run};
 use super::script::Script;
 
-/// The shortest script that still fails, found by leaving out ever smaller parts, in at most `runs` runs.
+/// The shortest script that still fails, found by leaving out ever smaller parts, in at most `runs`
+/// runs.
 pub fn shrink(script: &Script, violation: Violation, runs: usize) -> (Script, Violation) {
     let mut best = script.clone();
     best.acts.truncate(violation.act + 1);

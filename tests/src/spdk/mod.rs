@@ -1,5 +1,6 @@
-//! What must be so on the data path spdk by itself, whichever controllers it has: errors and time-outs, peer DMA.
-//! And SPDK's own target program, which serves controllers where there are none.
+//! What must be so on the data path spdk by itself, whichever controllers it has: errors and
+//! time-outs, peer DMA. And SPDK's own target program, which serves controllers where there are
+//! none.
 
 mod path;
 pub mod peer;
@@ -17,7 +18,8 @@ pub use path::{
 
 use crate::conformance::Failure;
 
-/// How long a command may take in tests: soon enough for a test, late enough for a machine that others use too.
+/// How long a command may take in tests: soon enough for a test, late enough for a machine that
+/// others use too.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One thing that must be so: its name, and what shows it.
@@ -40,8 +42,8 @@ impl Reach {
         }
     }
 
-    /// Whether memory of ours can be registered there: without an IOMMU only what lies on huge pages, and for another
-    /// process none, as there is no file behind it that it could map.
+    /// Whether memory of ours can be registered there: without an IOMMU only what lies on huge
+    /// pages, and for another process none, as there is no file behind it that it could map.
     fn takes_memory(self, spec: &DeviceSpec, huge: bool) -> bool {
         match self {
             Self::Connection => true,

@@ -1,5 +1,5 @@
-//! Errors, time-outs and aborts of single commands, by SPDK's own error injection and on devices that are slow; and
-//! memory that is not SPDK's.
+//! Errors, time-outs and aborts of single commands, by SPDK's own error injection and on devices
+//! that are slow; and memory that is not SPDK's.
 
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,8 @@ fn refuses_writes(
     }
 }
 
-/// Errors are injected into responses of the controller, so one that comes back was a command that it had.
+/// Errors are injected into responses of the controller, so one that comes back was a command that
+/// it had.
 fn each_is_a_command(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let extent = Extent::new(BLOCK, 2 * BLOCK);
     let kinds = [
@@ -196,7 +197,8 @@ fn they_keep_to_their_extent(specs: &[DeviceSpec]) -> Result<String, Failure> {
     Ok(format!("{} of {}", middle.length, whole.length))
 }
 
-/// SPDK holds the command itself, where no abort finds it: a reset ends it, or the end of the connection.
+/// SPDK holds the command itself, where no abort finds it: a reset ends it, or the end of the
+/// connection.
 fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let extent = Extent::new(0, BLOCK);
     let mut path = path_to(&specs[..1], 4)?;

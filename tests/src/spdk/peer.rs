@@ -1,5 +1,6 @@
-//! Peer DMA: controllers write out of the memory of another PCI device and read into it, and nobody but them moves a
-//! byte. What lies in that memory is seen from its other side, by whoever serves the device.
+//! Peer DMA: controllers write out of the memory of another PCI device and read into it, and nobody
+//! but them moves a byte. What lies in that memory is seen from its other side, by whoever serves
+//! the device.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,10 +21,12 @@ const HOST: u8 = 0xA5;
 /// What every byte of the second half is before controllers fill it.
 const BEFORE: u8 = 0x5A;
 const DEPTH: u32 = 8;
-/// One page, two, a list of them; what a controller takes at once, a page more, several times as much.
+/// One page, two, a list of them; what a controller takes at once, a page more, several times as
+/// much.
 const LENGTHS: [usize; 6] = [4 << 10, 8 << 10, 12 << 10, 256 << 10, 260 << 10, 768 << 10];
 
-/// On the other side: the first half of the memory holds what the seed decides, the second half something else.
+/// On the other side: the first half of the memory holds what the seed decides, the second half
+/// something else.
 ///
 /// # Errors
 /// The file cannot be written, or is no whole mebibytes.
@@ -68,7 +71,8 @@ fn half_of(file: &File) -> Result<u64, Failure> {
     if whole { Ok(half) } else { Err("it must be whole mebibytes twice over".into()) }
 }
 
-/// Writes the first half of a BAR to the controllers, striped over all of them, and reads it back into the second.
+/// Writes the first half of a BAR to the controllers, striped over all of them, and reads it back
+/// into the second.
 ///
 /// # Errors
 /// The memory cannot be reached, an operation fails, or the host's memory was touched.

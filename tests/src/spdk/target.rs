@@ -47,11 +47,13 @@ pub struct Target {
     process: Child,
     directory: PathBuf,
     transport: Transport,
-    /// A port for each device. They are opened in their order, so the last one says that all are served.
+    /// A port for each device. They are opened in their order, so the last one says that all are
+    /// served.
     ports: [u16; DEVICES],
 }
 
-/// The target program of the installed SPDK: `$TIDELOG_NVMF_TGT`, in the path, or beside SPDK's libraries.
+/// The target program of the installed SPDK: `$TIDELOG_NVMF_TGT`, in the path, or beside SPDK's
+/// libraries.
 pub fn program() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("TIDELOG_NVMF_TGT") {
         return Some(named.into());
@@ -120,7 +122,8 @@ impl Target {
         self.controllers().iter().map(held).collect()
     }
 
-    /// On one more controller, over TCP, the namespaces of a subsystem that lets in [`LISTED_HOST`] alone, who is not named.
+    /// On one more controller, over TCP, the namespaces of a subsystem that lets in [`LISTED_HOST`]
+    /// alone, who is not named.
     pub fn listed(&self) -> Vec<DeviceSpec> {
         let port = self.ports[0];
         let name = |number| {

@@ -1,5 +1,6 @@
-//! A storm: many threads with many operations in flight each, on one pool. Every byte that is read is compared with
-//! what was put, every ticket has to end once, and the queue that hears of it, too.
+//! A storm: many threads with many operations in flight each, on one pool. Every byte that is read
+//! is compared with what was put, every ticket has to end once, and the queue that hears of it,
+//! too.
 
 mod thread;
 
@@ -58,7 +59,8 @@ impl StormFigures {
     }
 }
 
-/// Lets the storm go over a pool that nobody else uses, and looks at everything once more when it is over.
+/// Lets the storm go over a pool that nobody else uses, and looks at everything once more when it
+/// is over.
 ///
 /// # Errors
 /// The first wrong byte, wrong answer or ticket that did not end.

@@ -15,7 +15,8 @@ use super::rig::{
 };
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
-/// What somebody else keeps there. The rest is less than the pool's devices, two times [`DEVICE_BYTES`].
+/// What somebody else keeps there. The rest is less than the pool's devices, two times
+/// [`DEVICE_BYTES`].
 const OTHERS_BYTES: usize = 38 << 20;
 
 #[test]
@@ -52,7 +53,8 @@ fn run_out_of_space(at: &Path) {
         }
     };
 
-    // Said at once, and not by the first write that finds no room, also of files that are there already.
+    // Said at once, and not by the first write that finds no room, also of files that are there
+    // already.
     make_sparse();
     let refused = Pool::format(&specs, &format_options()).unwrap_err();
     let FormatError::Device(DeviceOpenError::Reserve { path, .. }) = &refused else {

@@ -18,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What a machine that others use too may take for a load's writes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One scenario at a time, watched: a process that another starts would have this one's descriptors, and with
-/// them its locks and mounts, until it executes.
+/// One scenario at a time, watched: a process that another starts would have this one's
+/// descriptors, and with them its locks and mounts, until it executes.
 pub(crate) fn watch(test: &'static str) -> (Watchdog, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,8 @@ impl Rig {
     }
 }
 
-/// Closes a pool whose devices have refused writes: a commit may be in doubt, and then closing says so.
+/// Closes a pool whose devices have refused writes: a commit may be in doubt, and then closing says
+/// so.
 pub(crate) fn close_after_faults(pool: &Pool) {
     let in_doubt = pool.stats().unwrap().commits.in_doubt;
     match pool.close() {
@@ -97,8 +98,8 @@ pub(crate) fn open_options() -> OpenOptions {
     OpenOptions { staging: ByteCount::mib(1), huge_pages: false, ..OpenOptions::default() }
 }
 
-/// No answer was wrong, and each error names one of these devices (as the engine does: by its place) or the
-/// state that an earlier one brought about. Returns how many there were.
+/// No answer was wrong, and each error names one of these devices (as the engine does: by its
+/// place) or the state that an earlier one brought about. Returns how many there were.
 pub(crate) fn only_honest_errors(ledger: &Ledger, devices: &[&str]) -> usize {
     let failures = ledger.record().failures();
     for failure in &failures {

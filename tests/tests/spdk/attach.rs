@@ -1,5 +1,5 @@
-//! Attaching: as whom, how many namespaces of one controller, what an error says; and what the library leaves of the process and
-//! of the machine that it runs on.
+//! Attaching: as whom, how many namespaces of one controller, what an error says; and what the
+//! library leaves of the process and of the machine that it runs on.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,6 @@
-"""Loads the library (a path), uses nothing of it, and reads behind the end of a file that is mapped: the process has to end by
-SIGBUS, as it does without the library."""
+"""Loads the library (a path), uses nothing of it, and reads behind the end of a file that is mapped: the process has to
+end by SIGBUS, as it does without the library.
+"""
 
 import ctypes
 import mmap

@@ -1,4 +1,5 @@
-//! Two hosts that reach one namespace over NVMe/TCP without their kernels: processes that call themselves two hosts.
+//! Two hosts that reach one namespace over NVMe/TCP without their kernels: processes that call
+//! themselves two hosts.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -57,7 +58,8 @@ fn refused(name: &str, devices: &str, format: bool, owner: &str) -> Result<Strin
 pub(crate) fn one_host_at_a_time(program: &Path) -> Result<String, Failure> {
     let target = Target::start(program, Transport::Tcp, 512)?;
     let devices = target.controllers()[0].to_string();
-    // Killed, each of them: it gives nothing back. While it lives this host's other processes are refused by its claim.
+    // Killed, each of them: it gives nothing back. While it lives this host's other processes are
+    // refused by its claim.
     drop(Host::must("a", &devices, true)?);
     refused("b", &devices, false, "a")?;
     let said = refused("b", &devices, true, "a")?;

@@ -1,6 +1,6 @@
-//! The conformance suite over spdk without NVMe hardware: SPDK's own target program serves two files over TCP on
-//! the loopback, and over vfio-user. Where that cannot be, one line says why; with
-//! REQUIRE=spdk it is a failure.
+//! The conformance suite over spdk without NVMe hardware: SPDK's own target program serves two
+//! files over TCP on the loopback, and over vfio-user. Where that cannot be, one line says why;
+//! with REQUIRE=spdk it is a failure.
 
 #[cfg(feature = "spdk")]
 mod attach;

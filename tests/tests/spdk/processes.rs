@@ -157,7 +157,8 @@ fn an_owner_counts(target: &Target) -> Result<String, Failure> {
 fn a_fork_is_told(target: &Target) -> Result<String, Failure> {
     let first = target.controllers().remove(0);
     let held = attach(&first)?;
-    // SAFETY: the child ends by itself (`_exit`), or by the alarm's signal; the parent waits for it.
+    // SAFETY: the child ends by itself (`_exit`), or by the alarm's signal; the parent waits for
+    // it.
     let status = unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -239,7 +240,8 @@ fn the_oldest_is_served_first(target: &Target) -> Result<String, Failure> {
     }
     let tags: Vec<u64> = done.iter().map(|it| it.tag).collect();
     let place = |tag: u64| tags.iter().position(|&it| it == tag);
-    // A device completes its commands in any order, but has those of the last but one long before those of the last two.
+    // A device completes its commands in any order, but has those of the last but one long before
+    // those of the last two.
     let before = |one, other| place(one).zip(place(other)).is_some_and(|(one, other)| one < other);
     if before(COUNT - 2, COUNT - 1) && before(COUNT - 2, COUNT) {
         Ok(format!("{tags:?}"))

@@ -127,7 +127,8 @@ fn affinity() -> String {
     line.unwrap_or_default().to_owned()
 }
 
-// -- with a pool on it -------------------------------------------------------------------------------------------
+// -- with a pool on it
+// -------------------------------------------------------------------------------------------
 
 fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
     let specs = target.controllers();

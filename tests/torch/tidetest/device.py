@@ -1,5 +1,5 @@
-"""What the tests' tensors are made on, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a GPU that
-is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
+"""What the tests' tensors are made on, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a
+GPU that is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
 
 On a GPU half of each step is launched on a stream of its own, and ordered by events as a program must.
 """
@@ -80,7 +80,9 @@ def begin(folder):
 
 @contextlib.contextmanager
 def on_another_stream():
-    """Ops are launched on a stream beside the usual one, behind what was launched before and before what is launched after."""
+    """Ops are launched on a stream beside the usual one, behind what was launched before and before what is launched
+    after.
+    """
     if _gpu is None:
         yield
         return

@@ -1,5 +1,6 @@
-"""A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's CPU kernels
-compute on it, while Tidelog's copies are late, in streams, and ordered by events alone."""
+"""A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's
+CPU kernels compute on it, while Tidelog's copies are late, in streams, and ordered by events alone.
+"""
 
 import contextlib
 import ctypes

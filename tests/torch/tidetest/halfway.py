@@ -7,7 +7,9 @@ ATTEMPTS = 20
 
 
 def _begin(tide, record, status, before):
-    """Until the storage is half way: its memory is in the engine's hands then, and what comes of that is not processed."""
+    """Until the storage is half way: its memory is in the engine's hands then, and what comes of
+    that is not processed.
+    """
     session = tide.session
     while True:
         if status == Status.ACTION:

@@ -2,8 +2,8 @@
 
 use tidelog_engine::units::ByteCount;
 
-/// Reads `4096`, `256KiB`, `256K`, `1.5T`. Units are powers of 1024; `KB`, `MB` and so on, which are
-/// powers of 1000 to some and of 1024 to others, are refused.
+/// Reads `4096`, `256KiB`, `256K`, `1.5T`. Units are powers of 1024; `KB`, `MB` and so on, which
+/// are powers of 1000 to some and of 1024 to others, are refused.
 ///
 /// # Errors
 /// What is wrong with it.

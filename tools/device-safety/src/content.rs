@@ -1,11 +1,12 @@
 //! What a device holds.
 //!
-//! libblkid knows every file system, RAID, volume manager and partition table there is, and gets better
-//! with each release of the distribution. No maintained crate does; a binding would make a C library and
-//! its headers a build dependency. So its own programs are asked where they are present: `wipefs`, which
-//! lists every signature and not just the likeliest, else `blkid -p`; and `blkid -p` where partitions begin, whose table
-//! may be lost. They are believed when they find something, never when they find nothing: whatever they say, the device
-//! must be blank where the engine looks ([`first_byte_set`]). A machine without the programs refuses more, not less.
+//! libblkid knows every file system, RAID, volume manager and partition table there is, and gets
+//! better with each release of the distribution. No maintained crate does; a binding would make a C
+//! library and its headers a build dependency. So its own programs are asked where they are
+//! present: `wipefs`, which lists every signature and not just the likeliest, else `blkid -p`; and
+//! `blkid -p` where partitions begin, whose table may be lost. They are believed when they find
+//! something, never when they find nothing: whatever they say, the device must be blank where the
+//! engine looks ([`first_byte_set`]). A machine without the programs refuses more, not less.
 //!
 //! [`first_byte_set`]: tidelog_engine::path::device::blank::first_byte_set
 
@@ -41,8 +42,8 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Where the programs are looked for. Not in `PATH`: this tool runs as root, and what it believes must not
-/// depend on the caller's environment.
+/// Where the programs are looked for. Not in `PATH`: this tool runs as root, and what it believes
+/// must not depend on the caller's environment.
 pub fn program_directories() -> Vec<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from).to_vec()
 }
@@ -101,8 +102,8 @@ fn ask_wipefs(program: &Path, device: &Path) -> Option<Vec<Signature>> {
     Some(found.signatures.into_iter().map(signature).collect())
 }
 
-/// What begins at `start`. `None` if the program could not tell; it says the same for "nothing" and for "two things at
-/// once".
+/// What begins at `start`. `None` if the program could not tell; it says the same for "nothing" and
+/// for "two things at once".
 fn ask_blkid(program: &Path, device: &Path, start: u64) -> Option<Vec<Signature>> {
     let start = start.to_string();
     let output = output(program, &["-p", "-o", "export", "-O", &start, "--"], device)?;

@@ -1,5 +1,5 @@
-//! Namespaces of NVMe controllers that the kernel does not drive. They have no node to look at: whoever wants to know
-//! what one is attaches it, and nobody else can have it meanwhile.
+//! Namespaces of NVMe controllers that the kernel does not drive. They have no node to look at:
+//! whoever wants to know what one is attaches it, and nobody else can have it meanwhile.
 
 use std::fmt;
 use std::io;

@@ -40,8 +40,8 @@ pub fn refusals(
     Ok(reasons.into_iter().map(refusal).collect())
 }
 
-/// Who uses a device, and what it holds that has a name, for those who write nothing: a few reads, whether it is blank
-/// would take a thousand.
+/// Who uses a device, and what it holds that has a name, for those who write nothing: a few reads,
+/// whether it is blank would take a thousand.
 ///
 /// # Errors
 /// It could not be looked at, so nothing is known.
@@ -99,8 +99,8 @@ fn users_of_block_device(
         reasons.push(Reason::ReadOnly);
     }
     reasons.extend(unsuitable(target, device));
-    // The kernel's own word comes last and covers what no table shows: other mount namespaces, programs
-    // that opened it exclusively. The claim ends at once; formatting claims it again.
+    // The kernel's own word comes last and covers what no table shows: other mount namespaces,
+    // programs that opened it exclusively. The claim ends at once; formatting claims it again.
     let known = reasons.iter().any(|reason| !reason.may_be_overridden());
     if !known && is_claimed(&target.path)? {
         reasons.push(Reason::Claimed);
@@ -128,8 +128,9 @@ fn unsuitable(target: &NamedDevice, device: &BlockDevice) -> Option<Reason> {
     Some(Reason::Unsuitable { why: why.to_string() })
 }
 
-/// Pools on a device's partitions, or on the disk that it is a partition of. An open pool claims nothing from
-/// the kernel, because other processes have shares of it: nobody but Tidelog knows that it is in use.
+/// Pools on a device's partitions, or on the disk that it is a partition of. An open pool claims
+/// nothing from the kernel, because other processes have shares of it: nobody but Tidelog knows
+/// that it is in use.
 fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     let pools = |neighbour: &BlockDevice| {
         let node = Path::new("/dev").join(&neighbour.name);

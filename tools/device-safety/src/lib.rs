@@ -1,10 +1,10 @@
 //! What a name on the command line really is, and whether it may be written.
 //!
-//! A wrong device is the one mistake that a tool must make impossible to make by accident. Names are
-//! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
-//! that speaks against the device is collected: who uses it ([`System`]), and what it holds
-//! ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds* may be
-//! overridden, by naming the very device twice.
+//! A wrong device is the one mistake that a tool must make impossible to make by accident. Names
+//! are resolved to devices first (symbolic links followed, nodes compared by device number). Then
+//! everything that speaks against the device is collected: who uses it ([`System`]), and what it
+//! holds ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds*
+//! may be overridden, by naming the very device twice.
 //!
 //! [`first_byte_set`]: tidelog_engine::path::device::blank::first_byte_set
 

@@ -1,4 +1,5 @@
-//! What the kernel says about block devices and their users: sysfs, the mount table, the swap table.
+//! What the kernel says about block devices and their users: sysfs, the mount table, the swap
+//! table.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -135,7 +136,8 @@ impl BlockDevice {
         loop_backing(&fs::File::open(self.node()?).ok()?).ok()
     }
 
-    /// Whether the kernel has given it, or a partition of it, to somebody exclusively, as it does what is mounted.
+    /// Whether the kernel has given it, or a partition of it, to somebody exclusively, as it does
+    /// what is mounted.
     fn is_claimed(&self) -> bool {
         self.node().is_some_and(|node| is_claimed(&node).unwrap_or(false))
     }
@@ -200,9 +202,9 @@ impl System {
         devices
     }
 
-    /// Everybody who uses a block device, through the whole of it or through a partition, and whether it
-    /// carries the root file system. The first is asked of the device, its partitions, and the disk that
-    /// it is a partition of.
+    /// Everybody who uses a block device, through the whole of it or through a partition, and
+    /// whether it carries the root file system. The first is asked of the device, its partitions,
+    /// and the disk that it is a partition of.
     pub fn users(&self, device: &BlockDevice) -> Vec<Reason> {
         let mut reasons = Vec::new();
         if self.under_root().contains(&device.number) {
@@ -259,9 +261,10 @@ impl System {
         reasons
     }
 
-    /// The names of the loop devices over the file or device at `path`, of which `is_it` knows other names. The kernel
-    /// is asked what it has behind them: the name that it shows is of another file once that was renamed or unlinked,
-    /// or where another mount namespace made the loop device.
+    /// The names of the loop devices over the file or device at `path`, of which `is_it` knows
+    /// other names. The kernel is asked what it has behind them: the name that it shows is of
+    /// another file once that was renamed or unlinked, or where another mount namespace made the
+    /// loop device.
     fn loops_on(&self, path: &Path, is_it: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
         let identity = fs::metadata(path).map(|it| DeviceIdentity::of(&it)).ok();
         let is_over = move |device: &BlockDevice, name: &str| {
@@ -274,7 +277,8 @@ impl System {
         loops.map(|device| device.name)
     }
 
-    /// The names of other loop devices over bytes of the same file as this one, which somebody uses.
+    /// The names of other loop devices over bytes of the same file as this one, which somebody
+    /// uses.
     fn used_loops_beside(&self, device: &BlockDevice) -> impl Iterator<Item = String> {
         let (own, own_size, number) = (device.loop_backing(), device.size(), device.number);
         let loops = if own.is_some() { self.block_devices() } else { Vec::new() };
@@ -297,7 +301,8 @@ impl System {
         }
     }
 
-    /// Every device that the root file system stands on: its own, what that is made of, and whole disks.
+    /// Every device that the root file system stands on: its own, what that is made of, and whole
+    /// disks.
     fn under_root(&self) -> BTreeSet<DeviceNumber> {
         let mounts = self.mounts();
         // Later lines hide earlier ones; all of them count.
@@ -345,7 +350,8 @@ impl System {
     }
 }
 
-/// Whether the kernel has given a block device to somebody exclusively. The claim by which that is found out ends at once.
+/// Whether the kernel has given a block device to somebody exclusively. The claim by which that is
+/// found out ends at once.
 pub(super) fn is_claimed(path: &Path) -> io::Result<bool> {
     let flags = (OFlag::O_EXCL | OFlag::O_CLOEXEC).bits();
     match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {

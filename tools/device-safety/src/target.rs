@@ -28,7 +28,8 @@ pub enum TargetKind {
     Other(&'static str),
 }
 
-/// How much of a drive a device is: whole drives can be deallocated and handed to user-space drivers.
+/// How much of a drive a device is: whole drives can be deallocated and handed to user-space
+/// drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// An `NVMe` namespace.
@@ -134,7 +135,8 @@ impl NamedDevice {
     }
 
     fn new_file(given: &str, named: &Path) -> io::Result<Self> {
-        // A link that leads nowhere would be followed to who knows where by the one who makes the file.
+        // A link that leads nowhere would be followed to who knows where by the one who makes the
+        // file.
         if fs::symlink_metadata(named).is_ok() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it is a broken symbolic link"));
         }
@@ -147,7 +149,8 @@ impl NamedDevice {
         })?;
         let name = named.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let path = directory.join(name);
-        // Nobody makes files in /dev on purpose: a mistyped device would silently become memory there.
+        // Nobody makes files in /dev on purpose: a mistyped device would silently become memory
+        // there.
         if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
             return Err(io::Error::new(io::ErrorKind::NotFound, "there is no such device"));
         }

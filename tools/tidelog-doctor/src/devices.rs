@@ -1,4 +1,5 @@
-//! Every NVMe SSD: what the kernel shows of it, who uses it, and how far each GPU is. Nothing is written.
+//! Every NVMe SSD: what the kernel shows of it, who uses it, and how far each GPU is. Nothing is
+//! written.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +51,8 @@ pub fn devices(all: &[PciDevice], machine: &SystemPaths, programs: &[PathBuf]) -
     let mut rows = Vec::new();
     for controller in all.iter().filter(|device| device.is_nvme()) {
         let namespaces = sysfs.namespaces(controller);
-        // As `bind` does without --yes: it looks, claims the namespaces for a moment, and writes nothing.
+        // As `bind` does without --yes: it looks, claims the namespaces for a moment, and writes
+        // nothing.
         let towards = BindDirection::UserSpace(DriverChoice::Auto);
         let may_be_bound = plan(&controller.address, towards, machine).is_ok();
         if namespaces.is_empty() {

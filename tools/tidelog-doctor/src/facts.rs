@@ -1,5 +1,5 @@
-//! What the kernel shows of this machine, as far as data paths care. Reads only, and where something cannot be read it
-//! says so.
+//! What the kernel shows of this machine, as far as data paths care. Reads only, and where
+//! something cannot be read it says so.
 
 use std::fs;
 use std::path::PathBuf;

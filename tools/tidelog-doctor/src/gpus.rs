@@ -28,8 +28,8 @@ pub struct GpuRow {
     pub bar1_bytes: Option<u64>,
     /// What of that is in use.
     pub bar1_used_bytes: Option<u64>,
-    /// The SSDs that serve it best: each SSD is some GPU's, the nearest one's, and of several as near the one's that has
-    /// fewest. A pool for this GPU is best made of these.
+    /// The SSDs that serve it best: each SSD is some GPU's, the nearest one's, and of several as
+    /// near the one's that has fewest. A pool for this GPU is best made of these.
     pub ssds: Vec<String>,
     /// What stands in the way of using it, and what to type.
     pub next: String,

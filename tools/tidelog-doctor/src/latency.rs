@@ -1,5 +1,5 @@
-//! Block devices that are far off their own history: what the kernel counted since it has them, beside what it counted while
-//! the paths were tried.
+//! Block devices that are far off their own history: what the kernel counted since it has them,
+//! beside what it counted while the paths were tried.
 
 use std::collections::BTreeMap;
 use std::fs;

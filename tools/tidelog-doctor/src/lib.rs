@@ -1,8 +1,10 @@
-//! Which data paths work on this machine, proven by a round trip, and exactly why the others do not.
+//! Which data paths work on this machine, proven by a round trip, and exactly why the others do
+//! not.
 //!
-//! Reads what the kernel shows ([`facts`], [`gpus`], [`devices`], [`latency`]), tries every path from the host's memory and each GPU's on a
-//! scratch area that it was given and on nothing else ([`ways`], [`trial`], [`paths`]), says what to type where one does not
-//! work ([`next`]), puts it on one page ([`page`]), and hands devices between the kernel and user space with
+//! Reads what the kernel shows ([`facts`], [`gpus`], [`devices`], [`latency`]), tries every path
+//! from the host's memory and each GPU's on a scratch area that it was given and on nothing else
+//! ([`ways`], [`trial`], [`paths`]), says what to type where one does not work ([`next`]), puts it
+//! on one page ([`page`]), and hands devices between the kernel and user space with
 //! `tidelog-format`'s refusals ([`bind`]).
 
 pub mod bind;

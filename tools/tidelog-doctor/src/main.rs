@@ -38,7 +38,8 @@ fn main() -> ExitCode {
             return failure.exit.into();
         }
     };
-    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it went.
+    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it
+    // went.
     let _ = std::io::stdout().write_all(out.as_bytes());
     exit.into()
 }

@@ -1,4 +1,5 @@
-//! The next command: what to type where a path does not work, by what the machine shows and what its libraries say.
+//! The next command: what to type where a path does not work, by what the machine shows and what
+//! its libraries say.
 
 use std::path::Path;
 
@@ -162,7 +163,8 @@ impl Advice<'_> {
         }
     }
 
-    /// For a GPU that CUDA shows, without having tried a path: the kernel's modules that the ways past the host need.
+    /// For a GPU that CUDA shows, without having tried a path: the kernel's modules that the ways
+    /// past the host need.
     pub fn for_modules(&self) -> String {
         let missing = [("nvidia_fs", "nvidia-fs"), ("gdrdrv", "gdrdrv")];
         let missing = missing.into_iter().find(|(name, _)| !self.roots.has_module(name));

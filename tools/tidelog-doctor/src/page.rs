@@ -57,8 +57,8 @@ impl DoctorPage {
         }
     }
 
-    /// The command of the nearest path that is better than all that work from the same memory; of paths as good, the one
-    /// from a GPU's, for which the others are a way round.
+    /// The command of the nearest path that is better than all that work from the same memory; of
+    /// paths as good, the one from a GPU's, for which the others are a way round.
     pub fn next(&self) -> Option<NextStep> {
         if self.rows.is_empty() {
             return Some(NextStep { path: "all".into(), command: TRY.into() });

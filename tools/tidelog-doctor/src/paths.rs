@@ -1,5 +1,5 @@
-//! Every data path from the host's memory and each GPU's to every scratch area and pool, with a verdict: proven, or exactly
-//! why not, and what to type then.
+//! Every data path from the host's memory and each GPU's to every scratch area and pool, with a
+//! verdict: proven, or exactly why not, and what to type then.
 
 use std::fs;
 use std::io;
@@ -111,7 +111,8 @@ struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// By each of these from the host's memory, then from each GPU's; where there is none each of those says so.
+    /// By each of these from the host's memory, then from each GPU's; where there is none each of
+    /// those says so.
     fn try_all(&self, host: &[By], gpus: &Result<i32, NoGpu>) -> Vec<Row> {
         let mut rows: Vec<Row> = host.iter().map(|by| self.try_host(*by)).collect();
         match gpus {

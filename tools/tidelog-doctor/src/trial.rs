@@ -1,7 +1,7 @@
 //! One round trip by one data path: a tensor is put, got back, compared by checksum, and timed.
 //!
-//! Every row of the page comes from here, whatever memory the tensor is in and whatever brings it to the devices, so that
-//! their numbers can be compared.
+//! Every row of the page comes from here, whatever memory the tensor is in and whatever brings it
+//! to the devices, so that their numbers can be compared.
 
 mod memory;
 
@@ -22,7 +22,8 @@ use memory::TrialMemory;
 const SMALL_READS: usize = 64;
 /// Bytes of one of those.
 const SMALL: usize = 4096;
-/// "tidelogdoctortri"; the small ones' follow it. No framework's name hashes to one of them but by a chance of one in 2^121.
+/// "tidelogdoctortri"; the small ones' follow it. No framework's name hashes to one of them but by
+/// a chance of one in 2^121.
 const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
 
 /// By what a tensor goes to the devices, and where it is.
@@ -87,8 +88,8 @@ impl From<TransferError> for TrialError {
     }
 }
 
-/// Puts a scratch tensor of `size` bytes, and small ones, into the pool on `devices`, gets them back, and deletes them. The pool's own tensors
-/// stay as they are.
+/// Puts a scratch tensor of `size` bytes, and small ones, into the pool on `devices`, gets them
+/// back, and deletes them. The pool's own tensors stay as they are.
 ///
 /// # Errors
 /// The pool does not open by this way, or an operation fails, or other bytes come back.
@@ -152,8 +153,8 @@ fn measure(
     Ok((rate(write), rate(read), latency(pool, &mut memory)?))
 }
 
-/// The median of small reads. A device is asked for no more than the tensor, which of a larger one's part the log would do:
-/// it reads, and compares, whole stripe units.
+/// The median of small reads. A device is asked for no more than the tensor, which of a larger
+/// one's part the log would do: it reads, and compares, whole stripe units.
 fn latency(pool: &Pool, memory: &mut TrialMemory) -> Result<Duration, TrialError> {
     let small = tensors().skip(1).map(|id| put(pool, memory, id, SMALL).map(|(_, sum)| (id, sum)));
     let small = small.collect::<Result<Vec<_>, _>>()?;

@@ -1,5 +1,5 @@
-//! The ways from a memory to a device: by which data path, from the host's memory or a GPU's. Each is made ready, or says
-//! exactly why it cannot be.
+//! The ways from a memory to a device: by which data path, from the host's memory or a GPU's. Each
+//! is made ready, or says exactly why it cannot be.
 
 use std::fmt;
 use std::path::Path;
@@ -120,7 +120,8 @@ pub fn of_gpu(
     }
 }
 
-/// Why there is no such way where there is no GPU: the library that would be missing next is told with it.
+/// Why there is no such way where there is no GPU: the library that would be missing next is told
+/// with it.
 pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     let library = match by {
         By::Gds => open_cufile(arguments).err().map(|error| error.to_string()),

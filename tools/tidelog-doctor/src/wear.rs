@@ -1,4 +1,5 @@
-//! How worn an SSD is, by what its own log says. Reading that takes root, and a program that knows the command.
+//! How worn an SSD is, by what its own log says. Reading that takes root, and a program that knows
+//! the command.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,7 +20,8 @@ pub struct SsdWear {
     pub media_errors: Option<u64>,
 }
 
-/// Asks `nvme` or `smartctl`, whichever there is. Returns why not, and what to type, where neither tells.
+/// Asks `nvme` or `smartctl`, whichever there is. Returns why not, and what to type, where neither
+/// tells.
 ///
 /// # Errors
 /// In words.

@@ -1,4 +1,5 @@
-//! Handing SSDs over: what is done, and what is refused. The machines are trees of files, their namespaces loop devices.
+//! Handing SSDs over: what is done, and what is refused. The machines are trees of files, their
+//! namespaces loop devices.
 
 mod common;
 
@@ -249,8 +250,8 @@ fn a_pool_is_handed_over_with_a_word_but_not_while_it_is_open() {
     is_refused(&machine, &["bind", SSD, "--yes"], &["its Tidelog pool is open by", &process]);
     pool.close().unwrap();
     drop(pool);
-    // SPDK's path opens the pools that the kernel's made. A tool that another test starts just now has our descriptors, and
-    // locks, until it executes.
+    // SPDK's path opens the pools that the kernel's made. A tool that another test starts just now
+    // has our descriptors, and locks, until it executes.
     let mut shown = machine.doctor(&["bind", SSD]);
     for _ in 0..100 {
         if shown.code == 0 {

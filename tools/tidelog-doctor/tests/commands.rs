@@ -117,7 +117,8 @@ fn a_switch_that_sends_peer_traffic_up_to_the_cpu_is_told() {
         let page = machine.doctor(&["check", "--output", "json"]).json();
         page["devices"][0]["gpus"][0].as_str().unwrap().to_owned()
     };
-    // Control of access control services, on the SSD's port of the switch: requests redirected, or nothing.
+    // Control of access control services, on the SSD's port of the switch: requests redirected, or
+    // nothing.
     for (control, expected) in [(1 << 2, DETOUR), (0, "0000:3d:00.0: PIX (one switch)")] {
         let mut space = vec![0_u8; 4096];
         space[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());

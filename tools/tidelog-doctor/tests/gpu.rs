@@ -1,4 +1,5 @@
-//! A GPU's memory by every path, on a GPU that is not there: what works is proven, and what does not says why.
+//! A GPU's memory by every path, on a GPU that is not there: what works is proven, and what does
+//! not says why.
 
 mod common;
 
@@ -110,7 +111,8 @@ fn a_pool_keeps_its_tensors_and_is_tried_by_the_gpu_too() {
     fake.assert_lawful();
 }
 
-/// A pool of controllers goes by SPDK whatever is asked for besides: that is not to be taken for another way.
+/// A pool of controllers goes by SPDK whatever is asked for besides: that is not to be taken for
+/// another way.
 #[test]
 fn what_spdk_drives_is_no_other_path() {
     let fake = FakeGpu::start(1, 2);

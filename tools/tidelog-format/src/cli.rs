@@ -133,14 +133,15 @@ pub struct Intent {
 #[derive(Args, Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatArgs {
-    /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe order; in builds with
-    /// the feature spdk, controllers too: spdk:0000:01:00.0
+    /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe
+    /// order; in builds with the feature spdk, controllers too: spdk:0000:01:00.0
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
     /// Whether to write.
     #[command(flatten)]
     pub intent: Intent,
-    /// Make no files: refuse a DEVICE that is not there, such as Tidelog's file in a directory that nothing is mounted on
+    /// Make no files: refuse a DEVICE that is not there, such as Tidelog's file in a directory that
+    /// nothing is mounted on
     #[arg(long)]
     pub must_exist: bool,
     /// This device may lose what it holds; repeat its name exactly as it is given in DEVICE
@@ -152,7 +153,8 @@ pub struct FormatArgs {
     /// Bytes on one device before the next takes over: a power of two from 4KiB to 16MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256KiB")]
     pub stripe_unit: ByteCount,
-    /// Measure for some seconds which stripe unit and how many operations in flight these devices need
+    /// Measure for some seconds which stripe unit and how many operations in flight these devices
+    /// need
     #[arg(long, conflicts_with = "stripe_unit")]
     pub calibrate: bool,
     /// One segment's slice of each device; by default 4MiB, less in small pools
@@ -195,14 +197,16 @@ pub struct RepairArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Drop this damaged tensor, by its name or id; tensors that are not named stay, damaged as they are
+    /// Drop this damaged tensor, by its name or id; tensors that are not named stay, damaged as
+    /// they are
     #[arg(long, value_name = "TENSOR")]
     pub drop_damaged: Vec<String>,
-    /// Take devices that are older copies of themselves as they are, where what was used last is lost for good
+    /// Take devices that are older copies of themselves as they are, where what was used last is
+    /// lost for good
     #[arg(long)]
     pub accept_older_copies: bool,
-    /// Write the start of devices anew where something else was made since they were the pool's, such as a file
-    /// system: that is lost then
+    /// Write the start of devices anew where something else was made since they were the pool's,
+    /// such as a file system: that is lost then
     #[arg(long)]
     pub accept_overwritten_start: bool,
 }

@@ -14,7 +14,8 @@ fn main() -> ExitCode {
     };
     let outcome = command::run(&cli.command);
     let (out, err) = outcome.rendered(cli.output);
-    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it went.
+    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it
+    // went.
     let _ = std::io::stdout().write_all(out.as_bytes());
     let _ = std::io::stderr().write_all(err.as_bytes());
     outcome.exit().into()

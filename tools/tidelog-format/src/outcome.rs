@@ -183,7 +183,9 @@ impl From<OpenError> for FormatFailure {
             ),
             OpenError::OverwrittenStart { .. } => (
                 FormatExit::Refused,
-                "if what was made there counts: tidelog-format wipe takes the rest of the pool away; only if the pool counts, and that may be lost: tidelog-format repair --accept-overwritten-start",
+                "if what was made there counts: tidelog-format wipe takes the rest of the pool \
+                 away; only if the pool counts, and that may be lost: tidelog-format repair \
+                 --accept-overwritten-start",
             ),
             OpenError::Recovery { .. } => (
                 FormatExit::Damaged,

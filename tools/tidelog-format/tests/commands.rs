@@ -323,8 +323,8 @@ fn superblocks_with_right_checksums_and_hostile_numbers_are_refused_by_every_com
     let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
     let huge: [u64; 7] = [0, 1, 4095, 4097, 1 << 40, 1 << 63, u64::MAX];
     let device = directory.at("device");
-    // Offsets of docs/format.md: devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes,
-    // segments, shares.
+    // Offsets of docs/format.md: devices, device_bytes, stripe_unit, segment_bytes, data_offset,
+    // slot_bytes, segments, shares.
     let wide = [56, 64, 72, 80, 88].map(|offset| (offset, 8));
     let narrow = [48, 52, 96, 100].map(|offset| (offset, 4));
     for (offset, bytes) in wide.into_iter().chain(narrow) {
@@ -355,8 +355,9 @@ fn an_index_with_right_checksums_and_hostile_numbers_is_damage_and_nothing_is_re
     let directory = temporary("hostile-index");
     let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
     let device = directory.at("device");
-    // The commit is the first record of the log of slot 0, behind three quarters of it: a head of 64 bytes,
-    // then the entry. Its length, its own bytes, its runs and checksums, then the run itself.
+    // The commit is the first record of the log of slot 0, behind three quarters of it: a head of
+    // 64 bytes, then the entry. Its length, its own bytes, its runs and checksums, then the run
+    // itself.
     let record = (256 << 10) + (192 << 10);
     let payload = u32::from_le_bytes(whole[record + 12..][..4].try_into().unwrap()) as usize;
     let wide = [16].map(|offset| (offset, 8));
@@ -471,7 +472,8 @@ fn a_calibration_that_is_killed_leaves_the_pool_whole() {
         assert_eq!(running.try_wait().unwrap(), None, "it was to be killed while it measures");
         running.kill().unwrap();
         running.wait().unwrap();
-        // As after any crash: who opens the pool makes a copy of the index whole that was being written.
+        // As after any crash: who opens the pool makes a copy of the index whole that was being
+        // written.
         drop(open(&[&a, &b]));
         tool(&["check", &a, &b]).expect(0);
         let seen = tool(&["inspect", &a, &b, "--output", "json"]).expect(0).json();

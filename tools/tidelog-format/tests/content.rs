@@ -1,4 +1,5 @@
-//! Every kind of content that is refused, made by the real tool, and what naming it twice then does.
+//! Every kind of content that is refused, made by the real tool, and what naming it twice then
+//! does.
 
 mod common;
 
@@ -16,7 +17,8 @@ use tidelog_tests::machine::{LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
 
-/// The device is refused by the name of what it holds, is left as it is, and is written only when named twice.
+/// The device is refused by the name of what it holds, is left as it is, and is written only when
+/// named twice.
 fn shows_its_content_is_refused(device: &str, name: &str) {
     let before = ends(device);
     let refused = format_of(device);
@@ -104,7 +106,8 @@ fn an_mbr_is_refused() {
     }
 }
 
-/// A file system that begins at a byte of a large device whose partition table is lost is refused by its name.
+/// A file system that begins at a byte of a large device whose partition table is lost is refused
+/// by its name.
 fn lost_partition(
     test: &str,
     size: u64,
@@ -149,7 +152,8 @@ fn a_file_system_behind_a_lost_partition_table_is_refused_by_its_name() {
     lost_partition("lost-swap", 4 << 30, 101 * MIB, "mkswap", &[], "swap");
 }
 
-/// What is left of a file system whose front was cleared lies at equal distances, and so did the samples.
+/// What is left of a file system whose front was cleared lies at equal distances, and so did the
+/// samples.
 #[test]
 fn what_lies_at_equal_distances_is_refused_as_not_blank() {
     let size = 4 << 30;
@@ -163,8 +167,8 @@ fn what_lies_at_equal_distances_is_refused_as_not_blank() {
     assert_eq!(format_of(device.node()).refusals(), ["not-blank"]);
 }
 
-/// mdadm makes superblocks only through the kernel's RAID driver, which machines that test lack: these are
-/// the bytes of one, of metadata version 1, as the kernel's `md_p.h` has them.
+/// mdadm makes superblocks only through the kernel's RAID driver, which machines that test lack:
+/// these are the bytes of one, of metadata version 1, as the kernel's `md_p.h` has them.
 fn raid_superblock(sector: u64) -> Vec<u8> {
     let mut bytes = vec![0; 256];
     let put_at = |bytes: &mut [u8], at: usize, value: &[u8]| {

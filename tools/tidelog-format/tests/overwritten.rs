@@ -1,5 +1,5 @@
-//! A device that was given to something else after it was a pool's: nothing writes it, though the pool's second superblock
-//! stands, until its owner says that the pool is what counts.
+//! A device that was given to something else after it was a pool's: nothing writes it, though the
+//! pool's second superblock stands, until its owner says that the pool is what counts.
 
 mod common;
 
@@ -14,13 +14,14 @@ use tidelog_tests::machine::Directory;
 const MIB: u64 = 1 << 20;
 /// The smaller device of each pool here; `mkfs.xfs` takes nothing smaller.
 const SMALL: u64 = 320 * MIB;
-/// The larger one, which has its second superblock where the smaller one ends, and no file system writes.
+/// The larger one, which has its second superblock where the smaller one ends, and no file system
+/// writes.
 const LARGE: u64 = 2 * SMALL;
 /// As far as the shares' metadata.
 const START: usize = 256 << 10;
 
-/// What makes something on a device: a program and its arguments. They keep what they do not need, as on devices that
-/// have no discard.
+/// What makes something on a device: a program and its arguments. They keep what they do not need,
+/// as on devices that have no discard.
 type Maker = (&'static str, &'static [&'static str]);
 
 const EXT4: Maker = ("mkfs.ext4", &["-q", "-F", "-E", "nodiscard"]);

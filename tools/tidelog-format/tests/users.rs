@@ -1,5 +1,5 @@
-//! Devices that somebody uses are refused whatever is said: real mounts, swap, claims, loops; and tables of
-//! machines with LVM, RAID and btrfs, which test machines do not have.
+//! Devices that somebody uses are refused whatever is said: real mounts, swap, claims, loops; and
+//! tables of machines with LVM, RAID and btrfs, which test machines do not have.
 
 mod common;
 
@@ -106,8 +106,8 @@ fn a_pool_on_a_partition_guards_its_disk_and_a_pool_on_a_disk_its_leftover_parti
     tool(&["check", device.node()]).expect(0);
 }
 
-/// The kernel keeps partitions that it was told of when the file behind them goes: the next test that got the loop
-/// device was refused for them.
+/// The kernel keeps partitions that it was told of when the file behind them goes: the next test
+/// that got the loop device was refused for them.
 #[test]
 fn partitions_that_a_killed_test_left_do_not_reach_the_next() {
     let test = "left-partitions";
@@ -411,8 +411,8 @@ fn where_devices_must_exist_no_file_is_made() {
     tool(&format).expect(0);
 }
 
-/// A machine in a directory: `sda` with `sda1` (mounted at /boot) and `sda2` under the LVM volume `dm-0` that
-/// carries `/`; `sdb` under the RAID `md0`; `nvme0n1`, which is free, with a model.
+/// A machine in a directory: `sda` with `sda1` (mounted at /boot) and `sda2` under the LVM volume
+/// `dm-0` that carries `/`; `sdb` under the RAID `md0`; `nvme0n1`, which is free, with a model.
 fn machine(directory: &Directory) -> System {
     let put = |path: &str, text: &str| {
         let path = directory.path().join(path);
@@ -492,7 +492,8 @@ fn a_member_of_a_running_raid_is_held_and_a_free_device_is_free() {
 
 #[test]
 fn a_file_system_with_a_number_of_its_own_is_known_by_its_source() {
-    // As btrfs does: 0:33 is no block device, and the source names one. The test's own root stands in.
+    // As btrfs does: 0:33 is no block device, and the source names one. The test's own root stands
+    // in.
     let Some(device) = Loop::new("btrfs-like", 16 * MIB) else { return };
     let directory = temporary("fake-btrfs");
     let table = format!("22 1 0:33 / /data rw - btrfs {} rw\n", device.node());

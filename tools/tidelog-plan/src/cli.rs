@@ -42,7 +42,8 @@ fn after_help() -> String {
     [ABOUT_INPUTS, &PlanExit::help(), EXAMPLES].join("\n\n")
 }
 
-/// Plans what leaves GPU memory and when, simulates plans, explains them, and compares policies with what is possible.
+/// Plans what leaves GPU memory and when, simulates plans, explains them, and compares policies
+/// with what is possible.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-plan", version, after_help = after_help())]
 pub(crate) struct PlanCli {
@@ -180,8 +181,8 @@ pub(crate) struct DriveArgs {
     /// How many of them
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) count: u32,
-    /// Bytes that reach the drives for a hundred that the plan writes: checksums, and tensors that are moved to free
-    /// space (106 in a pool that is 80 % full)
+    /// Bytes that reach the drives for a hundred that the plan writes: checksums, and tensors that
+    /// are moved to free space (106 in a pool that is 80 % full)
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(100..))]
     pub(crate) amplification: u32,
 }
@@ -193,7 +194,8 @@ pub(crate) struct ReportArgs {
     pub(crate) step: StepArgs,
     #[command(flatten)]
     pub(crate) drives: DriveArgs,
-    /// Without the lower bound and what writing less would cost: both take many times the time of a plan
+    /// Without the lower bound and what writing less would cost: both take many times the time of a
+    /// plan
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -204,7 +206,8 @@ pub(crate) struct CalibrateArgs {
     /// Outputs of tidelog-bench --output-format=json: reads alone, writes alone, any mixes
     #[arg(required = true, value_name = "BENCH.json")]
     pub(crate) runs: Vec<PathBuf>,
-    /// A machine file of the first kind to take the rest from; memory and rating stay as they are there
+    /// A machine file of the first kind to take the rest from; memory and rating stay as they are
+    /// there
     #[arg(long, value_name = "FILE")]
     pub(crate) base: Option<PathBuf>,
     /// The memory of each GPU in GiB, where there is no base
@@ -227,8 +230,9 @@ pub(crate) struct CalibrateArgs {
 /// What to record.
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, llama3-8b, ...; `list` shows them), a transformers
-    /// configuration (config.json), or FILE.py:FUNCTION, a function that returns (model, inputs) on the meta device
+    /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, llama3-8b, ...; `list` shows
+    /// them), a transformers configuration (config.json), or FILE.py:FUNCTION, a function that
+    /// returns (model, inputs) on the meta device
     pub(crate) model: String,
     /// Where to write; standard output if it is not given
     #[arg(short, long, value_name = "FILE")]

@@ -114,8 +114,9 @@ pub(crate) fn planner(
     }
 }
 
-/// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives whose do are slower
-/// yet. Every command that tells a bound takes it from here, so that all tell one.
+/// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives
+/// whose do are slower yet. Every command that tells a bound takes it from here, so that all tell
+/// one.
 pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, PlanFailure> {
     Ok(lower_bound(trace, &file.machine, Effort::default())?.time)
 }

@@ -8,12 +8,13 @@ use super::pool::{BATCHES, POOLS, batch_put, give_out, range_of, submit_get, sub
 use super::{boundary, check_length, check_result, text_argument};
 use crate::error::Failure;
 
-/// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
-/// behind the kernels that make them, has happened; null: at once.
+/// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
+/// `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
 ///
 /// # Safety
-/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`,
-/// until the ticket is released; `after` is null or an event that stays open as long. `ticket` points to one `uint64_t`.
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+/// which nobody writes after `after`, until the ticket is released; `after` is null or an event
+/// that stays open as long. `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_put_gpu(
     pool: u64,
@@ -38,14 +39,16 @@ pub unsafe extern "C" fn tide_put_gpu(
     })
 }
 
-/// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has happened: the last kernel that
-/// uses what was there before; null: at once. With `landed` the ticket is ready, and released, as soon as the copies are on their way:
-/// that event was then recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they are there.
+/// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has
+/// happened: the last kernel that uses what was there before; null: at once. With `landed` the
+/// ticket is ready, and released, as soon as the copies are on their way: that event was then
+/// recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they
+/// are there.
 ///
 /// # Safety
-/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody else touches after `after`,
-/// until the ticket is released and `landed` has happened; both are null or events that stay open until the release. `ticket` points to
-/// one `uint64_t`.
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+/// which nobody else touches after `after`, until the ticket is released and `landed` has happened;
+/// both are null or events that stay open until the release. `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_get_gpu(
     pool: u64,
@@ -74,12 +77,14 @@ pub unsafe extern "C" fn tide_get_gpu(
     })
 }
 
-/// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent`
-/// recorded behind the kernels that make them, has happened; null: at once. No more of them is in host memory than staging holds.
+/// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read
+/// once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at
+/// once. No more of them is in host memory than staging holds.
 ///
 /// # Safety
-/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`, until
-/// the call returns; `after` is null or an event that stays open as long.
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+/// which nobody writes after `after`, until the call returns; `after` is null or an event that
+/// stays open as long.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_batch_put_gpu(
     batch: u64,

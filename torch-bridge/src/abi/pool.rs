@@ -49,16 +49,19 @@ pub struct tide_pool_options {
     pub share: u32,
     /// Non-zero allows a file system without `O_DIRECT`.
     pub buffered: u8,
-    /// CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0: none.
+    /// CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0:
+    /// none.
     pub gpu: u8,
-    /// Where that GPU's memory begins that transfers by "gds" read and write in place, without a copy, from multiples of 4 KiB
-    /// on: an arena of `cuMemAlloc`'s. It stays allocated until `tide_pool_close` has returned. What cuFile refuses to
-    /// register is copied like other memory (the data path's notes in the statistics say why). 0: none.
+    /// Where that GPU's memory begins that transfers by "gds" read and write in place, without a
+    /// copy, from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
+    /// `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
+    /// (the data path's notes in the statistics say why). 0: none.
     pub arena: u64,
     /// Its bytes.
     pub arena_bytes: u64,
-    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
-    /// is not mounted, its directory is empty, and the pool would be made on another disk.
+    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
+    /// exists; and where a file system is not mounted, its directory is empty, and the pool would
+    /// be made on another disk.
     pub must_exist: u64,
 }
 
@@ -68,11 +71,13 @@ unsafe impl Options for tide_pool_options {
     const LENGTH_MIN: usize = std::mem::offset_of!(Self, arena);
 }
 
-/// Opens a share of a pool, formatting it first where its devices are fresh directories, unless it must exist.
+/// Opens a share of a pool, formatting it first where its devices are fresh directories, unless it
+/// must exist.
 ///
 /// # Safety
-/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`. An
-/// arena that the options name stays allocated until the pool is closed.
+/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
+/// points to one `uint64_t`. An arena that the options name stays allocated until the pool is
+/// closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
     boundary(|| {
@@ -121,11 +126,13 @@ pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
     })
 }
 
-/// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete. The memory
-/// belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
+/// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
+/// The memory belongs to the library until `tide_ticket_released` says otherwise, also after
+/// `tide_ticket_drop`.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one `uint64_t`.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
+/// released; `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_put(
     pool: u64,
@@ -151,7 +158,8 @@ pub unsafe extern "C" fn tide_put(
 /// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one `uint64_t`.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
+/// is released; `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_get(
     pool: u64,
@@ -214,8 +222,8 @@ pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mu
     })
 }
 
-/// Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded, `TIDE_WAITING` while it
-/// has not ended, an error once it failed. A time-out of 0 only looks.
+/// Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded,
+/// `TIDE_WAITING` while it has not ended, an error once it failed. A time-out of 0 only looks.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
     boundary(|| {
@@ -243,8 +251,8 @@ pub extern "C" fn tide_ticket_released(ticket: u64) -> i32 {
     boundary(|| Ok(TICKETS.get(ticket)?.released()))
 }
 
-/// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when, keep the
-/// ticket until it is released.
+/// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when,
+/// keep the ticket until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_ticket_drop(ticket: u64) -> i32 {
     boundary(|| {
@@ -270,8 +278,9 @@ pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
     })
 }
 
-/// Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the memory is the caller's
-/// again, which takes as long as the devices do where there is more than staging holds.
+/// Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the
+/// memory is the caller's again, which takes as long as the devices do where there is more than
+/// staging holds.
 ///
 /// # Safety
 /// `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
@@ -310,7 +319,8 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
     })
 }
 
-/// Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the media.
+/// Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the
+/// media.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
     boundary(|| {
@@ -341,7 +351,8 @@ fn with_batch<T>(
     body(batch.as_mut().ok_or_else(|| Failure::invalid("the batch was committed already"))?)
 }
 
-/// Puts a durable tensor, and waits until the source is the caller's again. How the write ends is for the commit to tell.
+/// Puts a durable tensor, and waits until the source is the caller's again. How the write ends is
+/// for the commit to tell.
 pub(super) fn batch_put(batch: &OpenBatch, name: &str, source: Source) -> Result<(), Failure> {
     // Waited for without the lock: others may go on with the batch.
     let ticket = with_batch(batch, |batch| {
@@ -402,7 +413,8 @@ fn failed(error: &TransferError) -> Failure {
 }
 
 /// # Safety
-/// `address` has `length` bytes that stay valid and unwritten until the transfer's ticket is released.
+/// `address` has `length` bytes that stay valid and unwritten until the transfer's ticket is
+/// released.
 unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure> {
     if address.is_null() && length > 0 {
         return Err(Failure::invalid("address is a null pointer"));

@@ -46,8 +46,9 @@ pub struct tide_session_options {
     pub budget: u64,
     /// Bytes of staging buffers, part of the budget.
     pub staging: u64,
-    /// The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of it is allocated when the
-    /// session opens, and freed when it closes. Without a GPU it must be 0.
+    /// The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of
+    /// it is allocated when the session opens, and freed when it closes. Without a GPU it must be
+    /// 0.
     pub host_memory: u64,
     /// Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
     pub pool_size: u64,
@@ -61,8 +62,9 @@ pub struct tide_session_options {
     pub policy: u8,
     /// Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
     pub gpu: u8,
-    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
-    /// is not mounted, its directory is empty, and the pool would be made on another disk.
+    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
+    /// exists; and where a file system is not mounted, its directory is empty, and the pool would
+    /// be made on another disk.
     pub must_exist: u64,
 }
 
@@ -86,14 +88,14 @@ pub struct tide_action {
     pub storage: u32,
 }
 
-/// Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if it cannot move now: it
-/// is not asked for again before the next op.
+/// Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if
+/// it cannot move now: it is not asked for again before the next op.
 pub const TIDE_EVICT: u32 = 1;
 /// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
 pub const TIDE_RELEASE: u32 = 2;
 /// Allocate the storage's memory, keep it alive and guarded, and return its address: its bytes are
-/// coming. Return 0 if there is no memory: other storages leave and it is asked again; where none is left that could leave, the op
-/// that needs it fails.
+/// coming. Return 0 if there is no memory: other storages leave and it is asked again; where none
+/// is left that could leave, the op that needs it fails.
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;
@@ -109,7 +111,8 @@ pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
+    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below
+    /// `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -172,11 +175,12 @@ fn kind_numbered(number: u32) -> Result<StorageKind, Failure> {
     }
 }
 
-/// Opens a session: formats the pool where its devices are fresh directories, unless it must exist, opens the share, starts the
-/// reactor. A pool that was made is told in the statistics (`made`).
+/// Opens a session: formats the pool where its devices are fresh directories, unless it must exist,
+/// opens the share, starts the reactor. A pool that was made is told in the statistics (`made`).
 ///
 /// # Safety
-/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `session` points to one `uint64_t`.
+/// `options` points to options as long as their `size` says, whose texts are NUL-terminated;
+/// `session` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
@@ -216,20 +220,21 @@ pub unsafe extern "C" fn tide_session_open(
     })
 }
 
-/// Opens a session in host memory on a pool that is open already, whatever its data path, and returns its handle. For
-/// programs in Rust; the pool is closed with the session.
+/// Opens a session in host memory on a pool that is open already, whatever its data path, and
+/// returns its handle. For programs in Rust; the pool is closed with the session.
 pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
     SESSIONS.insert(Session::on_pool(pool, budget, staging))
 }
 
-/// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
+/// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's
+/// memory, releases the share.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_close(session: u64) -> i32 {
     boundary(|| SESSIONS.remove(session)?.close())
 }
 
-/// The address of a `uint32_t` that is non-zero while completions wait to be processed: a cheap look between ops.
-/// Null for a stale handle. It is valid until the session is closed.
+/// The address of a `uint32_t` that is non-zero while completions wait to be processed: a cheap
+/// look between ops. Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
     let mut address = std::ptr::null();
@@ -271,7 +276,8 @@ pub unsafe extern "C" fn tide_session_sync(
     })
 }
 
-/// Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2 gradient, 3 optimizer state, 4 activation, 5 buffer.
+/// Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2
+/// gradient, 3 optimizer state, 4 activation, 5 buffer.
 ///
 /// # Safety
 /// `name` is NUL-terminated.
@@ -301,7 +307,8 @@ pub extern "C" fn tide_session_modified(session: u64, storage: u32) -> i32 {
     with_session(session, |session| session.modified(storage))
 }
 
-/// Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are counted.
+/// Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are
+/// counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_pin(session: u64, storage: u32, on: i32) -> i32 {
     with_session(session, |session| session.pin(storage, on != 0))
@@ -323,7 +330,8 @@ pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {
     })
 }
 
-/// Before an op: ready once its storages are resident and its outputs have room. `index` below zero is outside a step.
+/// Before an op: ready once its storages are resident and its outputs have room. `index` below zero
+/// is outside a step.
 ///
 /// # Safety
 /// `name` is NUL-terminated; `uses` has `use_count` items.
@@ -372,7 +380,8 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
+/// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
+/// it is reported done.
 ///
 /// # Safety
 /// `action` points to one `tide_action`.
@@ -386,13 +395,15 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
     })
 }
 
-/// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done). On a GPU its memory is
-/// touched only once `after`, a `CUevent`, has happened: the last kernel so far that writes an evicted storage, or uses what
-/// the memory of an allocated one was before. Null: at once. When a storage is settled its bytes are there, for any stream.
+/// Reports a request as done, with the storage's address where one was asked for (0: it cannot be
+/// done). On a GPU its memory is touched only once `after`, a `CUevent`, has happened: the last
+/// kernel so far that writes an evicted storage, or uses what the memory of an allocated one was
+/// before. Null: at once. When a storage is settled its bytes are there, for any stream.
 ///
 /// # Safety
-/// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They stay alive, and for
-/// `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is released or settled. So does the event.
+/// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
+/// stay alive, and for `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is
+/// released or settled. So does the event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_action_done(
     session: u64,
@@ -407,7 +418,8 @@ pub unsafe extern "C" fn tide_session_action_done(
     })
 }
 
-/// Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a stale handle.
+/// Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a
+/// stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.
@@ -427,9 +439,10 @@ pub unsafe extern "C" fn tide_session_stats(
     }
 }
 
-/// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to `buffer`: `time_ns`, `stall_ns`,
-/// `stalls`, `bytes_written`, `bytes_read`; null where the last step followed no plan to its end. Simulates, which may take a while.
-/// Returns the text's length, 0 for a stale handle.
+/// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
+/// `buffer`: `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last
+/// step followed no plan to its end. Simulates, which may take a while. Returns the text's length,
+/// 0 for a stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.
@@ -462,7 +475,8 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
     })
 }
 
-/// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it. Refused before there is a plan.
+/// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it.
+/// Refused before there is a plan.
 ///
 /// # Safety
 /// `path` is NUL-terminated.
@@ -475,8 +489,9 @@ pub unsafe extern "C" fn tide_session_trace(session: u64, path: *const c_char) -
     })
 }
 
-/// What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
-/// ended, such as kernels. Without this call the time between the two reports counts.
+/// What each op of the step that is about to end took, in nanoseconds: for ops that had not run
+/// when they were reported as ended, such as kernels. Without this call the time between the two
+/// reports counts.
 ///
 /// # Safety
 /// `durations` has `count` items.
@@ -503,8 +518,9 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
     })
 }
 
-/// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
-/// there is no plan. They stay where they are until the next step begins, which may bring another plan for the same ops.
+/// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`
+/// how many; 0 while there is no plan. They stay where they are until the next step begins, which
+/// may bring another plan for the same ops.
 ///
 /// # Safety
 /// `due` points to one pointer and `count` to one `uint64_t`.

@@ -282,8 +282,8 @@ impl Executor {
         }
         let storage = StorageId(request.storage);
         self.ops.decline(storage, &mut self.machine);
-        // To the machine the storage is modified, so it cancels the eviction. That is not a transfer
-        // that failed, and no op has to fail.
+        // To the machine the storage is modified, so it cancels the eviction. That is not a
+        // transfer that failed, and no op has to fail.
         let _ = self.machine.modified(storage);
         self.carry_out();
         if self.transfers.get(id).is_some() {

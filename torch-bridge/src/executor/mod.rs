@@ -5,10 +5,10 @@
 //! free or allocate become requests to the caller, who owns the memory. What has completed is
 //! processed at the next boundary.
 //!
-//! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way, [`planning`]
-//! the plans, [`history`] what happened, [`storages`] what storages are called. No room changes
-//! another. [`dispatch`] holds them beside the machine and says in which order they learn of an
-//! event; [`session`] is that behind a lock.
+//! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way,
+//! [`planning`] the plans, [`history`] what happened, [`storages`] what storages are called. No
+//! room changes another. [`dispatch`] holds them beside the machine and says in which order they
+//! learn of an event; [`session`] is that behind a lock.
 
 mod dispatch;
 mod files;

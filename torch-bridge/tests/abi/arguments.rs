@@ -74,7 +74,8 @@ fn options_of_other_versions_are_told_by_their_size() {
     newer.options.size = size_of::<Newer>() as u64;
     let open = |newer: &Newer| {
         let mut session = 0;
-        // SAFETY: as many bytes are there as `size` says; the texts are NUL-terminated; the result is ours.
+        // SAFETY: as many bytes are there as `size` says; the texts are NUL-terminated; the result
+        // is ours.
         (unsafe { tide_session_open((&raw const *newer).cast(), &raw mut session) }, session)
     };
     let (status, session) = open(&newer);

@@ -1,4 +1,5 @@
-//! A pool whose bandwidth changes while steps run under a plan: the session plans again, and computes the same bytes.
+//! A pool whose bandwidth changes while steps run under a plan: the session plans again, and
+//! computes the same bytes.
 
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};

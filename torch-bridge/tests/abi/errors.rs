@@ -14,7 +14,8 @@ fn what_is_refused_is_refused_by_the_tensors_name() {
     let (name, mut bytes) = (c"layer.0.weight", [7_u8; 16]);
     let (mut batch, mut ticket) = (0, 0);
     let memory = bytes.as_mut_ptr();
-    // SAFETY: the name is NUL-terminated and the results are ours; what is refused is not looked at, and the rest is as long as is said.
+    // SAFETY: the name is NUL-terminated and the results are ours; what is refused is not looked
+    // at, and the rest is as long as is said.
     unsafe {
         let (name, place, read) = (name.as_ptr(), &raw mut ticket, memory.cast_const().cast());
         let refused = |status: i32| {
@@ -65,7 +66,8 @@ fn a_read_of_rotten_bytes_names_the_tensor_its_byte_and_the_devices_path() {
 
     let mut memory = vec![0_u8; 1000];
     let wanted = memory.len() as u64;
-    // SAFETY: the name is NUL-terminated, the memory as long as is said and ours alone until the wait has ended.
+    // SAFETY: the name is NUL-terminated, the memory as long as is said and ours alone until the
+    // wait has ended.
     unsafe {
         let (address, place) = (memory.as_mut_ptr().cast(), &raw mut ticket);
         let got = tide_get(pool, name.as_ptr(), 50, address, wanted, 0, place);

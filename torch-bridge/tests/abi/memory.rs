@@ -34,7 +34,8 @@ fn a_durable_put_takes_no_copy_of_the_tensor() {
     let folder = Folder::new("no-copy");
     let pool = open_pool(&folder, 2 * BYTES as u64);
     let (mut batch, name, mut length) = (0, c"large", 0);
-    // SAFETY: new memory that can be read only, which counts for nobody; the results are ours, the name is NUL-terminated.
+    // SAFETY: new memory that can be read only, which counts for nobody; the results are ours, the
+    // name is NUL-terminated.
     unsafe {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = libc::mmap(null_mut(), BYTES, libc::PROT_READ, kind, -1, 0);

@@ -70,7 +70,8 @@ impl Training {
         framework.step(0);
     }
 
-    /// Steps go on while a plan is made; here they wait, so that it is no matter of luck which of them follows it.
+    /// Steps go on while a plan is made; here they wait, so that it is no matter of luck which of
+    /// them follows it.
     fn await_plan(&self) {
         while self.framework.stats()["planning"] == true {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,7 +1,8 @@
-//! `random_generator=lfsr`: a linear feedback shift register, whose next number costs a shift and a bit.
+//! `random_generator=lfsr`: a linear feedback shift register, whose next number costs a shift and a
+//! bit.
 
-/// An order of the numbers below a count in which each has its turn once: the states of a Galois register of the smallest
-/// width that has enough, those beyond the count left out.
+/// An order of the numbers below a count in which each has its turn once: the states of a Galois
+/// register of the smallest width that has enough, those beyond the count left out.
 #[derive(Clone, Debug)]
 pub struct Lfsr {
     count: u64,
@@ -10,7 +11,8 @@ pub struct Lfsr {
     state: u64,
 }
 
-/// What makes a register of 3 bits and more run through all of its states but 0: primitive polynomials.
+/// What makes a register of 3 bits and more run through all of its states but 0: primitive
+/// polynomials.
 const TAPS: [u64; 46] = [
     0x6,
     0xc,
@@ -108,7 +110,8 @@ mod tests {
 
     #[test]
     fn every_register_runs_through_all_of_its_states() {
-        // x^n, multiplied so often by itself as there are states, comes back to itself, and no sooner.
+        // x^n, multiplied so often by itself as there are states, comes back to itself, and no
+        // sooner.
         for (taps, bits) in TAPS.into_iter().zip(3_u32..) {
             assert_eq!(64 - taps.leading_zeros(), bits, "the widest tap is the width");
             let polynomial = (taps << 1) | 1;

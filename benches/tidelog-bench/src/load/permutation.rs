@@ -2,8 +2,8 @@
 
 /// A pseudo-random order of the numbers below `count`, decided by a seed.
 ///
-/// A Feistel network permutes the next power of four; what falls beyond `count` is permuted again until it
-/// does not. So a random map of any size costs no memory and no cache misses.
+/// A Feistel network permutes the next power of four; what falls beyond `count` is permuted again
+/// until it does not. So a random map of any size costs no memory and no cache misses.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     count: u64,

@@ -35,7 +35,8 @@ pub struct OffsetStream {
     /// The file whose turn it is.
     turn: usize,
     done: Vec<Done>,
-    /// Whether the first operation of all goes to the beginning although the others come from the end, as fio's does.
+    /// Whether the first operation of all goes to the beginning although the others come from the
+    /// end, as fio's does.
     leads: Vec<bool>,
 }
 
@@ -174,7 +175,8 @@ impl OffsetStream {
         if std::mem::take(&mut self.leads[file]) {
             return Some(start);
         }
-        // Whatever does not fit behind what is done is left out, as there are no shorter operations.
+        // Whatever does not fit behind what is done is left out, as there are no shorter
+        // operations.
         if whole - bytes < length {
             return None;
         }

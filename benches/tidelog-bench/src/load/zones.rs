@@ -1,5 +1,5 @@
-//! Zones that are written from their beginning on: `zonemode=zbd`, by fio's rules for files and devices that have no zones
-//! of their own.
+//! Zones that are written from their beginning on: `zonemode=zbd`, by fio's rules for files and
+//! devices that have no zones of their own.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,8 @@ use super::stream::{BlockRange, FileWindow};
 #[derive(Debug)]
 pub struct Zones {
     size: u64,
-    /// How many may be open, which are those that are neither empty nor full; 0: as many as there are.
+    /// How many may be open, which are those that are neither empty nor full; 0: as many as there
+    /// are.
     most_open: usize,
     state: Mutex<State>,
 }
@@ -74,8 +75,8 @@ impl Zones {
         state.open.retain(|zone| !range.contains(zone));
     }
 
-    /// Where a write goes that was meant for `place`: to the write pointer of that zone, or of one that is open. What was
-    /// written is kept if it is to be read back.
+    /// Where a write goes that was meant for `place`: to the write pointer of that zone, or of one
+    /// that is open. What was written is kept if it is to be read back.
     pub fn write(&self, window: FileWindow, place: BlockRange, writer: u64, keeps: bool) -> Zoned {
         let (mut state, range) = self.state(window);
         let State { zones, open } = &mut *state;
@@ -99,7 +100,8 @@ impl Zones {
                 .or_else(|| rest.find(|it| may_open(*it)))
             {
                 Some(zone) => zone,
-                // An open one is full when what is in flight has landed, and another takes its place.
+                // An open one is full when what is in flight has landed, and another takes its
+                // place.
                 None if open.iter().any(|zone| zones[*zone].writer.is_some()) => {
                     return Zoned::Busy;
                 }
@@ -142,7 +144,8 @@ impl Zones {
             .for_each(|it| it.writer = None);
     }
 
-    /// Where a read goes that was meant for `place`: to what was written there, or, if it is random, as near as it can be.
+    /// Where a read goes that was meant for `place`: to what was written there, or, if it is
+    /// random, as near as it can be.
     pub fn read(&self, window: FileWindow, place: BlockRange, random: bool) -> Zoned {
         let (state, range) = self.state(window);
         let meant = (place.offset / self.size) as usize;

@@ -6,7 +6,8 @@ use super::job::JobOptions;
 use super::value::Amount;
 use crate::exit::BenchError;
 
-/// What the bytes of writes are like. Without any of it buffers are filled once, and written again and again.
+/// What the bytes of writes are like. Without any of it buffers are filled once, and written again
+/// and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferPattern {
     /// Blocks that are like another one, in percent.

@@ -91,7 +91,8 @@ fn percent(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text:?} is no percentage; write 0 to 100"))
 }
 
-/// Zones whose parts of the operations make `whole`; those that are left out share what the others leave.
+/// Zones whose parts of the operations make `whole`; those that are left out share what the others
+/// leave.
 fn share_out<T: Copy>(zones: &[Zone<T>], whole: f64) -> Result<Vec<(f64, Option<T>)>, String> {
     let parts: Vec<Option<f64>> = zones.iter().map(|(part, _)| *part).collect();
     Ok(fill(&parts, whole)?.into_iter().zip(zones.iter().map(|(_, space)| *space)).collect())
@@ -133,7 +134,8 @@ enum Kind {
     Zones(Vec<(f64, u64, u64)>),
 }
 
-/// Sums over more blocks than this differ in nothing that shows, and take long; fio stops there, too.
+/// Sums over more blocks than this differ in nothing that shows, and take long; fio stops there,
+/// too.
 const SUM_MOST: u64 = 10_000_000;
 
 #[expect(

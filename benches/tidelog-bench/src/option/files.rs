@@ -1,4 +1,5 @@
-//! The files of jobs, by fio's rules: `directory`, `filesize`, and the names of those that have none.
+//! The files of jobs, by fio's rules: `directory`, `filesize`, and the names of those that have
+//! none.
 
 use tidelog_engine::units::ByteCount;
 
@@ -6,8 +7,8 @@ use super::job::{JobOptions, Level};
 use super::value::Amount;
 use crate::exit::BenchError;
 
-/// The same jobs with the names of their files. One of several at the same time that have no names becomes as many jobs,
-/// since each then has files of its own: `JOB.NUMBER.FILE`.
+/// The same jobs with the names of their files. One of several at the same time that have no names
+/// becomes as many jobs, since each then has files of its own: `JOB.NUMBER.FILE`.
 ///
 /// # Errors
 /// Options that do not go together, or a job that waits for one that there is not.

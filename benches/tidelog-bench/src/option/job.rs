@@ -206,8 +206,8 @@ pub struct JobOptions {
     pub staging: ByteCount,
     /// At the log level: bytes on one device before the next takes over, where a pool is made.
     pub stripe_unit: ByteCount,
-    /// Whether memory is registered with the devices. At the log level the engine copies from and to memory that is
-    /// not.
+    /// Whether memory is registered with the devices. At the log level the engine copies from and
+    /// to memory that is not.
     pub fixedbufs: bool,
     /// What is written down over time.
     pub logs: LogOptions,

@@ -17,7 +17,8 @@ pub struct Load {
     pub trims: bool,
     /// Whether offsets, or tensors, come in random order.
     pub random: bool,
-    /// What comes between one operation of a sequential load and the next, in bytes: below zero it goes backwards.
+    /// What comes between one operation of a sequential load and the next, in bytes: below zero it
+    /// goes backwards.
     pub add: i64,
 }
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The logs of a job. Each is asked for by what its files' names begin with; with nothing, by the job's name.
+/// The logs of a job. Each is asked for by what its files' names begin with; with nothing, by the
+/// job's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogOptions {
     /// Bytes per second.
@@ -58,7 +59,8 @@ impl LogOptions {
         self.bandwidth.is_some() || self.latency.is_some() || self.iops.is_some()
     }
 
-    /// The files of the `number`th job of a run, counted from 1, which is called `job`; named as fio names them.
+    /// The files of the `number`th job of a run, counted from 1, which is called `job`; named as
+    /// fio names them.
     pub fn files(&self, job: &str, number: usize) -> Vec<(LogKind, PathBuf)> {
         let number = if self.per_job { format!(".{number}") } else { String::new() };
         let all = [

@@ -1,4 +1,5 @@
-//! What can be asked for: one table of options, from which the command line, job files, help and completions come.
+//! What can be asked for: one table of options, from which the command line, job files, help and
+//! completions come.
 
 mod check;
 mod content;

@@ -79,7 +79,8 @@ impl Default for SteadyState {
     }
 }
 
-/// Whether what jobs say of it goes together; jobs that are reported as one have it in common, as in fio.
+/// Whether what jobs say of it goes together; jobs that are reported as one have it in common, as
+/// in fio.
 ///
 /// # Errors
 /// It does not.

@@ -104,14 +104,18 @@ fn named(
 /// Every option of a job.
 #[rustfmt::skip] // Two lines for each option, so that it reads as the table that it is.
 pub const OPTIONS: &[OptionSpec] = &[
-    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, trim, trimwrite (each block trimmed, then written), or the same with rand before it [read]. read:-8k and write:64k add so many bytes between operations. Only block devices are trimmed",
+    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, trim, trimwrite (each block \
+        trimmed, then written), or the same with rand before it [read]. read:-8k and write:64k \
+        add so many bytes between operations. Only block devices are trimmed",
         |job, text| job.load = Load::named(text, job.kb_base)?),
     OptionSpec {
         name: "ioengine",
         aliases: &[],
         value: "PATH",
         group: OptionGroup::Load,
-        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or tidelog-sim. Never another than this one",
+        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole \
+        namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or \
+        tidelog-sim. Never another than this one",
         apply: |job, text| {
             job.engine = Some(engine_named(text)?);
             Ok(())
@@ -141,7 +145,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.rate = for_each_direction(text, |text| bytes(text, job.kb_base))?),
     option!(Load, "rate_iops", "COUNT[,COUNT,COUNT]", "Operations a second at most; of reads, writes and trims, if there are several",
         |job, text| job.rate_iops = for_each_direction(text, |text| number(text, 0))?),
-    option!(Load, "rate_min", ["ratemin"], "SIZE[,SIZE,SIZE]", "End the job where it moves fewer bytes a second than this over a ratecycle, its first 2 s apart",
+    option!(Load, "rate_min", ["ratemin"], "SIZE[,SIZE,SIZE]", "End the job where it moves fewer \
+        bytes a second than this over a ratecycle, its first 2 s apart",
         |job, text| job.rate_min = for_each_direction(text, |text| bytes(text, job.kb_base))?),
     option!(Load, "ratecycle", ["rate_cycle"], "MILLISECONDS", "How long rate_min averages [1000]",
         |job, text| job.rate_cycle = Duration::from_millis(number(text, 1)?)),
@@ -155,9 +160,11 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.flow = number(text, 0)?),
     option!(Load, "flow_id", "NUMBER", "Which jobs flow belongs to [0]",
         |job, text| job.flow_id = number(text, 0)?),
-    option!(Load, "flow_sleep", "MICROSECONDS", "How long a job that is ahead of its flow waits, with nothing in flight, before it looks again [0: it goes on looking]",
+    option!(Load, "flow_sleep", "MICROSECONDS", "How long a job that is ahead of its flow waits, \
+        with nothing in flight, before it looks again [0: it goes on looking]",
         |job, text| job.flow_sleep = Duration::from_micros(number(text, 0)?)),
-    option!(Load, "latency_target", "TIME", "Look for the largest depth up to iodepth at which latencies keep to this, and end when it is measured; microseconds without a unit",
+    option!(Load, "latency_target", "TIME", "Look for the largest depth up to iodepth at which \
+        latencies keep to this, and end when it is measured; microseconds without a unit",
         |job, text| job.latency_target = Some(time_in(text, 1)?).filter(|time| !time.is_zero())),
     option!(Load, "latency_window", "TIME", "How long each depth is tried; microseconds without a unit",
         |job, text| job.latency_window = time_in(text, 1)?),
@@ -165,9 +172,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.latency_percentile = percentage(text)?),
     option!(Load, "io_submit_mode", "MODE", "inline, or, where the data path has threads that submit (tidelog-posix), offload [as the data path does]",
         |job, text| job.offload = Some(submit_mode(text)?)),
-    option!(Load, "random_distribution", "KIND", "Where random operations go: random, zipf:THETA, pareto:POWER, normal:PERCENT, zoned:ACCESSES/SPACE:..., zoned_abs:ACCESSES/SIZE:... [random]",
+    option!(Load, "random_distribution", "KIND", "Where random operations go: random, \
+        zipf:THETA, pareto:POWER, normal:PERCENT, zoned:ACCESSES/SPACE:..., \
+        zoned_abs:ACCESSES/SIZE:... [random]",
         |job, text| job.distribution = Distribution::read(text, job.kb_base)?),
-    option!(Load, "random_generator", "KIND", "lfsr: random blocks come in the order of a linear feedback shift register. What comes without it has no name in fio",
+    option!(Load, "random_generator", "KIND", "lfsr: random blocks come in the order of a linear \
+        feedback shift register. What comes without it has no name in fio",
         |job, text| job.lfsr = generator(text)?),
     option!(Load, "randrepeat", "", "The same random numbers in each run [1]; 0: others each time",
         |job, text| job.randrepeat = switch(text)?),
@@ -191,13 +201,15 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.cpus_allowed = processors(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
         |job, text| job.numa_cpu_nodes = Some(nodes(text)?)),
-    option!(Load, "numa_mem_policy", "POLICY", "Which NUMA nodes the job's memory comes from: default, local, prefer:NODE, bind:NODES, interleave:NODES [default]",
+    option!(Load, "numa_mem_policy", "POLICY", "Which NUMA nodes the job's memory comes from: \
+        default, local, prefer:NODE, bind:NODES, interleave:NODES [default]",
         |job, text| job.kernel.memory = Some(memory_policy(text)?)),
     option!(Load, "prioclass", "CLASS", "With tidelog-uring, how urgent operations are to the kernel: 1, real time; 2, best effort; 3, idle [the thread's]",
         |job, text| job.kernel.priorities.class = priority_class(text)?),
     option!(Load, "prio", "LEVEL", "Within prioclass: 0, the highest, to 7 [0]",
         |job, text| job.kernel.priorities.level = priority_level(text)?),
-    option!(Load, "cmdprio_percentage", "PERCENT[,PERCENT]", "Operations that have the priority of cmdprio_class and cmdprio; of reads and writes, if there are two [0]",
+    option!(Load, "cmdprio_percentage", "PERCENT[,PERCENT]", "Operations that have the priority \
+        of cmdprio_class and cmdprio; of reads and writes, if there are two [0]",
         |job, text| job.kernel.priorities.percentage = percentages(text)?),
     option!(Load, "cmdprio_class", "CLASS[,CLASS]", "Their class, as for prioclass [1]",
         |job, text| job.kernel.priorities.other_class = for_reads_and_writes(text, priority_class)?),
@@ -207,7 +219,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.kernel.submission = switch(text)?.then(|| job.kernel.submission.unwrap_or_default())),
     option!(Load, "sqthread_poll_cpu", "PROCESSOR", "The processor that this thread runs on [any]",
         |job, text| job.kernel.submission = Some(SubmissionThread { processor: Some(at_most(text, 0, 4095)?) })),
-    option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:, as in spdk\\:0000\\:01\\:00.0). Operations go to them in turn",
+    option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in \
+        a name is \\:, as in spdk\\:0000\\:01\\:00.0). Operations go to them in turn",
         |job, text| job.filename = colon_list(text)),
     option!(Target, "directory", "NAME", "What filenames, and names that are made up, stand in",
         |job, text| job.directory = Some(directory(text)?)),
@@ -223,7 +236,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.direct = switch(text)?),
     option!(Target, "buffered", "", "The opposite of direct [0]",
         |job, text| job.direct = !switch(text)?),
-    option!(Target, "zonemode", "MODE", "none; strided: zones of zonesize are worked on, what lies between them is skipped; or zbd: zones, empty at first, are written from their beginning on [none]",
+    option!(Target, "zonemode", "MODE", "none; strided: zones of zonesize are worked on, what \
+        lies between them is skipped; or zbd: zones, empty at first, are written from their \
+        beginning on [none]",
         |job, text| (job.strided, job.zbd) = zonemode(text)?),
     option!(Target, "max_open_zones", "COUNT", "With zbd, zones that are neither empty nor full, of all jobs [0: any number]",
         |job, text| job.max_open_zones = at_most(text, 0, u32::MAX)? as usize),
@@ -241,7 +256,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.fsync = Some(number(text, 0)?).filter(|count| *count > 0)),
     option!(Target, "stripe_unit", "SIZE", "At the log level: bytes on one device before the next takes over, where a pool is made [256k]",
         |job, text| job.stripe_unit = ByteCount(bytes(text, job.kb_base)?)),
-    option!(Target, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1]. 0, at the log level: take memory that the engine copies from and to",
+    option!(Target, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1]. \
+        0, at the log level: take memory that the engine copies from and to",
         |job, text| job.fixedbufs = switch(text)?),
     option!(Target, "staging", "SIZE", "At the log level: memory between the caller's and the devices [16m]",
         |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
@@ -269,7 +285,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.wait_for = Some(text.trim().to_owned())),
     option!(Time, "exitall", "", "When this job is over, end those that exit_what names",
         |job, text| job.exitall = switch(text)?),
-    option!(Time, "exit_what", "WHICH", "What exitall ends: group (jobs reported with it), stonewall (jobs that run beside it), all (those to come, too) [group]",
+    option!(Time, "exit_what", "WHICH", "What exitall ends: group (jobs reported with it), \
+        stonewall (jobs that run beside it), all (those to come, too) [group]",
         |job, text| job.exit_what = exit_what(text)?),
     option!(Time, "runtime", ["timeout"], "TIME", "Stop after this time: 30, 500ms, 2m; 0: when size was moved",
         |job, text| job.runtime = Some(time(text)?).filter(|time| !time.is_zero())),
@@ -277,7 +294,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.time_based = switch(text)?),
     option!(Time, "ramp_time", "TIME", "Run this long before anything is counted",
         |job, text| job.ramp_time = time(text)?),
-    option!(Time, "ss", ["steadystate"], "KIND:LIMIT[%]", "End when rates are steady: iops or bw, whose greatest deviation from the mean, or iops_slope or bw_slope, whose slope is below this",
+    option!(Time, "ss", ["steadystate"], "KIND:LIMIT[%]", "End when rates are steady: iops or \
+        bw, whose greatest deviation from the mean, or iops_slope or bw_slope, whose slope is \
+        below this",
         |job, text| job.steady = Some(SteadyState::read(text)?.with_times_of(job.steady))),
     option!(Time, "ss_dur", ["ss_duration", "steadystate_duration"], "TIME", "Over so long, for ss",
         |job, text| job.steady.get_or_insert_default().window = time(text)?),
@@ -309,7 +328,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.clat_percentiles = switch(text)?),
     option!(Report, "lat_percentiles", "", "Report those of total latencies [0]",
         |job, text| job.lat_percentiles = switch(text)?),
-    option!(Report, "write_bw_log", "PREFIX", "Write PREFIX_bw.N.log for the Nth job: bandwidth over time, in fio's format. In a job file PREFIX may be left out: the job's name",
+    option!(Report, "write_bw_log", "PREFIX", "Write PREFIX_bw.N.log for the Nth job: bandwidth \
+        over time, in fio's format. In a job file PREFIX may be left out: the job's name",
         |job, text| job.logs.bandwidth = Some(text.to_owned())),
     option!(Report, "write_lat_log", "PREFIX", "The same for latencies: PREFIX_slat, PREFIX_clat and PREFIX_lat",
         |job, text| job.logs.latency = Some(text.to_owned())),

@@ -228,7 +228,8 @@ fn batches([one, two, four, eight, sixteen, thirty_two, more]: [f64; 7]) -> [f64
     [0.0, one + two, four, eight, sixteen, thirty_two, more]
 }
 
-/// Percentages of completion latencies of all directions, by buckets of nano-, micro- and milliseconds.
+/// Percentages of completion latencies of all directions, by buckets of nano-, micro- and
+/// milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "percentages")]
 pub(super) fn latencies(report: &GroupReport) -> [Value; 3] {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();

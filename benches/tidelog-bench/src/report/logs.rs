@@ -1,5 +1,5 @@
-//! Logs over time, in fio's format: a line for each entry, "milliseconds, value, direction, bytes, priority",
-//! with the offset before the last where that is asked for.
+//! Logs over time, in fio's format: a line for each entry, "milliseconds, value, direction, bytes,
+//! priority", with the offset before the last where that is asked for.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -9,7 +9,8 @@ use tidelog_engine::path::{IoPriority, PriorityClass};
 use crate::option::{JobOptions, LogKind, LogOptions};
 use crate::stats::{JobTimeline, TimelineEntry};
 
-/// The log files of the jobs of a run, in the order of [`entries`]; each clone of a job has its own.
+/// The log files of the jobs of a run, in the order of [`entries`]; each clone of a job has its
+/// own.
 pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
     let clones = jobs.iter().flat_map(|job| std::iter::repeat_n(job, job.numjobs as usize));
     let files = clones.enumerate().map(|(index, job)| job.logs.files(&job.name, index + 1));

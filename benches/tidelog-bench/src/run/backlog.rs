@@ -75,7 +75,8 @@ impl Backlog {
         self.left = u64::MAX;
     }
 
-    /// What comes next. A write and a read of one block are never in flight together, as neither could be trusted then.
+    /// What comes next. A write and a read of one block are never in flight together, as neither
+    /// could be trusted then.
     pub(super) fn turn(&mut self, is_one_in_flight: bool) -> Turn {
         if !self.is_any() {
             return Turn::Write;

@@ -1,5 +1,5 @@
-//! What jobs that run side by side know of each other: who is over, whom that ends, and how the operations of a flow are
-//! shared.
+//! What jobs that run side by side know of each other: who is over, whom that ends, and how the
+//! operations of a flow are shared.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

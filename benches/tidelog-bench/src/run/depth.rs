@@ -19,8 +19,8 @@ pub(super) enum DepthStep {
     Never,
 }
 
-/// The search for a depth: doubled until it is too large, and then halved between what was right and what was not, as
-/// fio does.
+/// The search for a depth: doubled until it is too large, and then halved between what was right
+/// and what was not, as fio does.
 #[derive(Clone, Debug)]
 pub(super) struct Depth {
     target: u64,
@@ -134,7 +134,8 @@ impl Depth {
 mod tests {
     use super::*;
 
-    /// Searches on a device that keeps to the target up to a depth; returns the depths tried, and how it ended.
+    /// Searches on a device that keeps to the target up to a depth; returns the depths tried, and
+    /// how it ended.
     fn search(kept_up_to: usize, iodepth: u32) -> (Vec<usize>, DepthStep) {
         let job = JobOptions {
             iodepth,

@@ -1,4 +1,5 @@
-//! Ctrl-C: the first ends the jobs, which are reported as far as they came; the second ends the process.
+//! Ctrl-C: the first ends the jobs, which are reported as far as they came; the second ends the
+//! process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -7,7 +8,8 @@ use nix::sys::signal::{SigSet, Signal};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes SIGINT and SIGTERM. The threads that the calling one starts afterwards leave them alone, too.
+/// Takes SIGINT and SIGTERM. The threads that the calling one starts afterwards leave them alone,
+/// too.
 ///
 /// # Errors
 /// No thread could be started to wait for them.

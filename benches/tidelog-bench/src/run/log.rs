@@ -261,7 +261,8 @@ impl LogJob {
         }
     }
 
-    /// Waits for a transfer to end, but not longer than `at_most`, and processes all that have; returns how many.
+    /// Waits for a transfer to end, but not longer than `at_most`, and processes all that have;
+    /// returns how many.
     fn complete(
         &mut self,
         mut recorder: Option<&mut Recorder>,

@@ -1,5 +1,5 @@
-//! The processors that a job runs on, and the nodes that its memory comes from: `cpus_allowed`, `numa_cpu_nodes`,
-//! `numa_mem_policy`.
+//! The processors that a job runs on, and the nodes that its memory comes from: `cpus_allowed`,
+//! `numa_cpu_nodes`, `numa_mem_policy`.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +11,8 @@ use crate::exit::BenchError;
 use crate::option::JobOptions;
 use crate::option::value::{Nodes, processors};
 
-/// Binds the calling thread to the processors of its job, and its memory to the job's nodes. Threads that it starts
-/// inherit that.
+/// Binds the calling thread to the processors of its job, and its memory to the job's nodes.
+/// Threads that it starts inherit that.
 pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
     take_memory_by_policy(job)?;
     let wanted = match &job.numa_cpu_nodes {

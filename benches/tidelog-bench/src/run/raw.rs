@@ -42,7 +42,8 @@ pub(super) struct RawJob {
     budget: Budget,
     throttle: Throttle,
     floor: Floor,
-    /// The search for a depth, if there is one, and whether what is in flight ends before anything begins.
+    /// The search for a depth, if there is one, and whether what is in flight ends before anything
+    /// begins.
     depth: Option<Depth>,
     drains: bool,
     /// Operations begun since the last thinktime, and when the one that goes on is over.
@@ -68,12 +69,12 @@ pub(super) struct RawJob {
     /// Tags of operations that the kernel has not been told of yet.
     fresh: Vec<usize>,
     completions: Vec<Completion>,
-    /// What was seen complete, and when, and is to be counted once the devices have new work. What was begun together mostly
-    /// ends together: so many of each in a row.
+    /// What was seen complete, and when, and is to be counted once the devices have new work. What
+    /// was begun together mostly ends together: so many of each in a row.
     landed: Vec<(CompletedIo, u64)>,
     landed_at: Instant,
-    /// What this job's stamps say; those of what is begun next, or while reading back, the oldest that may stand
-    /// where is read next. Its pass is the number of passes that were completed.
+    /// What this job's stamps say; those of what is begun next, or while reading back, the oldest
+    /// that may stand where is read next. Its pass is the number of passes that were completed.
     origin: Origin,
     /// Operations begun in this pass.
     begun_in_pass: u64,
@@ -89,8 +90,9 @@ struct Flight {
     pass: u64,
     /// Whether it reads a block of the backlog.
     is_check: bool,
-    /// From the decision to do it until it was issued, and when that was, in nanoseconds since the job's `epoch`: to take
-    /// instants from each other costs more, for each of a million operations a second.
+    /// From the decision to do it until it was issued, and when that was, in nanoseconds since the
+    /// job's `epoch`: to take instants from each other costs more, for each of a million operations
+    /// a second.
     slat: u64,
     issued: u64,
 }
@@ -108,7 +110,8 @@ struct BegunIo {
 enum Phase {
     /// To be measured.
     Load,
-    /// To read back what was written: what the last pass reached, and then what only the one before it did.
+    /// To read back what was written: what the last pass reached, and then what only the one before
+    /// it did.
     Verify { reached: u64, before: Option<u64> },
     /// To read back what is left of the backlog.
     Backlog,
@@ -130,7 +133,8 @@ impl RawJob {
         let windows = target::windows(job, &sizes, clone)?;
         let pass = windows.iter().map(|window| window.length).sum();
         let (buffers, path) = buffers(job, path, seed)?;
-        // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
+        // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and
+        // does not wait.
         path.waker().arm();
         let nowhere = BlockRange { file: 0, offset: 0, length: 0 };
         let flight = Flight {
@@ -208,8 +212,8 @@ impl RawJob {
             self.fill_up(&mut phase, recorder, now);
             let begun = before - self.idle.len();
             let due = self.due.take();
-            // Devices that are told without a system call begin while the last round is counted; for others, to ring and to
-            // wait is one.
+            // Devices that are told without a system call begin while the last round is counted;
+            // for others, to ring and to wait is one.
             let told = if begun > 0 && self.rings_early { self.path.ring() } else { Ok(()) };
             self.count_landed(recorder);
             if phase == Phase::Load {
@@ -358,7 +362,8 @@ impl RawJob {
     }
 }
 
-/// A buffer for each operation in flight, registered where possible, full of bytes that do not compress.
+/// A buffer for each operation in flight, registered where possible, full of bytes that do not
+/// compress.
 fn buffers(
     job: &JobOptions,
     mut path: Box<dyn DataPath>,

@@ -283,8 +283,8 @@ fn start_thread(
     })
 }
 
-/// What a job has counted so far. One that waits for an operation is waited for, but not long: what it had counted
-/// before is told then.
+/// What a job has counted so far. One that waits for an operation is waited for, but not long: what
+/// it had counted before is told then.
 fn copy_of(thread: &Thread) -> Recorder {
     let until = Instant::now() + Duration::from_millis(500);
     while thread.counters.awaits_copy() && !thread.handle.is_finished() && Instant::now() < until {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::direction::DataDirection;
 use crate::option::JobOptions;
 
-/// The pace of a job, for each direction on its own, if it is held back. What was late is caught up with, as in fio.
+/// The pace of a job, for each direction on its own, if it is held back. What was late is caught up
+/// with, as in fio.
 #[derive(Clone, Debug)]
 pub(super) struct Throttle([Option<RateLimit>; 3]);
 
@@ -16,7 +17,8 @@ struct RateLimit {
     begun: Option<Instant>,
     bytes: u64,
     ios: u64,
-    /// Where operations come as chance has it: whose, and how much later than the one before each began in all.
+    /// Where operations come as chance has it: whose, and how much later than the one before each
+    /// began in all.
     chance: Option<(fastrand::Rng, Duration)>,
 }
 

@@ -5,9 +5,11 @@ use std::time::Duration;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-/// Processor time and events of this process: its jobs, their data paths' threads, and the engine's.
+/// Processor time and events of this process: its jobs, their data paths' threads, and the
+/// engine's.
 ///
-/// What the kernel does on threads of its own (a loop device's workers) is in nobody's count, here as in fio.
+/// What the kernel does on threads of its own (a loop device's workers) is in nobody's count, here
+/// as in fio.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Time in user space.

@@ -1,4 +1,5 @@
-//! Counts of a job's operations: how many there were, how long they took, and how deep the queue was.
+//! Counts of a job's operations: how many there were, how long they took, and how deep the queue
+//! was.
 
 use std::time::Instant;
 
@@ -26,7 +27,8 @@ pub struct DirectionStats {
     pub lat: Moments,
     /// Completion latencies.
     pub clat_histogram: Histogram<u64>,
-    /// Total latencies, if anybody wants more of them than their moments: to count them twice takes time that is measured.
+    /// Total latencies, if anybody wants more of them than their moments: to count them twice takes
+    /// time that is measured.
     pub lat_histogram: Option<Histogram<u64>>,
     /// Throughput of each half second, in KiB/s.
     pub bandwidth: Moments,

@@ -1,7 +1,8 @@
 //! Least, most, mean and standard deviation of numbers that go by.
 
-/// Of the numbers so far, without keeping them: their sum and that of their squares, which are exact. To take a number in
-/// is on the way of every operation that is measured, so it divides nothing.
+/// Of the numbers so far, without keeping them: their sum and that of their squares, which are
+/// exact. To take a number in is on the way of every operation that is measured, so it divides
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
     /// How many.
@@ -54,8 +55,8 @@ impl Moments {
         if self.count < 2 {
             return 0.0;
         }
-        // The difference of two large numbers: in floating point nothing might be left of it. The quotient is at most the
-        // sum of the squares.
+        // The difference of two large numbers: in floating point nothing might be left of it. The
+        // quotient is at most the sum of the squares.
         let count = u128::from(self.count);
         let (whole, rest) = (self.sum / count, self.sum % count);
         let mean_square = whole.saturating_mul(self.sum);

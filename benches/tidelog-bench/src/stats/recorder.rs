@@ -35,7 +35,8 @@ impl LiveCounters {
         self.wanted.load(Ordering::Acquire)
     }
 
-    /// The newest copy; none before the first. A job that has ended left one with all that it counted.
+    /// The newest copy; none before the first. A job that has ended left one with all that it
+    /// counted.
     pub fn copy(&self) -> Option<Recorder> {
         self.copy.lock().unwrap_or_else(PoisonError::into_inner).as_deref().cloned()
     }

@@ -96,8 +96,8 @@ impl JobTimeline {
         sums.lat += lat;
     }
 
-    /// Looks at the clock: a window that is over becomes entries. What began and did not end a window is left out,
-    /// as in fio.
+    /// Looks at the clock: a window that is over becomes entries. What began and did not end a
+    /// window is left out, as in fio.
     pub fn tick(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.opened);
         if self.window.is_zero() || passed < self.window {

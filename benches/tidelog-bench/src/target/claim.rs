@@ -11,8 +11,9 @@ use crate::holder::LockHolder;
 
 /// A device or file that is this run's as long as this lives.
 ///
-/// Two locks, since each does what the other cannot: one of whole files, whose owner the kernel names to everybody,
-/// and one of byte ranges, which pools also take. Both are lost with the process, however it ends.
+/// Two locks, since each does what the other cannot: one of whole files, whose owner the kernel
+/// names to everybody, and one of byte ranges, which pools also take. Both are lost with the
+/// process, however it ends.
 #[derive(Debug)]
 pub(super) struct TargetClaim {
     _whole: Flock<File>,

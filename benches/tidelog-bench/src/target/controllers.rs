@@ -1,5 +1,5 @@
-//! Controllers that the kernel does not drive, for the raw level. Each is attached once, and stays this process's until
-//! the run's end: what is known of it cannot change meanwhile.
+//! Controllers that the kernel does not drive, for the raw level. Each is attached once, and stays
+//! this process's until the run's end: what is known of it cannot change meanwhile.
 
 use std::io;
 

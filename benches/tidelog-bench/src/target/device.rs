@@ -27,8 +27,8 @@ pub(super) fn open_unchanged(target: &NamedDevice, mode: OpenMode) -> Result<Dev
     }
 }
 
-/// Gives a file that is to be read bytes to read: of what is reserved and was never written, no device
-/// would be asked.
+/// Gives a file that is to be read bytes to read: of what is reserved and was never written, no
+/// device would be asked.
 pub(super) fn fill(
     target: &NamedDevice,
     device: &Device,
@@ -37,8 +37,8 @@ pub(super) fn fill(
     use std::os::unix::fs::FileExt;
     eprintln!("{}: laying out a file of {size} to read", target.given);
     let write = || {
-        // Through the page cache, as lengths need not be whole blocks; to what was just made, whatever is
-        // called so by now.
+        // Through the page cache, as lengths need not be whole blocks; to what was just made,
+        // whatever is called so by now.
         let path = format!("/proc/self/fd/{}", device.file().as_raw_fd());
         let file = std::fs::File::options().write(true).open(path)?;
         let mut chunk = vec![0; 1 << 20];

@@ -1,4 +1,5 @@
-//! Room on file systems: asked for before any file is made or grown, since reserving it fills the disk to the last byte.
+//! Room on file systems: asked for before any file is made or grown, since reserving it fills the
+//! disk to the last byte.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

@@ -62,7 +62,8 @@ pub(super) fn file_size(job: &JobOptions, target: &NamedDevice) -> Result<ByteCo
     }
 }
 
-/// Where the `clone`th of a job's `numjobs` begins in a file of `whole` bytes; `None` if no number is that large.
+/// Where the `clone`th of a job's `numjobs` begins in a file of `whole` bytes; `None` if no number
+/// is that large.
 fn skipped(job: &JobOptions, whole: u64, clone: u32) -> Option<u64> {
     let increments = job.offset_increment.0.checked_mul(u64::from(clone))?;
     job.offset.of(whole).checked_add(increments)

@@ -16,7 +16,8 @@ pub(crate) fn bench(options: &[&str]) -> Ran {
     Ran::of(Command::new(env!("CARGO_BIN_EXE_tidelog-bench")).args(options))
 }
 
-/// A loop device over the file behind `offset`; `None`, said out loud, where this machine has none to give.
+/// A loop device over the file behind `offset`; `None`, said out loud, where this machine has none
+/// to give.
 pub(crate) fn over(test: &str, file: &str, offset: u64) -> Option<LoopDevice> {
     let options = LoopOptions { offset, ..LoopOptions::default() };
     LoopDevice::attach(Path::new(file), options).map_err(|why| skip(test, &why)).ok()

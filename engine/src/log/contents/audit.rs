@@ -7,7 +7,8 @@ use crate::layout::TensorId;
 use crate::log::space::{Durability, SpaceUse};
 
 impl Contents {
-    /// Checks every rule of index and space by counting again from the ground up; see [`Space::audit`].
+    /// Checks every rule of index and space by counting again from the ground up; see
+    /// [`Space::audit`].
     ///
     /// # Errors
     /// The first rule that does not hold.

@@ -1,5 +1,5 @@
-//! The room that the index needs in its checkpoints: taken before a tensor is put, and given back when a
-//! checkpoint needs less.
+//! The room that the index needs in its checkpoints: taken before a tensor is put, and given back
+//! when a checkpoint needs less.
 
 use std::collections::HashMap;
 
@@ -41,8 +41,8 @@ impl Contents {
         self.room.let_grow();
     }
 
-    /// Takes the segments that the index needs as it is, as far as there are any; those of `first`, the slot that is
-    /// written next, before the other's.
+    /// Takes the segments that the index needs as it is, as far as there are any; those of `first`,
+    /// the slot that is written next, before the other's.
     pub fn settle_index(&mut self, first: usize) {
         for slot in [first, 1 - first] {
             let missing = self.room.missing(slot, self.room.live()).unwrap_or(0);
@@ -97,8 +97,9 @@ impl Contents {
         }
     }
 
-    /// Whether the index has room for these changes, and for all that is being put besides. What makes it no larger is
-    /// always welcome; what was `admitted`, as puts are and moves are not, need not make way for what was not.
+    /// Whether the index has room for these changes, and for all that is being put besides. What
+    /// makes it no larger is always welcome; what was `admitted`, as puts are and moves are not,
+    /// need not make way for what was not.
     ///
     /// # Errors
     /// It has not, and there are no segments for it.

@@ -1,5 +1,5 @@
-//! What can be read, by id: millions of versions in memory, so each is held once and found by the id that
-//! it carries itself.
+//! What can be read, by id: millions of versions in memory, so each is held once and found by the
+//! id that it carries itself.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ impl Index {
     }
 }
 
-/// Ids made from names are hashes already; those that a caller counts up are not, whichever half it counts
-/// in, so the halves are multiplied and the product folded.
+/// Ids made from names are hashes already; those that a caller counts up are not, whichever half it
+/// counts in, so the halves are multiplied and the product folded.
 fn hash(id: TensorId) -> u64 {
     let (high, low) = ((id.0 >> 64) as u64, id.0 as u64);
     // Digits of pi: no id that anybody means makes a factor zero.

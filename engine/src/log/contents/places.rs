@@ -1,8 +1,8 @@
 //! Which tensor lies where: the runs of all that can be read, by segment and first block.
 //!
-//! A segment fills from front to back and what lies in it goes in whatever order, so each has a sorted list, at whose
-//! end nearly all is added. A list whose last run went serves for another segment: once there are enough of them
-//! nothing is allocated any more.
+//! A segment fills from front to back and what lies in it goes in whatever order, so each has a
+//! sorted list, at whose end nearly all is added. A list whose last run went serves for another
+//! segment: once there are enough of them nothing is allocated any more.
 
 use rustc_hash::FxHashMap;
 

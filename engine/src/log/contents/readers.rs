@@ -8,7 +8,8 @@ use crate::layout::TensorId;
 use crate::log::version::Version;
 
 impl Contents {
-    /// Starts a read: the version's space stays until [`Self::unpin`], whatever happens to the tensor.
+    /// Starts a read: the version's space stays until [`Self::unpin`], whatever happens to the
+    /// tensor.
     pub fn pin(&mut self, id: TensorId) -> Option<Arc<Version>> {
         let version = Arc::clone(self.current(id)?);
         let readers = self.readers.entry(version.serial).or_default();

@@ -2,8 +2,8 @@
 //!
 //! Only the runs in the victim move; a tensor's other runs stay. A tensor may be much larger than a
 //! segment, so moving it whole to free one segment would copy many, and need room for all of them.
-//! What moves is read and verified by its old checksums and gets new ones, for the pieces that stripe unit
-//! borders cut it into at its new place.
+//! What moves is read and verified by its old checksums and gets new ones, for the pieces that
+//! stripe unit borders cut it into at its new place.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::log::space::{AllocationReach, Durability, Lane, Victim, Wanted};
 use crate::log::stripe::StripeMap;
 use crate::log::version::Version;
 
-/// A segment that is being reclaimed, and what must leave it. Ends in [`Contents::end_reclaim`], after
-/// each relocation has ended.
+/// A segment that is being reclaimed, and what must leave it. Ends in [`Contents::end_reclaim`],
+/// after each relocation has ended.
 #[derive(Debug)]
 pub struct Reclamation {
     /// The segment.
@@ -25,8 +25,8 @@ pub struct Reclamation {
     pub relocations: Vec<Relocation>,
 }
 
-/// A tensor's runs in the victim on their way to a new place. Counts as a read of the tensor. Ends in
-/// exactly one of [`Contents::relocate`], [`Contents::abandon_relocation`] and
+/// A tensor's runs in the victim on their way to a new place. Counts as a read of the tensor. Ends
+/// in exactly one of [`Contents::relocate`], [`Contents::abandon_relocation`] and
 /// [`Contents::leave_relocation_in_doubt`].
 #[derive(Debug)]
 pub struct Relocation {
@@ -112,9 +112,9 @@ impl Contents {
         }
     }
 
-    /// What was moved can be read at its new place from now on; its old place is given back when nobody
-    /// reads there. Where the tensor was replaced or deleted meanwhile, the new place is given
-    /// back instead. For a durable tensor the commit of the new place is on media.
+    /// What was moved can be read at its new place from now on; its old place is given back when
+    /// nobody reads there. Where the tensor was replaced or deleted meanwhile, the new place is
+    /// given back instead. For a durable tensor the commit of the new place is on media.
     pub fn relocate(&mut self, relocation: &Relocation, entry: TensorEntry) -> bool {
         if !self.is_current(relocation) {
             self.abandon_relocation(relocation);
@@ -147,7 +147,8 @@ impl Contents {
         }
     }
 
-    /// The commit of a move failed half way: neither place may be used until the pool is opened again.
+    /// The commit of a move failed half way: neither place may be used until the pool is opened
+    /// again.
     pub fn leave_relocation_in_doubt(&mut self, relocation: &Relocation) {
         self.unpin(Arc::clone(&relocation.version));
     }
@@ -163,8 +164,8 @@ impl Contents {
         self.space.reclaimable().0
     }
 
-    /// Whether so few free segments are left for puts that reclamation should begin: enough that it ends
-    /// before they do, few enough that what is about to die does so first.
+    /// Whether so few free segments are left for puts that reclamation should begin: enough that it
+    /// ends before they do, few enough that what is about to die does so first.
     pub fn space_is_scarce(&self) -> bool {
         let low_water = (self.space.segment_count() / 64).clamp(1, 16);
         self.space.spare_segments() < low_water

@@ -1,4 +1,5 @@
-//! Versions that nobody knows any more, for those to come: what is put again and again costs no allocation.
+//! Versions that nobody knows any more, for those to come: what is put again and again costs no
+//! allocation.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ const SPARES_MAX: usize = 1024;
 pub(super) struct SpareVersions(Vec<Arc<Version>>);
 
 impl SpareVersions {
-    /// A version of what is requested, which nobody else holds, where `fill` says, and without checksums yet.
+    /// A version of what is requested, which nobody else holds, where `fill` says, and without
+    /// checksums yet.
     pub(super) fn version(
         &mut self,
         serial: u64,

@@ -6,8 +6,8 @@ use crate::layout::Run;
 impl Space {
     /// Checks every rule this module promises, by counting again from the ground up.
     ///
-    /// `live` and `reserved` are all runs that the index and the writes in flight hold, `index` the segments that
-    /// its checkpoints go on in.
+    /// `live` and `reserved` are all runs that the index and the writes in flight hold, `index` the
+    /// segments that its checkpoints go on in.
     ///
     /// # Errors
     /// The first rule that does not hold.

@@ -3,8 +3,8 @@
 use super::{Space, State};
 
 impl Space {
-    /// Takes the free segment that will be reused last among those whose devices still keep its bytes,
-    /// so that nobody else takes it before [`Self::end_discard`].
+    /// Takes the free segment that will be reused last among those whose devices still keep its
+    /// bytes, so that nobody else takes it before [`Self::end_discard`].
     pub fn begin_discard(&mut self) -> Option<u32> {
         let Self { segments, free, .. } = self;
         let place = free.iter().rposition(|&index| !segments[index as usize].discarded)?;

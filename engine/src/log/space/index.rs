@@ -27,7 +27,8 @@ impl Space {
         self.free.push_back(index);
     }
 
-    /// Recovery found that the index goes on in this segment, where no tensor lies. [`Self::resume`] ends recovery.
+    /// Recovery found that the index goes on in this segment, where no tensor lies.
+    /// [`Self::resume`] ends recovery.
     pub fn adopt_for_index(&mut self, segment: u32) {
         self.hold(segment - self.first_segment);
     }

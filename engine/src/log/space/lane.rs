@@ -11,7 +11,8 @@ pub enum Durability {
     Durable,
 }
 
-/// An append stream of the log: what it holds has the same durability and dies at about the same time.
+/// An append stream of the log: what it holds has the same durability and dies at about the same
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// Whether its tensors survive the process.

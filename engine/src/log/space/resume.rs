@@ -19,8 +19,8 @@ impl Space {
     }
 
     /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
-    /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
-    /// part of a commit that still holds, so it may be written again.
+    /// segment of its class with the most room left. Nothing behind a segment's last live block was
+    /// ever part of a commit that still holds, so it may be written again.
     pub fn resume(&mut self) {
         let Self { segments, free, open, .. } = self;
         free.retain(|&index| segments[index as usize].state == State::Free);

@@ -37,12 +37,12 @@ pub struct Victim {
 }
 
 impl Space {
-    /// The sealed segment that gives most for what copying costs: the benefit is its dead blocks times
-    /// its age, the cost its live blocks. The first of equals.
+    /// The sealed segment that gives most for what copying costs: the benefit is its dead blocks
+    /// times its age, the cost its live blocks. The first of equals.
     ///
-    /// In a young segment waiting makes more blocks die. From [`AGE_SHARE`] on that argument is spent, and
-    /// age counts no more: otherwise old segments that are nearly all alive would be copied over and
-    /// over before younger ones that are nearly all dead.
+    /// In a young segment waiting makes more blocks die. From [`AGE_SHARE`] on that argument is
+    /// spent, and age counts no more: otherwise old segments that are nearly all alive would be
+    /// copied over and over before younger ones that are nearly all dead.
     pub fn victim(&self, wanted: Wanted) -> Option<Victim> {
         let blocks = self.segments.len() as u64 * u64::from(self.segment_blocks);
         let age_max = 1 + blocks / AGE_SHARE;

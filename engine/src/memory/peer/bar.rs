@@ -1,5 +1,5 @@
-//! A BAR of a PCI device, mapped through sysfs: memory that any program with the right to may map, and that the
-//! device's own driver need not know of.
+//! A BAR of a PCI device, mapped through sysfs: memory that any program with the right to may map,
+//! and that the device's own driver need not know of.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -47,7 +47,8 @@ pub struct BarError {
 }
 
 impl PciBar {
-    /// Maps BAR `number` of the device at this PCI address, such as `0000:01:00.0`, without touching it.
+    /// Maps BAR `number` of the device at this PCI address, such as `0000:01:00.0`, without
+    /// touching it.
     ///
     /// # Errors
     /// There is no such memory, or it may not be had.
@@ -79,8 +80,8 @@ impl PciBar {
     }
 }
 
-// SAFETY: the mapping was made here, is as long as the BAR, and goes when this is dropped. A BAR is one run of bus
-// addresses.
+// SAFETY: the mapping was made here, is as long as the BAR, and goes when this is dropped. A BAR is
+// one run of bus addresses.
 unsafe impl PeerMemory for PciBar {
     fn span(&self) -> (NonNull<u8>, usize) {
         (self.base, self.length)
@@ -132,7 +133,8 @@ fn resource(device: &Path, number: u8) -> Result<Resource, String> {
     Ok(Resource { bus_address: first, length: (last - first + 1) as usize })
 }
 
-/// Lets the device answer at its addresses. A driver has seen to that; without one we ask the kernel.
+/// Lets the device answer at its addresses. A driver has seen to that; without one we ask the
+/// kernel.
 fn decode(device: &Path) -> Result<(), String> {
     if device.join("driver").exists() {
         return Ok(());
@@ -153,8 +155,9 @@ fn decode(device: &Path) -> Result<(), String> {
 fn map(file: &File, length: usize) -> io::Result<NonNull<u8>> {
     let room = length.next_multiple_of(MAPPING_ALIGNMENT) + MAPPING_ALIGNMENT;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a reservation at a place that the kernel chooses; then the file over a part of that reservation, which
-    // nobody else knows of; then the rest of it goes. Failures leave nothing behind.
+    // SAFETY: a reservation at a place that the kernel chooses; then the file over a part of that
+    // reservation, which nobody else knows of; then the rest of it goes. Failures leave nothing
+    // behind.
     unsafe {
         let nobody = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let reserved = libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, nobody, -1, 0);

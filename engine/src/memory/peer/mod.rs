@@ -1,9 +1,11 @@
-//! Memory of another PCI device (a GPU, say) that NVMe controllers read and write themselves: peer DMA.
+//! Memory of another PCI device (a GPU, say) that NVMe controllers read and write themselves: peer
+//! DMA.
 //!
-//! A [`PeerMemory`] maps it and says where it lies; here that is a [`PciBar`]. A [`PeerRegion`] hands it out as
-//! [`PeerBuffer`]s, which are owned like any buffer under DMA and, unlike [`DmaBuffer`](super::DmaBuffer)s, have no
-//! `Deref`: loads from a device's memory are slow at best, and what lies there is the device's own affair. A data path
-//! that can do it is told of the region with [`DataPath::register_peer`](crate::path::DataPath::register_peer).
+//! A [`PeerMemory`] maps it and says where it lies; here that is a [`PciBar`]. A [`PeerRegion`]
+//! hands it out as [`PeerBuffer`]s, which are owned like any buffer under DMA and, unlike
+//! [`DmaBuffer`](super::DmaBuffer)s, have no `Deref`: loads from a device's memory are slow at
+//! best, and what lies there is the device's own affair. A data path that can do it is told of the
+//! region with [`DataPath::register_peer`](crate::path::DataPath::register_peer).
 
 mod bar;
 
@@ -19,13 +21,15 @@ use crate::units::ByteCount;
 /// Memory of another PCI device, mapped into this process so that it has an address here.
 ///
 /// # Safety
-/// From `span` on so many bytes, a multiple of 4 KiB, are mapped at one place until the value is dropped, and belong
-/// to nobody else in this process. Where there is a bus address the whole span lies behind it without a gap.
+/// From `span` on so many bytes, a multiple of 4 KiB, are mapped at one place until the value is
+/// dropped, and belong to nobody else in this process. Where there is a bus address the whole span
+/// lies behind it without a gap.
 pub unsafe trait PeerMemory: fmt::Debug + Send + Sync {
     /// Where it is mapped, and how many bytes.
     fn span(&self) -> (NonNull<u8>, usize);
 
-    /// The address of its first byte as other devices see it where no IOMMU translates; `None` if nobody knows.
+    /// The address of its first byte as other devices see it where no IOMMU translates; `None` if
+    /// nobody knows.
     fn bus_address(&self) -> Option<u64>;
 
     /// What it is, for people.
@@ -78,7 +82,8 @@ impl fmt::Debug for PeerRegion {
     }
 }
 
-/// A part of a [`PeerRegion`], exclusively owned, given back on drop. It has a place and a length, and no bytes.
+/// A part of a [`PeerRegion`], exclusively owned, given back on drop. It has a place and a length,
+/// and no bytes.
 pub struct PeerBuffer {
     region: PeerRegion,
     start: usize,

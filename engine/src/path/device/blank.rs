@@ -1,9 +1,10 @@
 //! Whether a device is blank, as far as a few thousand reads can tell.
 //!
-//! Nobody reads a whole SSD before it is formatted. What counts is where something stands if anything does: both
-//! ends; where partitioners put what they make first, since a file system outlives the table that named it; where
-//! file systems keep spare copies of their superblocks, since those outlive a cleared front; and samples between.
-//! Samples are not at equal distances: file systems and partitions are, and would lie between all of them.
+//! Nobody reads a whole SSD before it is formatted. What counts is where something stands if
+//! anything does: both ends; where partitioners put what they make first, since a file system
+//! outlives the table that named it; where file systems keep spare copies of their superblocks,
+//! since those outlive a cleared front; and samples between. Samples are not at equal distances:
+//! file systems and partitions are, and would lie between all of them.
 
 use std::fs::File;
 use std::io;
@@ -24,21 +25,23 @@ const BACK_BYTES: u64 = MIB;
 const SAMPLES: u64 = 1024;
 /// The bytes of one sample.
 const SAMPLE_BYTES: u64 = 4 * KIB;
-/// What a partition begins with: the superblocks of all file systems, volume managers and RAIDs are in it.
+/// What a partition begins with: the superblocks of all file systems, volume managers and RAIDs are
+/// in it.
 pub const START_BYTES: u64 = 72 * KIB;
 /// One read.
 const READ_BYTES: u64 = MIB;
 
 /// Where DOS had its first partition: behind the first track.
 const FIRST_TRACK: u64 = 63 * 512;
-/// Usual sizes in MiB of the partitions that come first: for firmware, boot loaders, kernels, recovery.
+/// Usual sizes in MiB of the partitions that come first: for firmware, boot loaders, kernels,
+/// recovery.
 const USUAL_MIB: [u64; 16] =
     [0, 15, 99, 100, 116, 199, 200, 260, 276, 300, 499, 500, 550, 600, 1075, 1624];
 /// ext2, 3 and 4 keep spare superblocks in groups 1 and the powers of 3, 5 and 7, of 128 MiB each.
 const SPARE_GROUPS: [u64; 9] = [1, 3, 5, 7, 9, 25, 27, 49, 81];
 
-/// Where partitions begin that partitioners make first, as far as a device of this size reaches. They begin at 1 MiB,
-/// at a power of two, and behind partitions of usual sizes.
+/// Where partitions begin that partitioners make first, as far as a device of this size reaches.
+/// They begin at 1 MiB, at a power of two, and behind partitions of usual sizes.
 pub fn partition_starts(size: u64) -> Vec<u64> {
     let powers = (1..64).map(|power| 1_u64 << power).filter(|start| *start >= MIB);
     let behind = |bytes: u64| bytes.checked_add(MIB);
@@ -51,15 +54,16 @@ pub fn partition_starts(size: u64) -> Vec<u64> {
     starts
 }
 
-/// Where file systems of the whole device, or of a first partition, have spare copies of their superblocks.
+/// Where file systems of the whole device, or of a first partition, have spare copies of their
+/// superblocks.
 fn spare_superblocks() -> impl Iterator<Item = u64> {
     let ext = SPARE_GROUPS.into_iter().map(|group| group * 128 * MIB);
     let btrfs = [64 * MIB, 256 * KIB * MIB];
     ext.chain(btrfs).flat_map(|spare| [spare, spare + MIB])
 }
 
-/// The first byte that is not zero, of those that are looked at. Of a regular file that is all that its file system
-/// has stored.
+/// The first byte that is not zero, of those that are looked at. Of a regular file that is all that
+/// its file system has stored.
 ///
 /// # Errors
 /// It cannot be read.
@@ -92,8 +96,8 @@ pub fn first_byte_set_by(
     byte_set_in_any(read, places.flat_map(|(start, length)| reads(start, length, size)))
 }
 
-/// One place in each of as many equal parts, somewhere in its part. Always the same ones, so that what is refused once
-/// is refused again.
+/// One place in each of as many equal parts, somewhere in its part. Always the same ones, so that
+/// what is refused once is refused again.
 fn samples(size: u64) -> impl Iterator<Item = u64> {
     let blocks = size / SAMPLE_BYTES;
     let step = (blocks / SAMPLES).max(1);
@@ -108,8 +112,8 @@ fn reads(start: u64, length: u64, size: u64) -> impl Iterator<Item = (u64, u64)>
     chunks.map(move |at| (at, READ_BYTES.min(end - at)))
 }
 
-/// The first byte of a regular file that is not zero. The file system knows where something was written; that is not
-/// much of a file that is blank, however large.
+/// The first byte of a regular file that is not zero. The file system knows where something was
+/// written; that is not much of a file that is blank, however large.
 fn first_byte_stored(file: &File, size: u64) -> io::Result<Option<u64>> {
     let mut start = 0;
     while start < size {
@@ -187,7 +191,8 @@ mod tests {
     #[test]
     fn usual_layouts_are_among_the_starts() {
         let starts = partition_starts(TIB);
-        // A first partition; behind 512 MiB for firmware; behind 1 GiB; behind Windows' 100 and 16 MiB.
+        // A first partition; behind 512 MiB for firmware; behind 1 GiB; behind Windows' 100 and 16
+        // MiB.
         for start in [MIB, 513 * MIB, 1025 * MIB, 101 * MIB, 2049 * MIB] {
             assert!(starts.contains(&start), "{start}");
         }

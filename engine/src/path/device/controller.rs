@@ -6,13 +6,14 @@ use std::fmt;
 const PREFIX: &str = "spdk:";
 /// The words of a transport id.
 const TRANSPORT: [&str; 6] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn", "priority"];
-/// What a target is told of this host, which SPDK takes by other ways than the transport id, where it ignores them.
+/// What a target is told of this host, which SPDK takes by other ways than the transport id, where
+/// it ignores them.
 const HOST: [&str; 4] = ["hostnqn", "hostid", "hostaddr", "hostsvcid"];
 
-/// A namespace of a controller: `spdk:0000:01:00.0` by PCI address, or
-/// `spdk:trtype:TCP adrfam:IPv4 traddr:10.0.0.1 trsvcid:4420 subnqn:nqn.2016-06.io.spdk:cnode1` by transport id.
-/// A further word `ns:2` names another namespace than the first; `hostnqn:` and `hostid:` say as which host a target is
-/// connected to, `hostaddr:` and `hostsvcid:` from where.
+/// A namespace of a controller: `spdk:0000:01:00.0` by PCI address, or `spdk:trtype:TCP adrfam:IPv4
+/// traddr:10.0.0.1 trsvcid:4420 subnqn:nqn.2016-06.io.spdk:cnode1` by transport id. A further word
+/// `ns:2` names another namespace than the first; `hostnqn:` and `hostid:` say as which host a
+/// target is connected to, `hostaddr:` and `hostsvcid:` from where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerName {
     transport: String,
@@ -89,7 +90,8 @@ impl ControllerName {
         self.meaningless.as_deref()
     }
 
-    /// Whether both name one namespace, however they spell it. What has two addresses is not seen here.
+    /// Whether both name one namespace, however they spell it. What has two addresses is not seen
+    /// here.
     pub fn is_twin_of(&self, other: &Self) -> bool {
         let spelled = |name: &Self| match name.pci_address() {
             Some(address) if address.matches(':').count() == 1 => format!("0000:{address}"),
@@ -120,7 +122,8 @@ impl fmt::Display for ControllerName {
     }
 }
 
-/// A word of a transport id in one spelling. Values are names of others, in which case counts, but for two of SPDK's own.
+/// A word of a transport id in one spelling. Values are names of others, in which case counts, but
+/// for two of SPDK's own.
 fn spelled_alike(word: &str) -> String {
     let (key, value) = word.split_once([':', '=']).unwrap_or((word, ""));
     match key.to_ascii_lowercase() {

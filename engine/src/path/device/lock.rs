@@ -1,8 +1,10 @@
-//! The lock on shares of a pool: a byte range of every device file, held by an open file description.
+//! The lock on shares of a pool: a byte range of every device file, held by an open file
+//! description.
 //!
-//! The operating system drops it with the last descriptor, however the process ends, so a lock is never
-//! stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any device's end. A child of fork
-//! has a copy of the descriptor, with which the lock would live on: so whoever took it also gives it back by name.
+//! The operating system drops it with the last descriptor, however the process ends, so a lock is
+//! never stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any
+//! device's end. A child of fork has a copy of the descriptor, with which the lock would live on:
+//! so whoever took it also gives it back by name.
 
 use std::fs::File;
 use std::io;
@@ -88,8 +90,8 @@ impl LockedFile {
         asked.is_ok() && found.l_type != nix::libc::F_UNLCK as i16
     }
 
-    /// Gives the locks back, then tries for all of these: whether nobody else has one. Of several that leave at once
-    /// the last one finds itself alone.
+    /// Gives the locks back, then tries for all of these: whether nobody else has one. Of several
+    /// that leave at once the last one finds itself alone.
     pub(in crate::path) fn is_last_user(&self, shares: &Range<u32>) -> bool {
         let all = range(shares, Sharing::Alone);
         self.unlock().is_ok() && fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).is_ok()
@@ -100,8 +102,8 @@ impl LockedFile {
         Ok(DeviceIdentity::of(&self.file.metadata()?))
     }
 
-    /// Reads through the page cache; the lock's file is also how superblocks are probed before a data
-    /// path is open.
+    /// Reads through the page cache; the lock's file is also how superblocks are probed before a
+    /// data path is open.
     pub(in crate::path) fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         self.forget(offset, length)?;
         let mut bytes = vec![0; length];
@@ -115,8 +117,8 @@ impl LockedFile {
         first_byte_set(&self.file, size)
     }
 
-    /// Drops what the page cache has of these bytes (of no length: of all): what NVMe commands wrote past the kernel's
-    /// block layer (the data path uring-cmd) did not go by it.
+    /// Drops what the page cache has of these bytes (of no length: of all): what NVMe commands
+    /// wrote past the kernel's block layer (the data path uring-cmd) did not go by it.
     fn forget(&self, offset: u64, length: usize) -> io::Result<()> {
         let cannot = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let (offset, length) =
@@ -144,8 +146,8 @@ impl LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // The lock is one, whoever has a copy of the descriptor: a child would take it from its parent. Where this fails, the
-        // lock goes with the last copy.
+        // The lock is one, whoever has a copy of the descriptor: a child would take it from its
+        // parent. Where this fails, the lock goes with the last copy.
         if self.owner == process::id() {
             let _ = self.unlock();
         }

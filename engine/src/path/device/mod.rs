@@ -174,8 +174,8 @@ impl Device {
         Self::describe(file, path, kind, !mode.buffered)
     }
 
-    /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write can
-    /// not run out of space later. `sparse` leaves that out. A file that exists is refused.
+    /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write
+    /// can not run out of space later. `sparse` leaves that out. A file that exists is refused.
     pub fn create(
         spec: &DeviceSpec,
         size: ByteCount,
@@ -196,8 +196,8 @@ impl Device {
         opened
     }
 
-    /// Makes a regular file at least `size` bytes long, with every one of these bytes reserved; `sparse`
-    /// leaves that out. Block devices have the size they have: the request is ignored.
+    /// Makes a regular file at least `size` bytes long, with every one of these bytes reserved;
+    /// `sparse` leaves that out. Block devices have the size they have: the request is ignored.
     pub fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
         if self.kind == DeviceKind::File && (self.size < size || !sparse) {
             reserve(&self.file, &self.path, size, sparse)?;
@@ -259,9 +259,9 @@ impl Device {
         self.direct
     }
 
-    /// Whether a completed write may still be lost when the power goes. That is so through the page cache,
-    /// and for every regular file, whatever its disk: the file system has its own record to write before
-    /// what was written into reserved space can be read back.
+    /// Whether a completed write may still be lost when the power goes. That is so through the page
+    /// cache, and for every regular file, whatever its disk: the file system has its own record to
+    /// write before what was written into reserved space can be read back.
     pub fn has_volatile_cache(&self) -> bool {
         match self.kind {
             DeviceKind::Block if self.direct => has_write_cache(&self.file),
@@ -269,7 +269,8 @@ impl Device {
         }
     }
 
-    /// Whether it is a namespace that other machines can reach, too: the kernel has it over a fabric.
+    /// Whether it is a namespace that other machines can reach, too: the kernel has it over a
+    /// fabric.
     pub fn is_remote(&self) -> bool {
         self.kind == DeviceKind::Block
             && shown(&self.file).is_ok_and(|shown| is_over_a_fabric(&shown))
@@ -285,15 +286,16 @@ impl DeviceCapabilities {
             logical_block: device.logical_block,
             direct: device.direct,
             volatile_cache: device.has_volatile_cache(),
-            // The blocks of a file are its reservation: giving them back would let writes run out of
-            // space later.
+            // The blocks of a file are its reservation: giving them back would let writes run out
+            // of space later.
             deallocate: device.kind == DeviceKind::Block,
             placement_handles: 0,
         }
     }
 }
 
-/// The mode of `fallocate` that does `action`. On block devices it becomes the device's own command.
+/// The mode of `fallocate` that does `action`. On block devices it becomes the device's own
+/// command.
 pub(super) fn fallocate_mode(kind: DeviceKind, action: &Action) -> i32 {
     let punch = kind == DeviceKind::Block && matches!(action, Action::Deallocate);
     let what = if punch { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
@@ -344,13 +346,15 @@ fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<()
     }
 }
 
-/// Whether a block device that the kernel shows here has a controller that is reached over a fabric.
+/// Whether a block device that the kernel shows here has a controller that is reached over a
+/// fabric.
 fn is_over_a_fabric(shown: &Path) -> bool {
     let transport = |controller: &PathBuf| std::fs::read_to_string(controller.join("transport"));
     controllers_of(shown).iter().filter_map(|it| transport(it).ok()).any(|it| it.trim() != "pcie")
 }
 
-/// Where the kernel shows the NVMe controllers of a block device that it shows here: several lead to a namespace that they share.
+/// Where the kernel shows the NVMe controllers of a block device that it shows here: several lead
+/// to a namespace that they share.
 pub fn controllers_of(shown: &Path) -> Vec<PathBuf> {
     let is_controller = |it: &PathBuf| it.join("transport").exists();
     let among = |above: &Path| -> Vec<PathBuf> {
@@ -358,7 +362,8 @@ pub fn controllers_of(shown: &Path) -> Vec<PathBuf> {
         if is_controller(&above.into()) {
             return vec![above.into()];
         }
-        // Namespaces that several controllers may have are shown beneath their subsystem, which links to these.
+        // Namespaces that several controllers may have are shown beneath their subsystem, which
+        // links to these.
         if !above.join("subsysnqn").exists() {
             return Vec::new();
         }
@@ -376,12 +381,14 @@ pub(super) fn shown(file: &File) -> io::Result<PathBuf> {
     std::fs::canonicalize(link)
 }
 
-/// Whether the block device says that it has a volatile write cache. So it counts where it does not say.
+/// Whether the block device says that it has a volatile write cache. So it counts where it does not
+/// say.
 fn has_write_cache(file: &File) -> bool {
     !shown(file).is_ok_and(|shown| says_write_through(&shown))
 }
 
-/// Whether what the kernel shows of a block device in this directory says that it has no volatile cache.
+/// Whether what the kernel shows of a block device in this directory says that it has no volatile
+/// cache.
 fn says_write_through(shown: &Path) -> bool {
     // A partition has no queue of its own; its disk is the directory above.
     let queues = ["queue/write_cache", "../queue/write_cache"];

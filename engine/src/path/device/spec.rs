@@ -13,13 +13,15 @@ pub const FILE_IN_DIRECTORY: &str = "tidelog.device";
 /// The most devices a pool may have.
 pub const DEVICES_MAX: usize = 64;
 
-/// A device's name as a person writes it: a file, a directory, a block device, or a controller ([`ControllerName`]).
+/// A device's name as a person writes it: a file, a directory, a block device, or a controller
+/// ([`ControllerName`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     path: PathBuf,
 }
 
-/// What a device is, whatever it is called: a block device's number, or a file's place on its file system.
+/// What a device is, whatever it is called: a block device's number, or a file's place on its file
+/// system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
     block: bool,

@@ -1,5 +1,5 @@
-//! Who else uses a file or a block device, asked of the kernel itself: names in its tables may be of files that were
-//! renamed or unlinked, or of another mount namespace.
+//! Who else uses a file or a block device, asked of the kernel itself: names in its tables may be
+//! of files that were renamed or unlinked, or of another mount namespace.
 
 use std::fmt;
 use std::fs::{DirEntry, File};
@@ -16,7 +16,8 @@ use super::DeviceIdentity;
 /// Where the locks on shares begin; no device reaches there, and others lock bytes before them.
 pub const SHARE_LOCKS_OFFSET: i64 = 1 << 62;
 
-/// How long somebody must go on using a device. A process that is being started has its parent's descriptors for a moment.
+/// How long somebody must go on using a device. A process that is being started has its parent's
+/// descriptors for a moment.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How another program uses a file or a block device.
@@ -41,8 +42,9 @@ impl fmt::Display for DeviceUse {
     }
 }
 
-/// How somebody uses the file or block device at `path`, besides having a share of a pool on it. Only what is sure is
-/// told: a file system may know no leases, and other users' files have none to give.
+/// How somebody uses the file or block device at `path`, besides having a share of a pool on it.
+/// Only what is sure is told: a file system may know no leases, and other users' files have none to
+/// give.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -102,12 +104,13 @@ fn is_locked_whole(file: File, is_file: bool) -> bool {
     matches!(Flock::lock(file, all), Err((_, Errno::EAGAIN)))
 }
 
-/// Whether a regular file is open for writing, by a process or by the kernel itself. Such a file has no read lease to
-/// give; who opens it for writing in the moment that we have one waits for us.
+/// Whether a regular file is open for writing, by a process or by the kernel itself. Such a file
+/// has no read lease to give; who opens it for writing in the moment that we have one waits for us.
 fn is_open_for_writing(file: &File) -> bool {
     /// `F_SETSIG` of `<asm-generic/fcntl.h>`.
     const F_SETSIG: libc::c_int = 10;
-    // A lease that is broken is told by a signal. One that ends no process takes the place of SIGIO.
+    // A lease that is broken is told by a signal. One that ends no process takes the place of
+    // SIGIO.
     // SAFETY: no memory arguments; the descriptor is open for the calls.
     let (leased, error) = unsafe {
         libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG);
@@ -151,10 +154,12 @@ pub struct LoopBacking {
 pub fn loop_backing(device: &File) -> io::Result<LoopBacking> {
     /// `LOOP_GET_STATUS64` of `<linux/loop.h>`.
     const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
-    /// `struct loop_info64`: device, inode, the device's number if it is one, offset, and what is of no interest here.
+    /// `struct loop_info64`: device, inode, the device's number if it is one, offset, and what is
+    /// of no interest here.
     type Status = [u64; 29];
     let mut status: Status = [0; 29];
-    // SAFETY: the request writes one `struct loop_info64`, of 232 bytes, to a live local of that size.
+    // SAFETY: the request writes one `struct loop_info64`, of 232 bytes, to a live local of that
+    // size.
     let answer =
         unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, status.as_mut_ptr()) };
     if answer == -1 {

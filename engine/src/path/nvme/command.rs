@@ -16,8 +16,8 @@ pub(in crate::path) enum Opcode {
     DatasetManagement = 0x09,
 }
 
-/// `struct nvme_uring_cmd` of `<linux/nvme_ioctl.h>`. `struct nvme_passthru_cmd`, for ioctls, differs in nothing but that
-/// the kernel leaves the command's result in the last field.
+/// `struct nvme_uring_cmd` of `<linux/nvme_ioctl.h>`. `struct nvme_passthru_cmd`, for ioctls,
+/// differs in nothing but that the kernel leaves the command's result in the last field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(in crate::path) struct NvmeCommand {
@@ -64,7 +64,8 @@ impl From<CommandStep> for Range {
 }
 
 impl NvmeCommand {
-    /// A command of this number, with its own double words; the kernel ends it after `timeout_ms`, unless that is 0.
+    /// A command of this number, with its own double words; the kernel ends it after `timeout_ms`,
+    /// unless that is 0.
     pub(super) fn numbered(opcode: u8, namespace: u32, words: [u32; 6], timeout_ms: u32) -> Self {
         Self { opcode, namespace, words, timeout_ms, ..Self::default() }
     }
@@ -113,12 +114,14 @@ impl NvmeCommand {
     }
 }
 
-/// What a status asks of those who would try the command again (CRD): 0, or which of the controller's delays to wait.
+/// What a status asks of those who would try the command again (CRD): 0, or which of the
+/// controller's delays to wait.
 pub(in crate::path) fn retry_delay(answer: i32) -> usize {
     u32::try_from(answer).map_or(0, |field| (field >> 11 & 3) as usize)
 }
 
-/// What the kernel returns for a command: 0, the status field of its completion without the phase, or an error number.
+/// What the kernel returns for a command: 0, the status field of its completion without the phase,
+/// or an error number.
 pub(in crate::path) fn outcome(answer: i32) -> Result<(), Status> {
     match u32::try_from(answer) {
         Ok(0) => Ok(()),

@@ -1,4 +1,5 @@
-//! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set 1.0).
+//! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set
+//! 1.0).
 
 /// Bytes of the data that Identify returns.
 pub(in crate::path) const IDENTIFY_BYTES: usize = 4096;
@@ -18,12 +19,13 @@ pub struct ControllerFacts {
     pub deallocate: bool,
     /// What it formats when it is told to.
     pub formats: Formats,
-    /// How long it asks to be left alone before a command is retried, in milliseconds: by what its status says (CRD
-    /// 1 to 3).
+    /// How long it asks to be left alone before a command is retried, in milliseconds: by what its
+    /// status says (CRD 1 to 3).
     pub retry_delays_ms: [u32; 3],
 }
 
-/// What a controller says of its commands for blocks (Identify, CNS 06h): the most that some of them cover.
+/// What a controller says of its commands for blocks (Identify, CNS 06h): the most that some of
+/// them cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::path) struct BlockCommandFacts {
     /// Bytes that a Write Zeroes covers (WZSL).
@@ -138,8 +140,8 @@ impl NamespaceFacts {
     }
 }
 
-/// The command set of a namespace, in its list of descriptors; 0, blocks that are read and written at will, where it
-/// does not say.
+/// The command set of a namespace, in its list of descriptors; 0, blocks that are read and written
+/// at will, where it does not say.
 pub(super) fn command_set(data: &[u8; IDENTIFY_BYTES]) -> u8 {
     const COMMAND_SET: u8 = 4;
     let mut rest = &data[..];

@@ -100,7 +100,8 @@ impl<'a> Namespace<'a> {
         Ok(ControllerFacts::read(&self.identify(IDENTIFY_CONTROLLER)?))
     }
 
-    /// What its controller says of the commands for blocks; no limits where it is too old to be asked.
+    /// What its controller says of the commands for blocks; no limits where it is too old to be
+    /// asked.
     pub(in crate::path) fn block_commands(&self) -> BlockCommandFacts {
         let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
         data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
@@ -141,7 +142,8 @@ impl<'a> Namespace<'a> {
         Ok(wear::endurance(&smart, fdp))
     }
 
-    /// Its placement handles (FDP), and what each may still write to its reclaim unit; empty where it has none.
+    /// Its placement handles (FDP), and what each may still write to its reclaim unit; empty where
+    /// it has none.
     ///
     /// # Errors
     /// It does not say.
@@ -207,7 +209,8 @@ impl<'a> Namespace<'a> {
         Ok(data)
     }
 
-    /// The first `N` bytes of a log page. `specific` goes with its number, for pages of an endurance group.
+    /// The first `N` bytes of a log page. `specific` goes with its number, for pages of an
+    /// endurance group.
     fn log_page<const N: usize>(&self, number: u8, specific: u16) -> Result<[u8; N], AdminError> {
         let mut page = [0; N];
         let which = u32::from(number) | words_of(N) << 16;
@@ -228,8 +231,9 @@ impl<'a> Namespace<'a> {
         name: &'static str,
         command: &mut NvmeCommand,
     ) -> Result<(), AdminError> {
-        // SAFETY: the kernel reads and writes one structure of exactly this type. The memory that it names, if any, is a
-        // buffer of the caller's that outlives the call and is as long as the command says.
+        // SAFETY: the kernel reads and writes one structure of exactly this type. The memory that
+        // it names, if any, is a buffer of the caller's that outlives the call and is as long as
+        // the command says.
         let answer = unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, &raw mut *command) };
         let answer = match answer {
             -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),

@@ -49,7 +49,8 @@ pub(in crate::path) fn fdp_statistics(
     }
 }
 
-/// Reads the reclaim unit handle status: a head of 16 bytes with their number, then 32 bytes for each.
+/// Reads the reclaim unit handle status: a head of 16 bytes with their number, then 32 bytes for
+/// each.
 pub(in crate::path) fn handles(bytes: &[u8], block: u32) -> Vec<ReclaimUnitHandle> {
     const HEAD: usize = 16;
     const EACH: usize = 32;

@@ -55,8 +55,8 @@ pub enum Fault {
     Corrupt,
     /// A write claims success and is never written.
     Lost,
-    /// A write claims success and goes to this byte offset instead of its own (rounded down to 4 KiB);
-    /// a read returns what is stored there.
+    /// A write claims success and goes to this byte offset instead of its own (rounded down to 4
+    /// KiB); a read returns what is stored there.
     Misdirected(u64),
     /// It takes this many ticks longer.
     Slow(u64),
@@ -248,8 +248,9 @@ impl SimDisk {
         state.wake();
     }
 
-    /// Cuts the power. Unflushed writes end as `cut` says; what is in flight fails with `ENODEV`, and
-    /// so does what comes, until a path opens the disk again (which also ends hold, hang and removal).
+    /// Cuts the power. Unflushed writes end as `cut` says; what is in flight fails with `ENODEV`,
+    /// and so does what comes, until a path opens the disk again (which also ends hold, hang and
+    /// removal).
     pub fn cut_power(&self, cut: PowerCut) {
         let mut state = self.state();
         let state = &mut *state;
@@ -274,8 +275,9 @@ impl SimDisk {
         state.wake();
     }
 
-    /// Cuts the power of all these disks at once, as [`SimDisk::cut_power`] does, when they are given the `nth`
-    /// operation from now on that changes something (0 is the next one, which then fails). It strikes once.
+    /// Cuts the power of all these disks at once, as [`SimDisk::cut_power`] does, when they are
+    /// given the `nth` operation from now on that changes something (0 is the next one, which then
+    /// fails). It strikes once.
     pub fn cut_power_at(disks: &[Self], nth: u64, cut: PowerCut) {
         let left = Arc::new(AtomicU64::new(nth + 1));
         let countdown = Countdown { left, disks: disks.into(), cut };
@@ -332,7 +334,8 @@ impl SimDisk {
         data: &[u8],
         now: Ticks,
     ) -> StartedOperation {
-        // A write is on its way when the power goes, and may be there in part; a flush has done nothing.
+        // A write is on its way when the power goes, and may be there in part; a flush has done
+        // nothing.
         if !matches!(kind, OperationKind::Read | OperationKind::Write) {
             let countdown = self.state().countdown.clone();
             count_down(countdown);

@@ -211,8 +211,8 @@ unsafe impl DataPath for SimPath {
 
 impl Drop for SimPath {
     fn drop(&mut self) {
-        // What was in flight when the process went may or may not have reached the medium: the disks
-        // keep it as writes that were never flushed.
+        // What was in flight when the process went may or may not have reached the medium: the
+        // disks keep it as writes that were never flushed.
         for pending in self.pending.drain(..) {
             let disk = &self.disks[usize::from(pending.operation.device.0)];
             disk.abandon(&pending.started);

@@ -1,4 +1,5 @@
-//! What happens to a whole disk, besides faults of single operations: it stalls, or is replaced by an older copy.
+//! What happens to a whole disk, besides faults of single operations: it stalls, or is replaced by
+//! an older copy.
 
 use super::disk::{SimDisk, Ticks};
 use super::media::DiskMedia;
@@ -50,7 +51,8 @@ impl SimDisk {
         SimSnapshot(self.state().media.copy())
     }
 
-    /// Puts what a copy holds in the place of what the disk does, which the copy then is. Nobody has the disk open.
+    /// Puts what a copy holds in the place of what the disk does, which the copy then is. Nobody
+    /// has the disk open.
     pub fn swap(&self, copy: &mut SimSnapshot) {
         std::mem::swap(&mut self.state().media, &mut copy.0);
     }

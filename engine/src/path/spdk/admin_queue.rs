@@ -21,7 +21,8 @@ impl Controller {
         AdminQueue::new(self)?.read(offset, length)
     }
 
-    /// Writes whole blocks of 4 KiB, and what is shorter into such a block, and puts them on the medium.
+    /// Writes whole blocks of 4 KiB, and what is shorter into such a block, and puts them on the
+    /// medium.
     pub(crate) fn write(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let unit = ALIGNMENT as u64;
         if !offset.is_multiple_of(unit) {
@@ -50,7 +51,8 @@ impl Controller {
     }
 }
 
-/// A queue pair of this thread for one command after the other. There must be no other on the controller.
+/// A queue pair of this thread for one command after the other. There must be no other on the
+/// controller.
 pub struct AdminQueue {
     path: SpdkPath,
     memory: DmaPool,

@@ -1,5 +1,6 @@
-//! What the admin thread owns: the controllers that are attached, and those on their way in and out. It waits for none
-//! of them, so that one that is slow to answer keeps no other from being looked after.
+//! What the admin thread owns: the controllers that are attached, and those on their way in and
+//! out. It waits for none of them, so that one that is slow to answer keeps no other from being
+//! looked after.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use super::reset::Reset;
 use super::sigbus::Registers;
 use crate::path::device::ControllerName;
 
-/// How often the controllers are looked after. Nothing that they have to say by themselves is urgent, and a thread that wakes
-/// more often takes its time from those that have work.
+/// How often the controllers are looked after. Nothing that they have to say by themselves is
+/// urgent, and a thread that wakes more often takes its time from those that have work.
 const ROUND: Duration = Duration::from_millis(100);
 /// The same while one of them comes or goes, which takes many small steps.
 const STEP: Duration = Duration::from_micros(100);
@@ -193,7 +194,8 @@ impl AdminThread {
         Ok((facts, shared))
     }
 
-    /// Closes a namespace, and detaches its controller if that was the last one. Returns when that is done.
+    /// Closes a namespace, and detaches its controller if that was the last one. Returns when that
+    /// is done.
     pub(super) fn detach(&mut self, handle: usize, identity: &str, answer: SyncSender<()>) {
         let is_it = |it: &AttachedController| it.shared.handle() as usize == handle;
         // Whoever asked waits for it.
@@ -278,7 +280,8 @@ impl AdminThread {
 impl Departure {
     /// Goes a step on. Returns whether that was not the last one.
     fn goes(&mut self) -> bool {
-        // SAFETY: the context is SPDK's until this returns something else. There is none where nothing is to be waited for.
+        // SAFETY: the context is SPDK's until this returns something else. There is none where
+        // nothing is to be waited for.
         let goes = without_capture(|| unsafe { sys::spdk_nvme_detach_poll_async(self.context) })
             == -libc::EAGAIN;
         if !goes && let Some(left) = self.left.take() {

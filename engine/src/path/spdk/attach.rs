@@ -102,7 +102,8 @@ impl Arrival {
                 }
             }
         };
-        // SAFETY: the attempt has not ended; where this returns anything else it has, and the context is gone.
+        // SAFETY: the attempt has not ended; where this returns anything else it has, and the
+        // context is gone.
         let polled =
             self.said.capture(|| unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) });
         if polled == -libc::EAGAIN {
@@ -130,7 +131,8 @@ impl Arrival {
     }
 }
 
-/// How a controller is to be attached, and where the driver puts it. Only by pointers: both sides have it at once.
+/// How a controller is to be attached, and where the driver puts it. Only by pointers: both sides
+/// have it at once.
 struct Wanted(NonNull<Slip>);
 
 /// The driver hands back the address of the options, with which this begins.
@@ -193,7 +195,8 @@ unsafe extern "C" fn attached(
     controller: *mut sys::spdk_nvme_ctrlr,
     _: *const sys::spdk_nvme_ctrlr_opts,
 ) {
-    // SAFETY: the context is the address of the options, which a slip begins with, and which stays meanwhile.
+    // SAFETY: the context is the address of the options, which a slip begins with, and which stays
+    // meanwhile.
     unsafe { (*slip.cast::<Slip>()).found = controller };
 }
 
@@ -290,7 +293,8 @@ pub(super) fn describe(
     let namespace = unsafe { sys::spdk_nvme_ctrlr_get_ns(handle.as_ptr(), number) };
     let namespace = NonNull::new(namespace).ok_or_else(|| refused("does not exist".into()))?;
     let it = namespace.as_ptr();
-    // SAFETY: the namespace belongs to the attached controller; these calls only read what was identified.
+    // SAFETY: the namespace belongs to the attached controller; these calls only read what was
+    // identified.
     let (blocks, block, metadata, command_set, flags, transfer, endurance_group) = unsafe {
         (
             sys::spdk_nvme_ns_get_num_sectors(it),

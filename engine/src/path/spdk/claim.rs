@@ -1,7 +1,8 @@
-//! One process of a host has a namespace. On the bus SPDK sees to that; a target that is reached by a connection serves as
-//! many processes as come, so each claims a name: that of an abstract socket, which the kernel gives once, and takes back
-//! when the process ends. No file is left behind, nobody's permissions are in the way, and whoever is refused learns by
-//! whom. It holds among the processes of one network namespace, from which a target is reached alike.
+//! One process of a host has a namespace. On the bus SPDK sees to that; a target that is reached by
+//! a connection serves as many processes as come, so each claims a name: that of an abstract
+//! socket, which the kernel gives once, and takes back when the process ends. No file is left
+//! behind, nobody's permissions are in the way, and whoever is refused learns by whom. It holds
+//! among the processes of one network namespace, from which a target is reached alike.
 
 use std::hash::Hasher;
 use std::io;
@@ -29,7 +30,8 @@ const CLAIMS_MAX: usize = 256;
 const SETTLE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 const NONE: i32 = -1;
-/// So many are told who holds a name; nobody reads from them, so those after them are only told that it is held.
+/// So many are told who holds a name; nobody reads from them, so those after them are only told
+/// that it is held.
 const ASKERS: i32 = 128;
 
 /// The sockets, where a child of fork finds them: it must not keep what its parent releases.
@@ -154,7 +156,8 @@ impl Address {
         let asks = asks.as_raw_fd();
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the address is as long as is said, the socket open; the answer is as long as there is room for.
+        // SAFETY: the address is as long as is said, the socket open; the answer is as long as
+        // there is room for.
         let answer = unsafe {
             match libc::connect(asks, self.as_ptr(), self.1) {
                 0 => libc::getsockopt(

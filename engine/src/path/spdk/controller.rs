@@ -1,4 +1,5 @@
-//! Controllers: attached by the admin thread, used by whoever holds the handle, detached when nobody does.
+//! Controllers: attached by the admin thread, used by whoever holds the handle, detached when
+//! nobody does.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -27,8 +28,9 @@ pub struct Controller {
     claim: Option<NamespaceClaim>,
 }
 
-/// What the driver calls the controller, and the lock on everything but input and output. Several namespaces may have it, all
-/// of one pool: a reset takes all queue pairs, and they must be one thread's.
+/// What the driver calls the controller, and the lock on everything but input and output. Several
+/// namespaces may have it, all of one pool: a reset takes all queue pairs, and they must be one
+/// thread's.
 pub(super) struct Shared {
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     admin: Mutex<()>,
@@ -60,8 +62,8 @@ pub(super) enum Phase {
     Stuck,
 }
 
-// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the admin thread's polling and other
-// threads' use apart. Queue pairs, which are a single thread's, are not reached through this.
+// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the admin thread's polling and
+// other threads' use apart. Queue pairs, which are a single thread's, are not reached through this.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -101,8 +103,8 @@ impl Drop for Joined {
 pub(super) enum DmaIsolation {
     /// A device on the bus writes memory itself, until it is reset.
     Bus,
-    /// Bytes come over a connection, until it is closed: by a socket, which processors fill, or by a network card that
-    /// reaches memory itself.
+    /// Bytes come over a connection, until it is closed: by a socket, which processors fill, or by
+    /// a network card that reaches memory itself.
     Connection { by_socket: bool },
     /// Another process has the memory (vfio-user), and nothing here stops it.
     Process,
@@ -247,8 +249,8 @@ impl Controller {
         self.shared.phase()
     }
 
-    /// Has the admin thread stop it and start it again, unless that is under way. Its phase tells how far
-    /// that has come.
+    /// Has the admin thread stop it and start it again, unless that is under way. Its phase tells
+    /// how far that has come.
     pub(super) fn reset(&self) {
         let reset = match self.phase() {
             Phase::Up => Reset::new(),

@@ -1,5 +1,5 @@
-//! The end of the process: DPDK's destructor unmaps the queue pairs that threads poll, and the memory that they copy and
-//! compare. So whoever polls is halted before.
+//! The end of the process: DPDK's destructor unmaps the queue pairs that threads poll, and the
+//! memory that they copy and compare. So whoever polls is halted before.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,8 +55,8 @@ fn polled() -> MutexGuard<'static, BTreeMap<u64, Waker>> {
     POLLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Destructors without a priority run before DPDK's, which has one, and after all that a program has asked for at its exit:
-/// a pool can still be closed there.
+/// Destructors without a priority run before DPDK's, which has one, and after all that a program
+/// has asked for at its exit: a pool can still be closed there.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;

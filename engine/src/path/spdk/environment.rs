@@ -1,9 +1,11 @@
-//! SPDK's environment: started once in a process, on a thread of its own, which also looks after the controllers.
+//! SPDK's environment: started once in a process, on a thread of its own, which also looks after
+//! the controllers.
 //!
-//! Superblocks are read before there is a reactor, and controllers outlive one (format, then open), so neither a
-//! caller's thread nor a reactor's can be the one that the environment binds to its core. The admin thread is, and gets
-//! the process's own affinity back as soon as the environment stands. It keeps fabric connections alive, notices
-//! removals, attaches and detaches; input and output are the reactors' own.
+//! Superblocks are read before there is a reactor, and controllers outlive one (format, then open),
+//! so neither a caller's thread nor a reactor's can be the one that the environment binds to its
+//! core. The admin thread is, and gets the process's own affinity back as soon as the environment
+//! stands. It keeps fabric connections alive, notices removals, attaches and detaches; input and
+//! output are the reactors' own.
 
 use std::ffi::CString;
 use std::ptr::{self, NonNull};
@@ -157,8 +159,8 @@ impl Environment {
         })?;
         let backing = if self.huge { Backing::HugeTlb } else { Backing::Plain };
         let why = if self.huge { "" } else { "SPDK's environment runs without huge pages" };
-        // SAFETY: `length` zeroed bytes from `base` on are ours alone until they are freed, which the closure
-        // does, when the pool's last handle and its last buffer are gone.
+        // SAFETY: `length` zeroed bytes from `base` on are ours alone until they are freed, which
+        // the closure does, when the pool's last handle and its last buffer are gone.
         Ok(unsafe {
             DmaPool::borrowed(base, length, backing, why.into(), |base| {
                 sys::spdk_free(base.as_ptr().cast());
@@ -185,7 +187,8 @@ fn initialise(options: EnvironmentOptions, huge: bool) -> Result<(), Environment
     };
     log::listen();
     let mut said = Said::default();
-    // SAFETY: the structure has the size it says; what its strings point at outlives the call, and SPDK copies it.
+    // SAFETY: the structure has the size it says; what its strings point at outlives the call, and
+    // SPDK copies it.
     let answer = said.capture(|| unsafe {
         sys::spdk_env_opts_init(&raw mut wanted);
         wanted.name = name.as_ptr();
@@ -193,7 +196,8 @@ fn initialise(options: EnvironmentOptions, huge: bool) -> Result<(), Environment
         wanted.no_huge = !huge;
         wanted.mem_size = (options.memory.0 >> 20).try_into().unwrap_or(i32::MAX);
         let answer = sys::spdk_env_init(&raw const wanted);
-        // Nothing is shared with other processes, so DPDK's directory for that is empty, and would be left behind.
+        // Nothing is shared with other processes, so DPDK's directory for that is empty, and would
+        // be left behind.
         sys::tidelog_spdk_tidy();
         answer
     });
@@ -227,7 +231,8 @@ struct Affinity(libc::cpu_set_t);
 
 impl Affinity {
     fn of_this_thread() -> Result<Self, EnvironmentError> {
-        // SAFETY: an all-zero set is one without cores; the call fills in as many bytes as it is told.
+        // SAFETY: an all-zero set is one without cores; the call fills in as many bytes as it is
+        // told.
         let (set, answer) = unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             let answer = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);

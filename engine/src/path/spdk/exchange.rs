@@ -1,5 +1,6 @@
-//! One command and its answer, waited for: what is asked of a controller now and then, beside input and output. The
-//! controller is locked for each step, not for the whole: others abort commands and reset it meanwhile.
+//! One command and its answer, waited for: what is asked of a controller now and then, beside input
+//! and output. The controller is locked for each step, not for the whole: others abort commands and
+//! reset it meanwhile.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
@@ -29,7 +30,8 @@ const PAGE_MAX: usize = 512;
 /// A command that is waited for. Where no answer comes its memory stays, as one may come later.
 struct Exchange(NonNull<CommandResponse>);
 
-/// What the driver is given to answer into, on whatever thread polls. Only by pointers: both sides have it at once.
+/// What the driver is given to answer into, on whatever thread polls. Only by pointers: both sides
+/// have it at once.
 struct CommandResponse {
     /// The rest is the driver's while this is set.
     outstanding: AtomicBool,
@@ -56,8 +58,9 @@ impl Exchange {
         self.answer().page.get().cast()
     }
 
-    /// Sends the command with the context that `answered` is called with, and polls until it was. What polling fails
-    /// with is the error then; that no answer came in time is [`TimedOut`](io::ErrorKind::TimedOut).
+    /// Sends the command with the context that `answered` is called with, and polls until it was.
+    /// What polling fails with is the error then; that no answer came in time is
+    /// [`TimedOut`](io::ErrorKind::TimedOut).
     fn run(
         &self,
         send: impl FnOnce(*mut c_void) -> i32,
@@ -101,15 +104,16 @@ impl Drop for Exchange {
 
 /// SPDK calls this with the answer.
 unsafe extern "C" fn answered(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
-    // SAFETY: the context is an exchange's, which stays while no answer came, and of which only this is used meanwhile;
-    // the answer is SPDK's, for the call.
+    // SAFETY: the context is an exchange's, which stays while no answer came, and of which only
+    // this is used meanwhile; the answer is SPDK's, for the call.
     let (exchange, answer) = unsafe { (&*context.cast::<CommandResponse>(), &*answer) };
     exchange.status.set(status_of(answer));
     exchange.outstanding.store(false, Ordering::Release);
 }
 
 impl Controller {
-    /// The first bytes of a log page: `N` of them. `specific` goes with its number, for pages of an endurance group.
+    /// The first bytes of a log page: `N` of them. `specific` goes with its number, for pages of an
+    /// endurance group.
     pub(super) fn log_page<const N: usize>(
         &self,
         number: u8,
@@ -117,8 +121,8 @@ impl Controller {
     ) -> io::Result<[u8; N]> {
         const { assert!(N <= PAGE_MAX) };
         let exchange = Exchange::new();
-        // SAFETY: the controller is attached and its own queue is locked; the page and the context are the exchange's,
-        // which outlives the command.
+        // SAFETY: the controller is attached and its own queue is locked; the page and the context
+        // are the exchange's, which outlives the command.
         let send = |handle, context| unsafe {
             sys::spdk_nvme_ctrlr_cmd_get_log_page_ext(
                 handle,
@@ -134,7 +138,8 @@ impl Controller {
                 context,
             )
         };
-        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the answer in.
+        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the
+        // answer in.
         let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
         exchange.run(|context| self.alone(|handle| send(handle, context)), || self.alone(poll))?;
         // SAFETY: the answer came, so nobody writes the page any more.
@@ -169,7 +174,8 @@ impl Controller {
                 context,
             )
         };
-        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the answer in.
+        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the
+        // answer in.
         let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
         let exchange = Exchange::new();
         let outcome = without_capture(|| {
@@ -198,7 +204,8 @@ impl Controller {
         });
         let pair = NonNull::new(pair).ok_or_else(|| io::Error::other("no queue pair is left"))?;
         let pair = pair.as_ptr();
-        // SAFETY: the pair is this thread's, and a reset is kept away; buffer and context outlive the command.
+        // SAFETY: the pair is this thread's, and a reset is kept away; buffer and context outlive
+        // the command.
         let mut send = |context| unsafe {
             sys::spdk_nvme_ns_cmd_io_mgmt_recv(
                 self.namespace(),
@@ -221,7 +228,8 @@ impl Controller {
             std::mem::forget(buffer);
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // SAFETY: the pair is ours. Nothing is in flight on it, unless it was lost: then SPDK ends that here.
+        // SAFETY: the pair is ours. Nothing is in flight on it, unless it was lost: then SPDK ends
+        // that here.
         self.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) });
         outcome.map(|()| buffer.to_vec())
     }
@@ -231,7 +239,8 @@ impl Controller {
 mod tests {
     use super::*;
 
-    /// Runs an exchange that is answered, with this status field, when it is polled for the third time.
+    /// Runs an exchange that is answered, with this status field, when it is polled for the third
+    /// time.
     fn answered_late(status: u16) -> io::Result<()> {
         let (context, polls) = (Cell::new(std::ptr::null_mut()), Cell::new(0));
         let mut completion = sys::spdk_nvme_cpl::default();
@@ -265,7 +274,8 @@ mod tests {
         assert_eq!(lost.raw_os_error(), Some(libc::ENXIO));
         assert!(exchange.is_outstanding(), "the driver still has it");
         let completion = sys::spdk_nvme_cpl::default();
-        // SAFETY: the context was given with the command, which is answered once: so the driver ends it.
+        // SAFETY: the context was given with the command, which is answered once: so the driver
+        // ends it.
         unsafe { answered(exchange.0.as_ptr().cast(), &raw const completion) };
     }
 

@@ -149,8 +149,9 @@ impl CommandInFlight {
 
 /// SPDK calls this for each command, on the thread that polls the queue pair.
 pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
-    // SAFETY: the context is a flight's (`Flight::context`), which outlives its commands: flights with commands
-    // outstanding are leaked, never freed. The answer is SPDK's, for the call. No reference to the flight is unique.
+    // SAFETY: the context is a flight's (`Flight::context`), which outlives its commands: flights
+    // with commands outstanding are leaked, never freed. The answer is SPDK's, for the call. No
+    // reference to the flight is unique.
     let (flight, answer) = unsafe { (&*context.cast::<CommandInFlight>(), &*answer) };
     if let Some(status) = status_of(answer) {
         flight.fail(status);
@@ -165,7 +166,8 @@ pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const s
 pub(super) fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
     // SAFETY: both sides of the union are the same 16 bits.
     let bits = unsafe { answer.__bindgen_anon_1.status_raw };
-    // Phase in bit 0, then the status code, its type, and at the end do-not-retry (NVMe base, 4.2.3).
+    // Phase in bit 0, then the status code, its type, and at the end do-not-retry (NVMe base,
+    // 4.2.3).
     let (code, code_type) = ((bits >> 1) as u8, (bits >> 9) as u8 & 7);
     let do_not_retry = bits >> 15 != 0;
     (code != 0 || code_type != 0).then_some(Status::Nvme { code_type, code, do_not_retry })

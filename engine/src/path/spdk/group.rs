@@ -1,5 +1,6 @@
-//! How a connection's queue pair is polled: through a poll group of its own, in which it reads its socket only when there
-//! is something to read. By itself it reads again and again, and holds up whoever is filling the socket.
+//! How a connection's queue pair is polled: through a poll group of its own, in which it reads its
+//! socket only when there is something to read. By itself it reads again and again, and holds up
+//! whoever is filling the socket.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -17,7 +18,8 @@ impl PollGroup {
     pub(super) fn new() -> Result<Self, String> {
         let lost = Box::<Cell<bool>>::default();
         let context = lost.as_ptr().cast();
-        // SAFETY: the context lives as long as the group is polled; without a table nothing is computed elsewhere.
+        // SAFETY: the context lives as long as the group is polled; without a table nothing is
+        // computed elsewhere.
         let handle = unsafe { sys::spdk_nvme_poll_group_create(context, std::ptr::null_mut()) };
         let handle = NonNull::new(handle).ok_or("SPDK makes no poll group")?;
         Ok(Self { handle, lost })
@@ -27,7 +29,8 @@ impl PollGroup {
         self.handle.as_ptr()
     }
 
-    /// Processes what was answered, and lets the controller see what is new. Returns whether the pair is lost.
+    /// Processes what was answered, and lets the controller see what is new. Returns whether the
+    /// pair is lost.
     pub(super) fn process(&self) -> bool {
         // SAFETY: the group and its pair are this thread's.
         let answer = unsafe {
@@ -43,7 +46,8 @@ impl PollGroup {
 
 impl Drop for PollGroup {
     fn drop(&mut self) {
-        // SAFETY: nobody polls it any more. A group whose pair was leaked stays as well: then this does nothing.
+        // SAFETY: nobody polls it any more. A group whose pair was leaked stays as well: then this
+        // does nothing.
         unsafe { sys::spdk_nvme_poll_group_destroy(self.handle()) };
     }
 }

@@ -1,4 +1,5 @@
-//! Which host a target behind a connection is told that this is: as the name says, or else as the system does.
+//! Which host a target behind a connection is told that this is: as the name says, or else as the
+//! system does.
 
 use std::ffi::c_char;
 use std::fs;

@@ -1,4 +1,5 @@
-//! What a namespace is called by whatever address it is reached, and whether the kernel has it, too.
+//! What a namespace is called by whatever address it is reached, and whether the kernel has it,
+//! too.
 
 use std::fs;
 use std::ops::Range;
@@ -13,8 +14,8 @@ use super::controller::DmaIsolation;
 /// Where the kernel shows its NVMe controllers and subsystems.
 const CLASSES: &str = "/sys/class";
 
-/// What a controller returns for an Identify command (NVMe base specification, Identify), and where what stands of
-/// a namespace.
+/// What a controller returns for an Identify command (NVMe base specification, Identify), and where
+/// what stands of a namespace.
 type Identified = [u8; 4096];
 const NMIC: usize = 30;
 const NGUID: Range<usize> = 104..120;
@@ -43,8 +44,8 @@ impl NamespaceIdentity {
         number: u32,
     ) -> Self {
         let it = namespace.as_ptr();
-        // SAFETY: the namespace belongs to the attached controller; these calls only read what was identified, which has
-        // 4096 bytes.
+        // SAFETY: the namespace belongs to the attached controller; these calls only read what was
+        // identified, which has 4096 bytes.
         let (controller, data, uuid) = unsafe {
             (
                 &*sys::spdk_nvme_ctrlr_get_data(controller.as_ptr()).cast::<Identified>(),
@@ -72,9 +73,9 @@ impl NamespaceIdentity {
         }
     }
 
-    /// What everybody calls it: the name that is claimed. Of SSDs on the bus an identifier alone is not enough: some that are
-    /// sold have the same for all of them. There the address is one device's, unless other controllers share the namespace: then
-    /// it is the subsystem's.
+    /// What everybody calls it: the name that is claimed. Of SSDs on the bus an identifier alone is
+    /// not enough: some that are sold have the same for all of them. There the address is one
+    /// device's, unless other controllers share the namespace: then it is the subsystem's.
     pub(super) fn name(&self) -> String {
         let Self { address, subsystem, number, .. } = self;
         let identifier = self.identifier.as_ref().map(|(kind, text)| format!("{kind} {text}"));
@@ -126,8 +127,8 @@ impl NamespaceIdentity {
     }
 }
 
-/// The NQN of the subsystem of a controller that identifies itself so (NVMe base specification, Identify Controller). Old ones
-/// say none: vendor, model and serial number are theirs alone, too.
+/// The NQN of the subsystem of a controller that identifies itself so (NVMe base specification,
+/// Identify Controller). Old ones say none: vendor, model and serial number are theirs alone, too.
 fn subsystem(controller: &Identified) -> String {
     const VENDOR: Range<usize> = 0..2;
     const SERIAL: Range<usize> = 4..24;

@@ -1,5 +1,5 @@
-//! What SPDK says. It prints by itself, and says in an answer only that something failed; so its lines are kept for the
-//! error that they explain. What nobody listens to is printed, errors only.
+//! What SPDK says. It prints by itself, and says in an answer only that something failed; so its
+//! lines are kept for the error that they explain. What nobody listens to is printed, errors only.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -27,7 +27,8 @@ pub(super) fn listen() {
 }
 
 impl Said {
-    /// Does something, and keeps what SPDK says on this thread meanwhile, which is not printed then.
+    /// Does something, and keeps what SPDK says on this thread meanwhile, which is not printed
+    /// then.
     pub(super) fn capture<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = LISTENER.replace(Some(std::mem::take(self)));
         let done = work();

@@ -1,4 +1,5 @@
-//! Controllers as members of a pool. A namespace is this process's alone on this host: there is no other lock.
+//! Controllers as members of a pool. A namespace is this process's alone on this host: there is no
+//! other lock.
 
 use std::io;
 use std::sync::Arc;

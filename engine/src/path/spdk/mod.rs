@@ -1,4 +1,5 @@
-//! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or over a fabric.
+//! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or
+//! over a fabric.
 //!
 //! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen
 //! in batches. Operations are cut at what the controller takes at once. A command that takes too
@@ -8,8 +9,8 @@
 //! anew as well, for reads alone. A controller that is gone fails everything in flight as removed,
 //! and refuses the rest.
 //!
-//! Buffers come out of the environment's memory ([`SpdkPath::allocate`](DataPath::allocate)), which every
-//! controller can reach; other pools must be registered.
+//! Buffers come out of the environment's memory ([`SpdkPath::allocate`](DataPath::allocate)), which
+//! every controller can reach; other pools must be registered.
 
 mod admin_queue;
 mod admin_thread;

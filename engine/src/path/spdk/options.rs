@@ -6,20 +6,23 @@ use std::time::Duration;
 use super::environment::EnvironmentError;
 use crate::units::ByteCount;
 
-/// How to start the environment. It is started by the first device that needs it, as the program said
-/// ([`configure`](super::configure)), or else as its user did: `TIDELOG_SPDK_PAGES` (`auto`, `huge`, `plain`),
-/// `TIDELOG_SPDK_MEMORY_MIB`, `TIDELOG_SPDK_CORE`, `TIDELOG_SPDK_TIMEOUT_S`.
+/// How to start the environment. It is started by the first device that needs it, as the program
+/// said ([`configure`](super::configure)), or else as its user did: `TIDELOG_SPDK_PAGES` (`auto`,
+/// `huge`, `plain`), `TIDELOG_SPDK_MEMORY_MIB`, `TIDELOG_SPDK_CORE`, `TIDELOG_SPDK_TIMEOUT_S`.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvironmentOptions {
     /// What the memory lies on.
     pub pages: Pages,
-    /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken when needed. On
-    /// plain ones VFIO counts each of 4 KiB as a mapping, of which it allows 65,535: not quite 256 MiB.
+    /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken
+    /// when needed. On plain ones VFIO counts each of 4 KiB as a mapping, of which it allows
+    /// 65,535: not quite 256 MiB.
     pub memory: ByteCount,
-    /// The core on which the environment is started; the first that this process may run on if `None`. It has one thread,
-    /// so there is no mask of them; that thread may then run wherever the process may.
+    /// The core on which the environment is started; the first that this process may run on if
+    /// `None`. It has one thread, so there is no mask of them; that thread may then run wherever
+    /// the process may.
     pub core: Option<usize>,
-    /// How long a command may take before it is aborted; as long again, and the controller is reset.
+    /// How long a command may take before it is aborted; as long again, and the controller is
+    /// reset.
     pub timeout: Duration,
 }
 

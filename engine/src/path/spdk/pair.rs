@@ -111,8 +111,8 @@ impl Pair {
         self.handle.as_ptr()
     }
 
-    /// Processes at most so many completions, or all of a connection's group. Returns whether the controller is
-    /// there.
+    /// Processes at most so many completions, or all of a connection's group. Returns whether the
+    /// controller is there.
     pub(super) fn poll(&self, at_most: u32) -> bool {
         match &self.group {
             Some(group) => !group.process(),

@@ -40,7 +40,8 @@ pub struct SpdkPath {
     pub(super) flights: CommandsInFlight,
     /// Slots whose operation waits for room in its queue pair.
     pub(super) waiting: WaitingSlots,
-    /// Pools that are reachable by every controller: where they lie, and those that we must unregister.
+    /// Pools that are reachable by every controller: where they lie, and those that we must
+    /// unregister.
     reachable: Vec<(usize, usize)>,
     registered: Vec<DmaPool>,
     /// Memory of other devices.
@@ -56,15 +57,16 @@ pub struct SpdkPath {
     joined: Vec<Joined>,
 }
 
-/// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
-/// sleeps.
+/// After so many empty polls the clock is looked at, and other threads of this core have their
+/// turn; after so long it sleeps.
 const SPINS: u32 = 64;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
 const NAP: Duration = Duration::from_millis(1);
 
 impl SpdkPath {
-    /// Opens a queue pair on each controller, for this thread, with room for `depth` operations on each.
+    /// Opens a queue pair on each controller, for this thread, with room for `depth` operations on
+    /// each.
     pub fn new(controllers: Vec<Arc<Controller>>, depth: u32) -> Result<Self, PathError> {
         let kind = PathKind::Spdk;
         let unavailable = |reason: String| PathError::Unavailable { kind, reason };
@@ -123,7 +125,8 @@ impl SpdkPath {
         })
     }
 
-    /// The same for a pool, which has the controllers alone: those that its devices are namespaces of.
+    /// The same for a pool, which has the controllers alone: those that its devices are namespaces
+    /// of.
     pub(super) fn of_pool(
         controllers: Vec<Arc<Controller>>,
         depth: u32,
@@ -145,8 +148,8 @@ impl SpdkPath {
         Arc::clone(&self.timeouts)
     }
 
-    /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own
-    /// error injection, for tests of what is above.
+    /// Lets the next `count` commands of one kind fail, or never be answered before `held` has
+    /// passed: SPDK's own error injection, for tests of what is above.
     pub fn inject(
         &self,
         device: DeviceIndex,
@@ -206,8 +209,9 @@ impl SpdkPath {
         }
     }
 
-    /// Polls one controller after the other, from where it ended last, until something has landed. The others go on with
-    /// what they have while that is seen to: processed together, all would wait for new work together.
+    /// Polls one controller after the other, from where it ended last, until something has landed.
+    /// The others go on with what they have while that is seen to: processed together, all would
+    /// wait for new work together.
     fn process_until_landed(&mut self) {
         self.polled.go_on();
         for _ in 0..self.queues.len() {
@@ -293,9 +297,10 @@ impl SpdkPath {
     }
 }
 
-// SAFETY: an accepted operation stays in its slot, with its buffer, until SPDK has answered its last command; `drop`
-// leaks what is left, and the queue pairs with it. Success is claimed only when every command that the extent was cut
-// into succeeded, and an NVMe command that succeeds has moved everything.
+// SAFETY: an accepted operation stays in its slot, with its buffer, until SPDK has answered its
+// last command; `drop` leaks what is left, and the queue pairs with it. Success is claimed only
+// when every command that the extent was cut into succeeded, and an NVMe command that succeeds has
+// moved everything.
 unsafe impl DataPath for SpdkPath {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

@@ -1,4 +1,5 @@
-//! Device memory that the controllers reach: through the IOMMU where SPDK drives it, else by its bus addresses.
+//! Device memory that the controllers reach: through the IOMMU where SPDK drives it, else by its
+//! bus addresses.
 
 use tidelog_spdk_sys as sys;
 
@@ -13,7 +14,8 @@ use crate::units::ByteCount;
 const PAGE: usize = ALIGNMENT;
 /// Entries in one page of a PRP list.
 const ENTRIES: usize = PAGE / size_of::<u64>();
-/// What one command by bus addresses may move: so many entries lie in one page of one of the two tables.
+/// What one command by bus addresses may move: so many entries lie in one page of one of the two
+/// tables.
 pub(super) const BY_BUS_MAX: ByteCount = ByteCount((ENTRIES / 2 * PAGE) as u64);
 
 /// The regions that were registered.
@@ -103,11 +105,13 @@ impl SpdkPeers {
     }
 }
 
-/// The bus addresses of a region's pages as a controller reads them, for every run of pages that a command may name.
+/// The bus addresses of a region's pages as a controller reads them, for every run of pages that a
+/// command may name.
 ///
-/// A list may not cross a page of memory without a link, and a link that is the last entry would be taken for an
-/// address. So there are two tables without links, the second half a page further on: any run of half a page of
-/// entries lies within a page of one of them. They are written once; commands in flight share them.
+/// A list may not cross a page of memory without a link, and a link that is the last entry would be
+/// taken for an address. So there are two tables without links, the second half a page further on:
+/// any run of half a page of entries lies within a page of one of them. They are written once;
+/// commands in flight share them.
 pub(super) struct PageLists {
     bus: u64,
     /// Both tables, one behind the other.
@@ -131,8 +135,8 @@ impl PageLists {
         Ok(Self { bus, tables, pages })
     }
 
-    /// The two PRP fields of a command that moves `bytes` from byte `offset` of the region on; `None` where that is not
-    /// the beginning of a page, or the lists themselves cannot be reached.
+    /// The two PRP fields of a command that moves `bytes` from byte `offset` of the region on;
+    /// `None` where that is not the beginning of a page, or the lists themselves cannot be reached.
     pub(super) fn fields(&self, offset: usize, bytes: usize) -> Option<(u64, u64)> {
         if !offset.is_multiple_of(PAGE) {
             return None;
@@ -145,7 +149,8 @@ impl PageLists {
             _ => {
                 let place = place_of(first + 1, count - 1, self.pages);
                 let at = self.tables.as_ptr().wrapping_add(place * size_of::<u64>());
-                // SAFETY: the address lies in the tables, which are the environment's memory; it is looked up only.
+                // SAFETY: the address lies in the tables, which are the environment's memory; it is
+                // looked up only.
                 let list = unsafe { sys::spdk_vtophys(at.cast(), std::ptr::null_mut()) };
                 let found = list != i64::from(sys::SPDK_VTOPHYS_ERROR).cast_unsigned();
                 found.then_some((address(first), list))
@@ -159,7 +164,8 @@ fn table_pages(pages: usize) -> usize {
     pages.div_ceil(ENTRIES)
 }
 
-/// Where the entry of page `first` stands, in a table where the `count` entries from there on lie in one page of memory.
+/// Where the entry of page `first` stands, in a table where the `count` entries from there on lie
+/// in one page of memory.
 fn place_of(first: usize, count: usize, pages: usize) -> usize {
     debug_assert!(count <= ENTRIES / 2, "a command moves BY_BUS_MAX at most");
     if first % ENTRIES + count <= ENTRIES {

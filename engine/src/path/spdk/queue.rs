@@ -20,8 +20,9 @@ use crate::memory::{Backing, DmaPool};
 use crate::path::nvme::steps::{CommandStep, Limits};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
-/// Completions that are processed before the caller may send something new. Were there no limit, a controller could have nothing to do
-/// until all that it has answered was seen to; with fewer, its doorbells are rung too often.
+/// Completions that are processed before the caller may send something new. Were there no limit, a
+/// controller could have nothing to do until all that it has answered was seen to; with fewer, its
+/// doorbells are rung too often.
 const TAKEN_MAX: u32 = 16;
 /// How often a controller that was started again may refuse a queue pair before it is given up.
 const TRIES: u32 = 3;
@@ -184,9 +185,10 @@ impl QueuePair {
         let skipped = skipped as usize * self.limits().block as usize;
         let callback = Some(completed as unsafe extern "C" fn(_, _));
         let placement = operation.placement;
-        // SAFETY: the pair is this thread's and the namespace its controller's. The buffer is at least as long as
-        // the extent that the step was cut from, and both it and the flight stay where they are until the command
-        // has come back (see the path's impl). SPDK copies the range to deallocate.
+        // SAFETY: the pair is this thread's and the namespace its controller's. The buffer is at
+        // least as long as the extent that the step was cut from, and both it and the flight stay
+        // where they are until the command has come back (see the path's impl). SPDK copies the
+        // range to deallocate.
         let answer = unsafe {
             match &mut operation.action {
                 Action::Read(memory) => match peers.way_to(memory) {
@@ -292,7 +294,8 @@ impl QueuePair {
         }
     }
 
-    /// Reads or writes device memory, from `start` of its region on, for which SPDK has no translation.
+    /// Reads or writes device memory, from `start` of its region on, for which SPDK has no
+    /// translation.
     ///
     /// # Safety
     /// As for [`Self::send`]: the buffer stays, and is the command's alone, until it has come back.
@@ -311,8 +314,8 @@ impl QueuePair {
             return -libc::EFAULT;
         };
         let mut command = command.pages(fields);
-        // SAFETY: the command names pages of the buffer only, which lies within its region; the rest is by the
-        // contract. SPDK copies the command.
+        // SAFETY: the command names pages of the buffer only, which lies within its region; the
+        // rest is by the contract. SPDK copies the command.
         unsafe {
             sys::spdk_nvme_ctrlr_io_cmd_raw_no_payload_build(
                 self.controller.handle(),
@@ -451,8 +454,9 @@ impl QueuePair {
     }
 }
 
-/// Makes memory known to the controllers of these queues. A success that SPDK reports may still leave an IOMMU
-/// without it, so its translation is looked at as well; and it may be of memory that another process cannot map.
+/// Makes memory known to the controllers of these queues. A success that SPDK reports may still
+/// leave an IOMMU without it, so its translation is looked at as well; and it may be of memory that
+/// another process cannot map.
 pub(super) fn register(base: *mut u8, length: usize, queues: &[QueuePair]) -> Result<(), String> {
     if !queues.iter().any(QueuePair::needs_registered_memory) {
         return Ok(());
@@ -461,7 +465,8 @@ pub(super) fn register(base: *mut u8, length: usize, queues: &[QueuePair]) -> Re
     if queues.iter().any(|queue| queue.controller.facts().reach == DmaIsolation::Process) {
         return Err("another process has the controller, and maps SPDK's own memory alone; take it from the path instead".into());
     }
-    // SAFETY: the memory is mapped, and stays so until it was unregistered: the path keeps the pool.
+    // SAFETY: the memory is mapped, and stays so until it was unregistered: the path keeps the
+    // pool.
     let answer = unsafe { sys::spdk_mem_register(base.cast(), length) };
     if answer != 0 {
         return Err(format!(

@@ -1,6 +1,7 @@
-//! Faults of registers whose controller was unplugged. SPDK's handler of `SIGBUS` mends them, and swallows all others, so
-//! it is taken away when the library is loaded (`tidelog-spdk-sys`). While a controller on the bus is attached, a handler of
-//! ours gives it the faults in registers, and all others to whoever was asked before.
+//! Faults of registers whose controller was unplugged. SPDK's handler of `SIGBUS` mends them, and
+//! swallows all others, so it is taken away when the library is loaded (`tidelog-spdk-sys`). While
+//! a controller on the bus is attached, a handler of ours gives it the faults in registers, and all
+//! others to whoever was asked before.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -19,7 +20,8 @@ const NOBODY: i32 = 0;
 #[derive(Debug)]
 pub(super) struct Registers(Option<usize>);
 
-/// While this lives faults of this thread are SPDK's: it attaches a controller, whose registers nobody knows yet.
+/// While this lives faults of this thread are SPDK's: it attaches a controller, whose registers
+/// nobody knows yet.
 pub(super) struct Attaching(());
 
 /// Where registers begin and end; both 0 for none.
@@ -38,7 +40,8 @@ static BEFORE: Before = Before(UnsafeCell::new(MaybeUninit::zeroed()));
 /// What was done before about the signal. Written only while the handler is not installed.
 struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
-// SAFETY: it is written under the lock and before anybody reads it, and a structure of zeroes is a valid one.
+// SAFETY: it is written under the lock and before anybody reads it, and a structure of zeroes is a
+// valid one.
 unsafe impl Sync for Before {}
 
 impl Registers {
@@ -89,7 +92,8 @@ fn need() {
     if needed.1 {
         return;
     }
-    // SAFETY: the handler is not installed, so nobody reads what was before it; the structures outlive the calls.
+    // SAFETY: the handler is not installed, so nobody reads what was before it; the structures
+    // outlive the calls.
     unsafe {
         let before = BEFORE.0.get().cast::<libc::sigaction>();
         if libc::sigaction(libc::SIGBUS, ptr::null(), before) != 0 {
@@ -104,8 +108,8 @@ fn need() {
     }
 }
 
-/// Takes the handler away if nobody needs it, unless somebody has put another on top of it: that one gives us what it does not
-/// want, and we go on giving it to the one before.
+/// Takes the handler away if nobody needs it, unless somebody has put another on top of it: that
+/// one gives us what it does not want, and we go on giving it to the one before.
 fn need_no_more() {
     let mut needed = NEEDED.lock().unwrap_or_else(PoisonError::into_inner);
     needed.0 -= 1;
@@ -129,9 +133,11 @@ fn handler() -> libc::sighandler_t {
     handler as libc::sighandler_t
 }
 
-/// What the kernel calls. Only what may be done in a signal's handler is done here: atomics and system calls.
+/// What the kernel calls. Only what may be done in a signal's handler is done here: atomics and
+/// system calls.
 extern "C" fn on_fault(signal: i32, information: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel's description of the signal; this thread's error number; SPDK's handler is given what it asked for.
+    // SAFETY: the kernel's description of the signal; this thread's error number; SPDK's handler is
+    // given what it asked for.
     unsafe {
         let error = *libc::__errno_location();
         let is_fault = (*information).si_code > 0;
@@ -166,8 +172,8 @@ unsafe fn pass_on(
     information: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: by the contract. It was written before the handler was installed, and what is in it was a handler of the kind
-    // that its flags say.
+    // SAFETY: by the contract. It was written before the handler was installed, and what is in it
+    // was a handler of the kind that its flags say.
     unsafe {
         let before = &*BEFORE.0.get().cast::<libc::sigaction>();
         match before.sa_sigaction {
@@ -240,7 +246,8 @@ mod tests {
     /// How a child ends that does this, and then reads the hole: its status, as `wait` tells it.
     fn end_of(prepare: impl FnOnce(usize)) -> i32 {
         let at = hole();
-        // SAFETY: the child takes no locks that another thread may hold: it calls the system, and `_exit`.
+        // SAFETY: the child takes no locks that another thread may hold: it calls the system, and
+        // `_exit`.
         unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -268,7 +275,8 @@ mod tests {
         let mut now = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: the structure outlives the call.
         unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), now.as_mut_ptr()) };
-        // SAFETY: it was filled in. SPDK's handler has no other flag; the runtime of Rust wants its own stack, too.
+        // SAFETY: it was filled in. SPDK's handler has no other flag; the runtime of Rust wants its
+        // own stack, too.
         let flags = unsafe { now.assume_init() }.sa_flags;
         assert_ne!(flags & !0x0400_0000, libc::SA_SIGINFO, "SPDK's handler is there");
     }
@@ -293,7 +301,8 @@ mod tests {
 
     #[test]
     fn a_fault_in_registers_is_spdks() {
-        // SPDK's handler knows of no controller and does nothing, so the fault comes again until the alarm.
+        // SPDK's handler knows of no controller and does nothing, so the fault comes again until
+        // the alarm.
         let swallowed = end_of(|at| {
             std::mem::forget(Registers::new(at, PAGE));
             // SAFETY: it ends the process soon.

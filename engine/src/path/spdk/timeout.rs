@@ -1,5 +1,5 @@
-//! Getting back what does not come by itself: what takes too long, what is to be aborted, and what was on a controller
-//! that is lost.
+//! Getting back what does not come by itself: what takes too long, what is to be aborted, and what
+//! was on a controller that is lost.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use crate::units::DeviceIndex;
 
 /// How often operations are looked over.
 const LOOK: Duration = Duration::from_millis(100);
-/// The clock is read once in so many polls: to read it for each, or for each operation, costs as much as a tenth of what
-/// SPDK does with a command.
+/// The clock is read once in so many polls: to read it for each, or for each operation, costs as
+/// much as a tenth of what SPDK does with a command.
 const POLLS: u32 = 16;
-/// What was done to get commands back, since the path was opened: for tests, which tell an abort from a reset by it.
+/// What was done to get commands back, since the path was opened: for tests, which tell an abort
+/// from a reset by it.
 #[derive(Debug, Default)]
 pub struct TimeoutCounters {
     aborts: AtomicU32,
@@ -46,7 +47,8 @@ impl TimeoutCounters {
     }
 }
 
-/// Looks over all operations, by whose number their ages are told: each is one [`LOOK`] after the other, or later.
+/// Looks over all operations, by whose number their ages are told: each is one [`LOOK`] after the
+/// other, or later.
 pub(super) struct TimeoutScan {
     count: u32,
     last: Instant,
@@ -79,15 +81,16 @@ impl TimeoutScan {
         due
     }
 
-    /// The least that has passed since what began after so many looks; no more is known, so that a thread that was away takes
-    /// nothing for late that it has not looked for.
+    /// The least that has passed since what began after so many looks; no more is known, so that a
+    /// thread that was away takes nothing for late that it has not looked for.
     fn age_of(&self, since: u32) -> Duration {
         LOOK * self.count.wrapping_sub(since).saturating_sub(1)
     }
 }
 
 impl SpdkPath {
-    /// Aborts what takes too long; if that was of no use, resets the controller. Looks only now and then.
+    /// Aborts what takes too long; if that was of no use, resets the controller. Looks only now and
+    /// then.
     pub(super) fn look_over(&mut self) {
         if !self.looks.are_due() {
             return;
@@ -184,8 +187,8 @@ impl SpdkPath {
         self.slots_of(device).any(|slot| self.flights.get(slot).is_out())
     }
 
-    /// Ends what is in flight on a controller that could not be stopped. It may still write the buffers, which are
-    /// therefore leaked.
+    /// Ends what is in flight on a controller that could not be stopped. It may still write the
+    /// buffers, which are therefore leaked.
     fn abandon(&mut self, device: usize) {
         for slot in self.slots_of(device) {
             let flight = self.flights.get(slot);
@@ -229,7 +232,8 @@ impl SpdkPath {
 }
 
 impl Status {
-    /// Whether the driver itself ended the command: because it was to, or because its queue is gone.
+    /// Whether the driver itself ended the command: because it was to, or because its queue is
+    /// gone.
     pub(super) fn is_ended_by_driver(self) -> bool {
         const GENERIC: u8 = sys::SPDK_NVME_SCT_GENERIC as u8;
         const BY_REQUEST: u8 = sys::SPDK_NVME_SC_ABORTED_BY_REQUEST as u8;

@@ -1,5 +1,5 @@
-//! Operations that wait for room in their queue pair: on each device the oldest is served first, and what comes later
-//! waits behind it.
+//! Operations that wait for room in their queue pair: on each device the oldest is served first,
+//! and what comes later waits behind it.
 
 use std::collections::VecDeque;
 

@@ -30,7 +30,8 @@ use crate::memory::DmaPool;
 
 use self::queue::{OwnedRing, RUN_MAX};
 
-/// A thread of the kernel that looks for submissions, so that none is a system call (SQPOLL): for `io_uring` alone.
+/// A thread of the kernel that looks for submissions, so that none is a system call (SQPOLL): for
+/// `io_uring` alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubmissionThread {
     /// The processor that it runs on; any where there is none.
@@ -73,8 +74,8 @@ impl UringPath {
 }
 
 // SAFETY: an accepted operation stays in its slot, with its buffer, until its completion entry was
-// seen, which is the kernel's word that it is done with the memory; `drop` leaks what is left. Success
-// is claimed only when the kernel moved the whole extent (`complete`).
+// seen, which is the kernel's word that it is done with the memory; `drop` leaks what is left.
+// Success is claimed only when the kernel moved the whole extent (`complete`).
 unsafe impl DataPath for UringPath {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -97,7 +98,8 @@ unsafe impl DataPath for UringPath {
             entry::File { kind: device.kind(), descriptor: device.file().as_raw_fd(), fixed };
         let (slot, kept) = self.slots.keep(operation);
         let entry = entry::of(kept, file, self.queue.registered()).user_data(slot.into());
-        // SAFETY: the buffer lies in its slot until the completion was seen (see the impl's comment).
+        // SAFETY: the buffer lies in its slot until the completion was seen (see the impl's
+        // comment).
         if unsafe { self.queue.push(&entry) }.is_err()
             && let Some(operation) = self.slots.take(slot)
         {

@@ -13,7 +13,8 @@ const SPARE_ENTRIES: u32 = 8;
 /// The most entries a kernel ring may have.
 const ENTRIES_MAX: u32 = 32_768;
 
-/// A ring that has everything a path needs; what its entries and completions are depends on the path.
+/// A ring that has everything a path needs; what its entries and completions are depends on the
+/// path.
 pub struct ProbedRing<
     S: squeue::EntryMarker = squeue::Entry,
     C: cqueue::EntryMarker = cqueue::Entry,
@@ -26,7 +27,8 @@ pub struct ProbedRing<
 /// Who takes submissions, and who handles completions.
 #[derive(Clone, Copy)]
 enum Handling {
-    /// This thread does both, completions when they are asked for. Kernels that can do this are 6.1 and newer.
+    /// This thread does both, completions when they are asked for. Kernels that can do this are 6.1
+    /// and newer.
     Deferred,
     /// This thread submits, and completions interrupt it.
     Interrupting,
@@ -48,8 +50,8 @@ pub(super) struct RingRequirements {
 }
 
 impl ProbedRing {
-    /// Makes a ring for files and block devices with room for `depth` operations, if the kernel (and the container)
-    /// allows one that is good enough. It belongs to the calling thread.
+    /// Makes a ring for files and block devices with room for `depth` operations, if the kernel
+    /// (and the container) allows one that is good enough. It belongs to the calling thread.
     pub fn probe(depth: u32, submission: Option<SubmissionThread>) -> Result<Self, PathError> {
         let operations = &[
             ("read", opcode::Read::CODE),

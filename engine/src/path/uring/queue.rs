@@ -16,9 +16,10 @@ use crate::units::ByteCount;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when it has processed
-/// the whole batch, so that a long one leaves them idle meanwhile, and its completions come in one bunch, too.
-/// Shorter ones cost a system call more often (docs/measurements.md has the figures).
+/// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when
+/// it has processed the whole batch, so that a long one leaves them idle meanwhile, and its
+/// completions come in one bunch, too. Shorter ones cost a system call more often
+/// (docs/measurements.md has the figures).
 const BATCH: u32 = 8;
 
 /// The kernel registers at most this much memory as one buffer.
@@ -72,8 +73,9 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
                 iov_len: (length - start).min(run),
             })
             .collect();
-        // SAFETY: the pages are pinned by the kernel for as long as the ring lives, so unmapping them
-        // early would not let a device write into other memory; buffers keep the mapping anyway.
+        // SAFETY: the pages are pinned by the kernel for as long as the ring lives, so unmapping
+        // them early would not let a device write into other memory; buffers keep the mapping
+        // anyway.
         match unsafe { self.ring.submitter().register_buffers(&runs) } {
             Ok(()) => {
                 self.registered = Registered { base: base as usize, length, run };
@@ -99,7 +101,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         self.ring.params().cq_entries()
     }
 
-    /// Puts an entry into the submission queue, making room if it is full. Every few of them the kernel is told.
+    /// Puts an entry into the submission queue, making room if it is full. Every few of them the
+    /// kernel is told.
     ///
     /// # Safety
     /// Memory that the entry names must stay valid, and untouched where the kernel writes it, until
@@ -109,7 +112,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         unsafe { self.enqueue(entry) }?;
         self.fresh += 1;
         if self.fresh >= BATCH {
-            // The entry was accepted whatever the kernel returns; if the path is dead, `ring` says so.
+            // The entry was accepted whatever the kernel returns; if the path is dead, `ring` says
+            // so.
             let _ = self.ring();
         }
         Ok(())
@@ -177,8 +181,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         })
     }
 
-    /// The same where nothing interrupts: the kernel looks for completions when it is asked, and only for as long as
-    /// something is `in_flight`. Such a ring cannot watch the waker either.
+    /// The same where nothing interrupts: the kernel looks for completions when it is asked, and
+    /// only for as long as something is `in_flight`. Such a ring cannot watch the waker either.
     pub(super) fn spin(&mut self, timeout: Option<Duration>, in_flight: bool) -> io::Result<()> {
         self.fresh = 0;
         if !in_flight {

@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-/// That somebody is about to sleep. What is written before it is made or taken is seen by whoever takes or
-/// makes it after.
+/// That somebody is about to sleep. What is written before it is made or taken is seen by whoever
+/// takes or makes it after.
 #[derive(Debug, Default)]
 pub(super) struct Announcement(AtomicBool);
 
@@ -68,13 +68,15 @@ impl WakeEvent {
     /// Sleeps until it is raised or the time is up; returns which.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
-        // To the nanosecond: whoever looks at a GPU's copies naps for much less than the millisecond that poll counts in.
+        // To the nanosecond: whoever looks at a GPU's copies naps for much less than the
+        // millisecond that poll counts in.
         let timeout = timeout.map(|timeout| libc::timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: one pollfd and one timespec, which live across the call; without a mask the thread's own holds.
+        // SAFETY: one pollfd and one timespec, which live across the call; without a mask the
+        // thread's own holds.
         let answer = unsafe { libc::ppoll(&raw mut poll, 1, timeout, std::ptr::null()) };
         match answer {
             -1 => match io::Error::last_os_error() {

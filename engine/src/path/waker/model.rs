@@ -1,8 +1,9 @@
-//! An eventfd as loom can follow it: a flag that a sleeper waits for. Time never runs out, so that a wake-up
-//! that is lost shows as a deadlock.
+//! An eventfd as loom can follow it: a flag that a sleeper waits for. Time never runs out, so that
+//! a wake-up that is lost shows as a deadlock.
 //!
-//! The announcement is behind a lock: loom keeps no total order of one variable's writes, and so lets an
-//! exchange read a value that was exchanged away before. The real one is sequentially consistent, as this is.
+//! The announcement is behind a lock: loom keeps no total order of one variable's writes, and so
+//! lets an exchange read a value that was exchanged away before. The real one is sequentially
+//! consistent, as this is.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -1,4 +1,5 @@
-//! What a GPU does for a window: copies between a chunk and somebody's memory, and checksums of what lies in a chunk.
+//! What a GPU does for a window: copies between a chunk and somebody's memory, and checksums of
+//! what lies in a chunk.
 
 use crate::memory::GpuEvent;
 use crate::memory::peer::PeerMemory;
@@ -36,18 +37,21 @@ pub struct OpenedWindow {
     pub copies: Box<dyn WindowCopies>,
 }
 
-/// What a GPU does for the parts of transfers, each in a slot of its own: [`Window::slots`](super::Window::slots) of them.
+/// What a GPU does for the parts of transfers, each in a slot of its own:
+/// [`Window::slots`](super::Window::slots) of them.
 ///
 /// # Safety
-/// What [`begin`](WindowCopies::begin) has been asked touches memory until [`is_done`](WindowCopies::is_done) told that it
-/// is done, or [`stop`](WindowCopies::stop) that nothing runs any more, and no longer. It is done only when every byte is
-/// where devices that are then told to read it find it, and the checksum is that of those bytes.
+/// What [`begin`](WindowCopies::begin) has been asked touches memory until
+/// [`is_done`](WindowCopies::is_done) told that it is done, or [`stop`](WindowCopies::stop) that
+/// nothing runs any more, and no longer. It is done only when every byte is where devices that are
+/// then told to read it find it, and the checksum is that of those bytes.
 pub unsafe trait WindowCopies: Send {
-    /// Begins what is to be done in a slot in which nothing is under way. Where this fails, parts of it may be under way.
+    /// Begins what is to be done in a slot in which nothing is under way. Where this fails, parts
+    /// of it may be under way.
     ///
     /// # Safety
-    /// All memory that it names is allocated, and events are open, until it is done. Once `after` has happened nobody
-    /// writes what it reads, nor touches what it writes.
+    /// All memory that it names is allocated, and events are open, until it is done. Once `after`
+    /// has happened nobody writes what it reads, nor touches what it writes.
     unsafe fn begin(&mut self, slot: u32, copy: &WindowCopy) -> Result<(), Status>;
 
     /// Whether that is done. After an error nobody knows.
@@ -60,8 +64,9 @@ pub unsafe trait WindowCopies: Send {
     fn stop(&mut self) -> bool;
 }
 
-/// What is to be done with a part that lies on the GPU at `place`. To fill it: wait for `after`, copy, fill up with zeroes,
-/// take the checksum. To drain it: take the checksum, wait for `after`, copy.
+/// What is to be done with a part that lies on the GPU at `place`. To fill it: wait for `after`,
+/// copy, fill up with zeroes, take the checksum. To drain it: take the checksum, wait for `after`,
+/// copy.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowCopy {
     /// Which of the two.
@@ -72,7 +77,8 @@ pub struct WindowCopy {
     pub copied: Option<Copied>,
     /// How many bytes behind the copied ones become zeroes, when it is filled.
     pub zeroes: u32,
-    /// Of how many of the part's bytes, from its first on, the checksum is taken; of none if this is 0.
+    /// Of how many of the part's bytes, from its first on, the checksum is taken; of none if this
+    /// is 0.
     pub checked: u32,
     /// What must have happened on the GPU before the caller's memory is touched.
     pub after: Option<GpuEvent>,

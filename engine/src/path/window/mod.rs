@@ -1,19 +1,22 @@
-//! A window in a GPU's memory: chunks that devices read and write themselves, and that transfers pass through, each taken
-//! through copy and I/O in the one order that is right. What moves bytes between chunks and devices is whoever has the
-//! window: cuFile's batches in the crate `tidelog-gds`, commands of a controller by peer DMA here ([`Windowed`]).
+//! A window in a GPU's memory: chunks that devices read and write themselves, and that transfers
+//! pass through, each taken through copy and I/O in the one order that is right. What moves bytes
+//! between chunks and devices is whoever has the window: cuFile's batches in the crate
+//! `tidelog-gds`, commands of a controller by peer DMA here ([`Windowed`]).
 //!
 //! The rules, because devices are not ordered with a GPU's streams and nothing else keeps them:
 //!
-//! - A write: what copies waits for the caller's event `after` (the bytes are there), copies them to a chunk, and tells
-//!   when that is done. Only when the host has seen that does the device get to read the chunk. Only when the device is
-//!   done is the chunk anybody else's.
-//! - A read: the device fills a chunk. When the host has seen that, what copies waits for `after` (nobody uses the
-//!   destination any more), copies, and tells. Only when that is done is the chunk anybody else's.
-//! - The checksum of what lies in GPU memory is taken of what the device gets, or has brought: between the copy and the
-//!   device, in the order of that copy. It is in the answer.
-//! - Memory that is registered, and aligned, is read and written in place. The host sees `after` happen first.
-//! - An answer means that no device touches the caller's memory any more. Where that cannot be known there is no answer,
-//!   and the memory is leaked. A chunk in that state is never used again.
+//! - A write: what copies waits for the caller's event `after` (the bytes are there), copies them
+//!   to a chunk, and tells when that is done. Only when the host has seen that does the device get
+//!   to read the chunk. Only when the device is done is the chunk anybody else's.
+//! - A read: the device fills a chunk. When the host has seen that, what copies waits for `after`
+//!   (nobody uses the destination any more), copies, and tells. Only when that is done is the chunk
+//!   anybody else's.
+//! - The checksum of what lies in GPU memory is taken of what the device gets, or has brought:
+//!   between the copy and the device, in the order of that copy. It is in the answer.
+//! - Memory that is registered, and aligned, is read and written in place. The host sees `after`
+//!   happen first.
+//! - An answer means that no device touches the caller's memory any more. Where that cannot be
+//!   known there is no answer, and the memory is leaked. A chunk in that state is never used again.
 
 mod copies;
 mod parts;
@@ -260,8 +263,8 @@ impl Window {
     /// Takes a request, or gives it back when the window is full.
     ///
     /// # Safety
-    /// The request lies within its device. Its memory is as long as it says, and until its answer it stays allocated;
-    /// nobody writes it meanwhile, nor reads what a read writes.
+    /// The request lies within its device. Its memory is as long as it says, and until its answer
+    /// it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
     pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
         let Some(slot) = self.free.pop() else { return Err(request) };
         let active = Active { request, begun: 0, parts: 0, checksum: 0, failure: None };
@@ -270,7 +273,8 @@ impl Window {
         Ok(())
     }
 
-    /// Moves everything on that the GPU can move on. What is ready for its device afterwards is to be
+    /// Moves everything on that the GPU can move on. What is ready for its device afterwards is to
+    /// be
     /// [given](Self::ready) to it.
     pub fn advance(&mut self) {
         self.look_at_copies();
@@ -287,7 +291,8 @@ impl Window {
         !self.completions.is_empty()
     }
 
-    /// Asks that requests end soon: the one with this tag, or all. What has not reached a device does not.
+    /// Asks that requests end soon: the one with this tag, or all. What has not reached a device
+    /// does not.
     pub fn abort(&mut self, tag: Option<u64>) {
         for slot in 0..self.requests.len() as u32 {
             let Some(active) = &mut self.requests[slot as usize] else { continue };

@@ -54,7 +54,8 @@ pub(super) struct WindowPart {
 }
 
 impl WindowPart {
-    /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted from there as well.
+    /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted
+    /// from there as well.
     pub(super) fn overlap(&self, range: &Range<u32>) -> Range<u32> {
         let (start, end) = (self.start, self.start + self.length);
         range.start.clamp(start, end)..range.end.clamp(start, end)
@@ -256,8 +257,9 @@ impl Window {
     }
 
     fn begin_copy(&mut self, slot: u32, copy: &WindowCopy) {
-        // SAFETY: the caller's memory is valid until the answer (`submit`), and the event open; the chunk is this part's
-        // alone. The part stays in its slot until the copy is done, or until nobody can tell (`end_copy`).
+        // SAFETY: the caller's memory is valid until the answer (`submit`), and the event open; the
+        // chunk is this part's alone. The part stays in its slot until the copy is done, or until
+        // nobody can tell (`end_copy`).
         if let Err(status) = unsafe { self.copies.begin(slot, copy) } {
             self.end_copy(slot, Err(status));
         }
@@ -346,8 +348,8 @@ impl Window {
         self.count_part(part.owner, result);
     }
 
-    /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each moved past the bytes that
-    /// follow it.
+    /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each
+    /// moved past the bytes that follow it.
     fn add_checksum(&mut self, part: &WindowPart, checksum: u32) {
         if let Some(active) = &mut self.requests[part.owner as usize] {
             let memory = active.request.memory;
@@ -374,7 +376,8 @@ impl Window {
         self.settle(owner);
     }
 
-    /// Ends the parts that could go to a device and have not, of the request with this tag or of all.
+    /// Ends the parts that could go to a device and have not, of the request with this tag or of
+    /// all.
     pub(super) fn cancel_ready(&mut self, tag: Option<u64>) {
         let named = self.parts.ready().filter(|(_, part)| self.is_named(part, tag));
         let slots: Vec<u32> = named.map(|(slot, _)| slot).collect();

@@ -1,4 +1,5 @@
-//! What the GPU does for a part: how its bytes get to its chunk, and from there to where they belong.
+//! What the GPU does for a part: how its bytes get to its chunk, and from there to where they
+//! belong.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ impl Window {
         }
     }
 
-    /// What makes a part ready for its device: once its memory is free, what is written is copied to its chunk.
+    /// What makes a part ready for its device: once its memory is free, what is written is copied
+    /// to its chunk.
     pub(super) fn filling(
         &self,
         memory: GpuSlice,
@@ -43,7 +45,8 @@ impl Window {
         copy
     }
 
-    /// What is done with a part that a device has brought: its checksum, and its bytes out of its chunk.
+    /// What is done with a part that a device has brought: its checksum, and its bytes out of its
+    /// chunk.
     pub(super) fn draining(&self, memory: GpuSlice, part: &WindowPart) -> WindowCopy {
         let held = part.overlap(&memory.held());
         let in_chunk = matches!(part.place, PartMemory::Chunk(_));

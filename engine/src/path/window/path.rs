@@ -1,7 +1,9 @@
-//! A data path whose devices reach other devices' memory, made to reach a GPU's: by way of a window there.
+//! A data path whose devices reach other devices' memory, made to reach a GPU's: by way of a window
+//! there.
 //!
-//! Operations of a GPU's memory are taken through the window, and their parts are peer DMA for the path inside; all other
-//! operations are that path's as they are. No byte of the GPU's comes to the host.
+//! Operations of a GPU's memory are taken through the window, and their parts are peer DMA for the
+//! path inside; all other operations are that path's as they are. No byte of the GPU's comes to the
+//! host.
 
 use std::io;
 use std::time::Duration;
@@ -16,7 +18,8 @@ use crate::path::slots::{Slots, conclude};
 use crate::path::{Capabilities, DataPath, PeerReach, PeerUnreachable, Waker};
 use crate::units::ByteCount;
 
-/// Tags from here on are ours, for the parts that the path inside gets: the rest is the part's number.
+/// Tags from here on are ours, for the parts that the path inside gets: the rest is the part's
+/// number.
 const OURS: u64 = 1 << 63;
 /// How long a thread that waits for the GPU alone naps between two looks: copies wake nobody.
 const NAP: Duration = Duration::from_micros(20);
@@ -82,8 +85,8 @@ impl<P: DataPath + ?Sized> Windowed<P> {
         };
         let (slot, operation) = self.slots.keep(operation);
         let request = WindowRequest::of(slot, operation, memory);
-        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
-        // (`GpuSlice::new`), and that comes after the answer.
+        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which
+        // stays until the completion (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { open.window.submit(request) };
         // The window has as many places as there are slots.
         match taken.err().and_then(|_| self.slots.take(slot)) {
@@ -197,9 +200,10 @@ fn chunk_of(memory: Option<Memory>) -> Option<PeerBuffer> {
     memory.and_then(Memory::into_peer)
 }
 
-// SAFETY: an operation of a GPU's memory lies in its slot until the window has answered it, which says that neither the GPU
-// nor, as only chunks go to the path inside, any device touches that memory. Chunks are owned buffers of that path while it
-// has them; those that it keeps are never used again. All other operations are that path's, unchanged.
+// SAFETY: an operation of a GPU's memory lies in its slot until the window has answered it, which
+// says that neither the GPU nor, as only chunks go to the path inside, any device touches that
+// memory. Chunks are owned buffers of that path while it has them; those that it keeps are never
+// used again. All other operations are that path's, unchanged.
 unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -252,8 +256,8 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         let mut at = before;
         while at < completions.len() {
             if completions[at].tag < OURS {
-                // A device that failed is closed to the GPU's memory as well. Whether one that was to abort has is for the
-                // path inside to say.
+                // A device that failed is closed to the GPU's memory as well. Whether one that was
+                // to abort has is for the path inside to say.
                 if let Err(error) = completions[at].result
                     && !error.status.is_aborted()
                 {
@@ -328,8 +332,8 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Chunks that devices have are kept by the path inside, and the memory with them. Where the GPU may still copy, the
-        // memory stays for good.
+        // Chunks that devices have are kept by the path inside, and the memory with them. Where the
+        // GPU may still copy, the memory stays for good.
         if !self.window.stop() {
             std::mem::forget(self.region.clone());
         }

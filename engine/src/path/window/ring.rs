@@ -1,7 +1,9 @@
-//! The chunks of a window: GPU memory that is registered once and that every transfer passes through.
+//! The chunks of a window: GPU memory that is registered once and that every transfer passes
+//! through.
 //!
-//! Registering is slow and BAR space is finite, while a copy within the GPU costs little next to an SSD. So the
-//! allocator's tensors are never registered: their bytes are copied to a chunk of this ring, or from it.
+//! Registering is slow and BAR space is finite, while a copy within the GPU costs little next to an
+//! SSD. So the allocator's tensors are never registered: their bytes are copied to a chunk of this
+//! ring, or from it.
 
 use super::copies::WindowSize;
 use crate::path::shares::Shares;

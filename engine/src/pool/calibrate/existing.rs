@@ -14,9 +14,10 @@ use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
 impl Pool {
-    /// Measures how many operations must be in flight on each device of a pool, and stores that in its superblocks: who
-    /// opens it and names no depth gets this one. Nobody may have a share open. Only segments that the log says are free
-    /// are written, so that whenever this ends, all tensors are there.
+    /// Measures how many operations must be in flight on each device of a pool, and stores that in
+    /// its superblocks: who opens it and names no depth gets this one. Nobody may have a share
+    /// open. Only segments that the log says are free are written, so that whenever this ends, all
+    /// tensors are there.
     ///
     /// # Errors
     /// Why not; the pool is as it was.
@@ -85,7 +86,8 @@ fn free(
         let failed = |what| OpenError::Recovery { share, what };
         let place = LogPlace::new(pool, share, geometry);
         let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
-        // What has been read must not disappear when the power goes, as what was free then might not be.
+        // What has been read must not disappear when the power goes, as what was free then might
+        // not be.
         let recovered = settle::read(media, geometry, place).map_err(failed)?;
         let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
         for (run, _) in &runs {
@@ -94,7 +96,8 @@ fn free(
         let room = IndexRoom::new(&place, index_segments, grows);
         let space = Space::new(&place.area, geometry.segment_blocks());
         let mut contents = Contents::recovered(space, room, tensors, runs);
-        // As when the share is opened: a record that one device alone has may get lost, and what it freed live again.
+        // As when the share is opened: a record that one device alone has may get lost, and what it
+        // freed live again.
         let written = settled
             || settle::settle(media, &mut log, &mut contents)
                 .map_err(|error| failed(error.to_string()))?;

@@ -1,5 +1,6 @@
-//! Calibration: a few seconds of sequential reads and writes tell how large a stripe unit has to be, and how many
-//! operations must be in flight, for the devices to be as fast as they can. The pool keeps the depth in its superblocks.
+//! Calibration: a few seconds of sequential reads and writes tell how large a stripe unit has to
+//! be, and how many operations must be in flight, for the devices to be as fast as they can. The
+//! pool keeps the depth in its superblocks.
 
 mod existing;
 mod meter;
@@ -40,7 +41,8 @@ pub struct Measurement {
 /// What was measured, and what follows from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
-    /// Stripe units at one depth, if there was a choice; then depths with the stripe unit that was chosen.
+    /// Stripe units at one depth, if there was a choice; then depths with the stripe unit that was
+    /// chosen.
     pub measurements: Vec<Measurement>,
     /// The smallest that reaches 97 % of the best.
     pub stripe_unit: ByteCount,
@@ -109,7 +111,8 @@ impl From<Refused> for CalibrateError {
     }
 }
 
-/// Chooses the stripe unit, among those of which a pool can be made, and the depth for devices that hold nothing.
+/// Chooses the stripe unit, among those of which a pool can be made, and the depth for devices that
+/// hold nothing.
 pub(super) fn blank(
     members: &Members,
     geometry: &Geometry,

@@ -125,8 +125,8 @@ fn median(mut rates: [f64; ROUNDS]) -> f64 {
     rates[ROUNDS / 2]
 }
 
-/// The first that is nearly as fast as the fastest, reading and writing; where none is fast in both, the one that
-/// loses least.
+/// The first that is nearly as fast as the fastest, reading and writing; where none is fast in
+/// both, the one that loses least.
 pub(super) fn smallest_that_is_enough(measured: &[Measurement]) -> Option<&Measurement> {
     let best = |rate: fn(&Measurement) -> f64| measured.iter().map(rate).fold(0.0, f64::max);
     let (write, read) = (best(|it| it.write), best(|it| it.read));

@@ -16,8 +16,8 @@ use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
 use crate::schedule::Urgency;
 
-/// Devices that take `each` for an operation, several at a time, and move `bandwidth` bytes in a microsecond, one after the
-/// other.
+/// Devices that take `each` for an operation, several at a time, and move `bandwidth` bytes in a
+/// microsecond, one after the other.
 struct Model {
     disks: Vec<SimDisk>,
     each: Duration,
@@ -43,8 +43,8 @@ impl PathProvider for Model {
     }
 }
 
-// SAFETY: an operation keeps its buffer until it completes, and nothing touches it. No byte is moved: who measures does
-// not look at them.
+// SAFETY: an operation keeps its buffer until it completes, and nothing touches it. No byte is
+// moved: who measures does not look at them.
 #[allow(unsafe_code)]
 unsafe impl DataPath for ModelPath {
     fn capabilities(&self) -> &Capabilities {
@@ -108,7 +108,8 @@ fn calibrated(each: Duration, bandwidth: u64, units: &[ByteCount]) -> Calibratio
 
 #[test]
 fn the_depth_is_what_latency_and_bandwidth_ask_for() {
-    // A unit of 256 KiB moves in 65 us; at depth n, n of them take 1 ms and n times 65 us at least: 16 hide it.
+    // A unit of 256 KiB moves in 65 us; at depth n, n of them take 1 ms and n times 65 us at least:
+    // 16 hide it.
     let slow_answers = calibrated(Duration::from_millis(1), 4000, &[ByteCount::kib(256)]);
     assert_eq!((slow_answers.stripe_unit, slow_answers.depth), (ByteCount::kib(256), 16));
     let quick_answers = calibrated(Duration::from_micros(20), 4000, &[ByteCount::kib(256)]);
@@ -123,7 +124,8 @@ fn the_depth_is_what_latency_and_bandwidth_ask_for() {
 
 #[test]
 fn the_stripe_unit_is_the_smallest_that_hides_the_cost_of_an_operation() {
-    // 32 in flight: units of 64 KiB (16 us each) cannot hide 3 ms, those of 512 KiB (131 us each) can.
+    // 32 in flight: units of 64 KiB (16 us each) cannot hide 3 ms, those of 512 KiB (131 us each)
+    // can.
     let found = calibrated(Duration::from_millis(3), 4000, &STRIPE_UNITS);
     assert_eq!(found.stripe_unit, ByteCount::kib(512));
     let none = calibrated(Duration::ZERO, 4000, &STRIPE_UNITS);

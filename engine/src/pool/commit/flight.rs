@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use super::Commits;
 use crate::schedule::{ControlError, Finish, SubmitError, Ticket, TransferError};
 
-/// Sends what a transfer came to, then takes the pipeline on; the latter also where it is dropped without
-/// having been sent anything, because the reactor ended in a panic.
+/// Sends what a transfer came to, then takes the pipeline on; the latter also where it is dropped
+/// without having been sent anything, because the reactor ended in a panic.
 pub(in crate::pool) struct ResultSender<T> {
     // Dropped in this order: whoever is woken finds the channel as it stays.
     send: SyncSender<T>,

@@ -1,19 +1,20 @@
 //! Commits: from batches and moves whose bytes are written to an index on the media that says so.
 //!
 //! ```text
-//! started ──> waiting ──────> flushing ───────> flushed ──────────> recording ──────> durable, applied
-//!             for its writes  of the devices    gathers while the   of one record:
-//!                             it touched        one before records  on the medium
+//! started ─> waiting ─────> flushing ──────> flushed ─────────> recording ────> durable, applied
+//!            for its        of the devices   gathers while the  of one record:
+//!            writes         it touched       one before records on the medium
 //! ```
 //!
-//! Commits move through this in the order in which they were started, as many together as have arrived:
-//! one round of flushes and one record for all of them (group commit). While one group's record is on its way
-//! the next one's data is flushed and a third gathers. Records go one after the other, because recovery
-//! takes a record behind a gap for damage, and each completes its group only once it is on the medium:
-//! so what a crash leaves is always the commits up to some one, each whole.
+//! Commits move through this in the order in which they were started, as many together as have
+//! arrived: one round of flushes and one record for all of them (group commit). While one group's
+//! record is on its way the next one's data is flushed and a third gathers. Records go one after
+//! the other, because recovery takes a record behind a gap for damage, and each completes its group
+//! only once it is on the medium: so what a crash leaves is always the commits up to some one, each
+//! whole.
 //!
-//! Nothing here has a thread. What ends on a device takes the pipeline a step on, on the reactor's thread;
-//! whoever starts a commit does so on his own.
+//! Nothing here has a thread. What ends on a device takes the pipeline a step on, on the reactor's
+//! thread; whoever starts a commit does so on his own.
 
 mod flight;
 mod pipeline;
@@ -39,11 +40,11 @@ pub(super) use work::{StagedPut, Work, WrittenPut};
 /// How long closing waits for the commits that were started.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A commit in flight. It may be polled, waited for, or dropped at any time: dropping it detaches, the commit
-/// goes on. Clones follow the same commit.
+/// A commit in flight. It may be polled, waited for, or dropped at any time: dropping it detaches,
+/// the commit goes on. Clones follow the same commit.
 ///
-/// Commits become durable in the order in which they were started: when one has ended well, so has every one
-/// before it that can. Closing the pool waits for all of them.
+/// Commits become durable in the order in which they were started: when one has ended well, so has
+/// every one before it that can. Closing the pool waits for all of them.
 #[derive(Clone)]
 pub struct Commit {
     opener: u32,
@@ -52,8 +53,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// How the commit ended, or `None` while it has not. `Ok` means that its changes survive any crash, and
-    /// that they can be seen.
+    /// How the commit ended, or `None` while it has not. `Ok` means that its changes survive any
+    /// crash, and that they can be seen.
     pub fn poll(&self) -> Option<Result<(), CommitError>> {
         match self.forked() {
             Some(forked) => Some(Err(forked)),
@@ -75,7 +76,8 @@ impl Commit {
             return outcome.clone();
         }
         let ended = self.ticket.wait();
-        // Only a commit whose pool was torn down around it, or that nothing moves, has no outcome now.
+        // Only a commit whose pool was torn down around it, or that nothing moves, has no outcome
+        // now.
         let stopped = || TransferError::Stopped { reason: "its pool is gone".into() };
         let lost = || ControlError::Transfer(ended.err().unwrap_or_else(stopped));
         self.outcome.get().cloned().unwrap_or_else(|| Err(CommitError::InDoubt(lost())))
@@ -148,7 +150,8 @@ impl Commits {
         commit
     }
 
-    /// Whether the last commit in flight that names this tensor leaves one; `None` if none names it.
+    /// Whether the last commit in flight that names this tensor leaves one; `None` if none names
+    /// it.
     pub(super) fn outcome(self: &Arc<Self>, id: TensorId) -> Option<bool> {
         let outcome = self.pipeline().outcome(id);
         self.catch_up();
@@ -185,9 +188,9 @@ impl Commits {
         work.devices(&self.stripes)
     }
 
-    /// Something has ended: takes the pipeline on as far as it goes now. Never waits, so that it may be
-    /// called anywhere, also by what is dropped while the pipeline is locked: whoever has the lock looks
-    /// again once it let go.
+    /// Something has ended: takes the pipeline on as far as it goes now. Never waits, so that it
+    /// may be called anywhere, also by what is dropped while the pipeline is locked: whoever has
+    /// the lock looks again once it let go.
     fn advance(self: &Arc<Self>) {
         self.news.store(true, Ordering::SeqCst);
         self.catch_up();
@@ -195,8 +198,8 @@ impl Commits {
 
     fn catch_up(self: &Arc<Self>) {
         loop {
-            // Between the news and the lock on one side, the lock and the news on the other: one of two
-            // threads sees what the other did.
+            // Between the news and the lock on one side, the lock and the news on the other: one of
+            // two threads sees what the other did.
             fence(Ordering::SeqCst);
             if !self.news.load(Ordering::SeqCst) {
                 return;

@@ -15,11 +15,11 @@ use crate::pool::options::CommitStats;
 use crate::schedule::{ControlError, SubmitError, TransferError};
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
-/// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write command, command
-/// dword 12): the device completes the write once these bytes are on non-volatile media. A Flush command would have it
-/// write back all that its volatile cache holds of the namespace, other tensors in flight included, for the
-/// sake of one block, and is a second round trip. Longer writes (checkpoints) are many commands, which
-/// one flush settles together.
+/// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write
+/// command, command dword 12): the device completes the write once these bytes are on non-volatile
+/// media. A Flush command would have it write back all that its volatile cache holds of the
+/// namespace, other tensors in flight included, for the sake of one block, and is a second round
+/// trip. Longer writes (checkpoints) are many commands, which one flush settles together.
 const FORCED_BYTES_MAX: usize = 64 << 10;
 
 /// The stages. Commits pass them in the order in which they were started.
@@ -140,7 +140,8 @@ impl Pipeline {
         self.waiting.iter().rev().chain(flushing).chain(flushed).chain(recording)
     }
 
-    /// Begins to flush the data of all commits whose writes have ended, up to the first whose have not.
+    /// Begins to flush the data of all commits whose writes have ended, up to the first whose have
+    /// not.
     fn begin_flush(&mut self, commits: &Arc<Commits>) -> bool {
         if self.flushing.is_some() {
             return false;
@@ -238,7 +239,8 @@ impl Pipeline {
         true
     }
 
-    /// What makes the first `count` commits durable, on top of what is; nothing if they change nothing.
+    /// What makes the first `count` commits durable, on top of what is; nothing if they change
+    /// nothing.
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
         let mut contents = commits.shared.contents();
         let mut before = Outcomes::new();

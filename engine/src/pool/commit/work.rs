@@ -66,8 +66,8 @@ impl Work {
         })
     }
 
-    /// Whether it leaves this tensor; `None` if it says nothing about it. A move changes nothing that
-    /// anybody can see.
+    /// Whether it leaves this tensor; `None` if it says nothing about it. A move changes nothing
+    /// that anybody can see.
     pub(super) fn outcome(&self, id: TensorId) -> Option<bool> {
         match self {
             Self::Batch(batch) => batch.fates.get(&id).copied(),
@@ -108,8 +108,8 @@ impl Work {
         }
     }
 
-    /// What its record says, once the commits that left `before` are applied to `contents`; adds to that
-    /// what this one leaves.
+    /// What its record says, once the commits that left `before` are applied to `contents`; adds to
+    /// that what this one leaves.
     pub(super) fn changes(&mut self, contents: &Contents, before: &mut Outcomes) -> Vec<Change> {
         let batch = match self {
             Self::Batch(batch) => batch,

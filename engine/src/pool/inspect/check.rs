@@ -97,7 +97,8 @@ pub struct DamagedTensor {
 /// What the next open will write, though nothing is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// A copy of a share's index that lacks what was written last, as after a process that was killed.
+    /// A copy of a share's index that lacks what was written last, as after a process that was
+    /// killed.
     Copy {
         /// The share.
         share: u32,
@@ -106,7 +107,8 @@ pub enum Unsettled {
         /// What it lacks.
         what: String,
     },
-    /// An index that fits no checkpoint as it is. Versions before its growth took commits all the same.
+    /// An index that fits no checkpoint as it is. Versions before its growth took commits all the
+    /// same.
     Index {
         /// The share.
         share: u32,
@@ -216,9 +218,9 @@ impl CheckReport {
     }
 }
 
-/// Verifies the whole pool, reading only. Nobody can open a share of it meanwhile, and a share that is
-/// open is an error. With `buffered` the data goes through the page cache, which may hide what the
-/// medium lost; without it a file system that has no `O_DIRECT` is refused.
+/// Verifies the whole pool, reading only. Nobody can open a share of it meanwhile, and a share that
+/// is open is an error. With `buffered` the data goes through the page cache, which may hide what
+/// the medium lost; without it a file system that has no `O_DIRECT` is refused.
 pub fn check<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
@@ -269,7 +271,8 @@ fn check_members(
                     }
                 }
                 let (needed, room) = (index.usage.live, index.usage.room);
-                // An index that is in segments already gets those of its other slot when the pool is opened.
+                // An index that is in segments already gets those of its other slot when the pool
+                // is opened.
                 if needed > room && index.usage.segments == 0 {
                     unsettled.push(Unsettled::Index { share, needed, room });
                 }

@@ -38,7 +38,8 @@ pub struct IndexCopy {
 pub enum CopyState {
     /// It says the same.
     Whole,
-    /// It lacks what was written last, as after a process that was killed: the next open writes it again.
+    /// It lacks what was written last, as after a process that was killed: the next open writes it
+    /// again.
     Behind(String),
     /// Something is wrong with it.
     Damaged(String),
@@ -75,7 +76,8 @@ pub(super) fn read_index<M: LogMedia>(
         }
     };
     let whole = |device| {
-        // Where all copies are damaged, an older checkpoint with its change log may well give the same.
+        // Where all copies are damaged, an older checkpoint with its change log may well give the
+        // same.
         match all.passed_over.iter().find(|(at, _)| *at == device) {
             Some((_, epoch)) => CopyState::Damaged(format!(
                 "its newest checkpoint, of epoch {epoch}, is not whole; the one of epoch {} and its change log hold",
@@ -94,8 +96,9 @@ pub(super) fn read_index<M: LogMedia>(
     Ok(IndexView { epoch: log.epoch(), tensors, space, usage, copies })
 }
 
-/// Whether a copy is as all are but for what is written last. A record is written once the one before it is on the
-/// media of all devices, and so is a checkpoint: after a crash copies differ by one of them.
+/// Whether a copy is as all are but for what is written last. A record is written once the one
+/// before it is on the media of all devices, and so is a checkpoint: after a crash copies differ by
+/// one of them.
 fn lacks_the_last<M: LogMedia>(
     media: &M,
     (place, copy): (&LogPlace, u8),
@@ -110,8 +113,8 @@ fn lacks_the_last<M: LogMedia>(
         && has_older(media, (place, copy), all.epoch())
 }
 
-/// Whether the checkpoint before the last one still begins the slot of that of this epoch, or nothing ever did: then it
-/// was not yet begun there. What is neither was damaged.
+/// Whether the checkpoint before the last one still begins the slot of that of this epoch, or
+/// nothing ever did: then it was not yet begun there. What is neither was damaged.
 fn has_older<M: LogMedia>(media: &M, (place, copy): (&LogPlace, u8), epoch: u64) -> bool {
     let slot = &place.area.slots[(epoch + 1) as usize % 2];
     let Ok(head) = media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {

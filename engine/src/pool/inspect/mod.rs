@@ -1,8 +1,8 @@
 //! Looking at a pool without owning a share of it: what stands on its devices, whether all of it is
 //! whole, and making copies whole again.
 //!
-//! [`inspect`] and [`check`] open devices for reading only. Sizes and offsets that a device claims are
-//! compared with the device's real size before anything is read by them.
+//! [`inspect`] and [`check`] open devices for reading only. Sizes and offsets that a device claims
+//! are compared with the device's real size before anything is read by them.
 
 mod check;
 mod index;

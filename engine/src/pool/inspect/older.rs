@@ -29,9 +29,9 @@ pub(super) fn of_share<'a>(
     events::older_of_share(members, pool, share).unwrap_or_default()
 }
 
-/// Makes older copies of devices what counts from now on, where what was used last is lost for good; returns which
-/// they were, and of which share. Tensors that had bytes on a device since its copy was made are damaged, which a
-/// check tells.
+/// Makes older copies of devices what counts from now on, where what was used last is lost for
+/// good; returns which they were, and of which share. Tensors that had bytes on a device since its
+/// copy was made are damaged, which a check tells.
 ///
 /// # Errors
 /// A share cannot be opened.

@@ -1,5 +1,5 @@
-//! Devices on which something else was made since they were a pool's, while the pool's second superblock stands: taking
-//! them back.
+//! Devices on which something else was made since they were a pool's, while the pool's second
+//! superblock stands: taking them back.
 
 use crate::layout::{
     BLOCK_BYTES, Events, HOLDERS_OFFSET, Holder, OWNER_OFFSET, SUPERBLOCK_OFFSET, Superblock,
@@ -20,9 +20,9 @@ pub struct OverwrittenStart {
     pub found: String,
 }
 
-/// Writes the start of such devices anew, as far as the shares' metadata, so that the pool can be opened again; returns
-/// which they were. What was made there is lost. Damage behind the start is for a check to find. Nobody may have a
-/// share open.
+/// Writes the start of such devices anew, as far as the shares' metadata, so that the pool can be
+/// opened again; returns which they were. What was made there is lost. Damage behind the start is
+/// for a check to find. Nobody may have a share open.
 ///
 /// # Errors
 /// The devices cannot be had, are not one pool, or cannot be written.
@@ -49,7 +49,8 @@ pub fn accept_overwritten_start<Source: MemberSource>(
     written.map(|()| accepted)
 }
 
-/// The superblock comes last: until then the device is still one that was overwritten, unless all else is the pool's again.
+/// The superblock comes last: until then the device is still one that was overwritten, unless all
+/// else is the pool's again.
 fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Result<(), OpenError> {
     let member = &members.0[place];
     let write = |offset: u64, block: &[u8]| {
@@ -69,7 +70,8 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
         let offset = holder_offset(share);
         let seen = events::read(members.0.iter(), superblock.pool, share)?;
         let is_share = share < superblock.geometry.shares;
-        // Zeroes would say that the device was there for no event, which makes it an older copy of itself.
+        // Zeroes would say that the device was there for no event, which makes it an older copy of
+        // itself.
         let is_lost = seen[place].is_none_or(|events| events == Events::NONE);
         let others = seen.iter().enumerate().filter(|(at, _)| *at != place);
         let counted = events::accepted(&others.map(|(_, events)| *events).collect::<Vec<_>>());

@@ -54,9 +54,10 @@ pub enum RepairError {
     Close(#[from] CloseError),
 }
 
-/// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from the good
-/// ones, drops the lost tensors that `drop_damaged` names (by name, or by id in hexadecimal), and checks
-/// again. What is whole is not written. A device whose start is overwritten must have been accepted before.
+/// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from
+/// the good ones, drops the lost tensors that `drop_damaged` names (by name, or by id in
+/// hexadecimal), and checks again. What is whole is not written. A device whose start is
+/// overwritten must have been accepted before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
     drop_damaged: &[String],
@@ -87,7 +88,8 @@ pub fn repair<Source: MemberSource>(
         if lost {
             continue;
         }
-        // Opening a share writes its damaged copies again: there is one way to do that, and this is it.
+        // Opening a share writes its damaged copies again: there is one way to do that, and this is
+        // it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
         let pool = Pool::open(sources, &options)?;
         let to_delete: Vec<TensorId> =

@@ -47,7 +47,8 @@ fn damage_is_found_where_it_is_and_nowhere_else() {
     for slot in share.slots {
         disks[0].rot(slot.checkpoint_offset + 70, 1);
     }
-    // The large tensor fills whole segments of its lane; the last of its bytes lie before the free ones.
+    // The large tensor fills whole segments of its lane; the last of its bytes lie before the free
+    // ones.
     let row = geometry.data_offset + 3 * geometry.segment_bytes;
     disks[0].rot(row, 1);
     let report = check(&disks, false, &mut |_| ()).unwrap();

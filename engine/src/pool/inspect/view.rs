@@ -40,7 +40,8 @@ pub struct DeviceView {
     pub newest: Result<Superblock, SuperblockError>,
     /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
-    /// What else was made on it since it was the pool's, and where; its second superblock still stands.
+    /// What else was made on it since it was the pool's, and where; its second superblock still
+    /// stands.
     pub overwritten: Option<String>,
     /// The host that owns it, if other hosts can reach it.
     pub owner: Option<Owner>,
@@ -57,8 +58,8 @@ pub struct ShareView {
     pub held: bool,
     /// The process that has it open, or had it open last.
     pub holder: Option<Holder>,
-    /// Its durable tensors, or why they cannot be read. While the share is held they may be of a moment
-    /// ago, or be unreadable because they are just being written.
+    /// Its durable tensors, or why they cannot be read. While the share is held they may be of a
+    /// moment ago, or be unreadable because they are just being written.
     pub index: Result<IndexView, String>,
     /// The devices that are older copies of themselves: the share was used since without them.
     pub older: Vec<OlderCopy>,
@@ -82,7 +83,8 @@ pub fn probe<Source: MemberSource>(source: &Source) -> Result<DeviceView, OpenEr
     Ok(view_device(&Member::open(source, 0, &MemberAccess::to_look(true))?, None))
 }
 
-/// What the pool on these devices contains. Nothing is locked or written, and devices may be missing.
+/// What the pool on these devices contains. Nothing is locked or written, and devices may be
+/// missing.
 pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, OpenError> {
     // What is read here goes through the page cache in any case.
     view_members(Members::open(sources, &MemberAccess::to_look(true))?)

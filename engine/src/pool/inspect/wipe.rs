@@ -18,9 +18,10 @@ pub struct Wiped {
     pub offset: ByteCount,
 }
 
-/// Overwrites the superblocks and protective MBR of these devices with zeroes. All of them are claimed and
-/// looked at before the first is written; one without a Tidelog superblock is an error, unless zeroes stand in its
-/// place: then it was wiped already, and this goes on where another wipe ended half way.
+/// Overwrites the superblocks and protective MBR of these devices with zeroes. All of them are
+/// claimed and looked at before the first is written; one without a Tidelog superblock is an error,
+/// unless zeroes stand in its place: then it was wiped already, and this goes on where another wipe
+/// ended half way.
 pub fn wipe<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
@@ -54,8 +55,8 @@ fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
     Ok(plans)
 }
 
-/// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark. The first
-/// superblock goes last: until then it says where the other one is.
+/// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark.
+/// The first superblock goes last: until then it says where the other one is.
 fn signatures(member: &Member, others: Option<&Geometry>) -> Vec<Wiped> {
     let found = |what, offset| Wiped { device: member.name(), what, offset: ByteCount(offset) };
     let marks = member.superblock_marks(others);

@@ -1,5 +1,5 @@
-//! Copying what lives in a segment: many tensors at once, so that it costs their bytes and not a wait for
-//! each read and each write.
+//! Copying what lives in a segment: many tensors at once, so that it costs their bytes and not a
+//! wait for each read and each write.
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -17,8 +17,8 @@ const COPY_BYTES: u64 = 4 << 20;
 /// Copies everything to its new place; returns the tensors as they will be there.
 ///
 /// # Errors
-/// The first failure. Nothing is in flight any more then either: the old and the new places may be given
-/// back.
+/// The first failure. Nothing is in flight any more then either: the old and the new places may be
+/// given back.
 pub(super) fn copy_all(
     pool: &Pool,
     reactor: &Reactor,
@@ -75,7 +75,8 @@ fn fitting(copies: &[Copy<'_>]) -> usize {
     fit.count().max(1)
 }
 
-/// Reads all of it, and writes each part as soon as it is there. Returns the checksums of the new pieces.
+/// Reads all of it, and writes each part as soon as it is there. Returns the checksums of the new
+/// pieces.
 fn copy_window(
     pool: &Pool,
     reactor: &Reactor,
@@ -95,7 +96,8 @@ fn copy_window(
 }
 
 fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket, ReclaimError> {
-    // What is copied gets new checksums, so it is verified by the old ones whatever the pool's reads are.
+    // What is copied gets new checksums, so it is verified by the old ones whatever the pool's
+    // reads are.
     let pieces = pieces::of_range(&pool.0.stripes, copy.entry, copy.bytes.clone(), true).collect();
     let destination = Destination::buffer((copy.bytes.end - copy.bytes.start) as usize);
     let read = Transfer::Read { destination, pieces };

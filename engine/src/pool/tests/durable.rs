@@ -124,8 +124,8 @@ fn a_write_that_fails_fails_its_batch_and_costs_nothing() {
 
 #[test]
 fn a_commit_whose_log_write_fails_is_in_doubt_until_the_pool_is_opened_again() {
-    // Data flushes of two devices come first, then the writes of the log: forced, or, where the first
-    // commit has found out that the disks refuse that, written and flushed.
+    // Data flushes of two devices come first, then the writes of the log: forced, or, where the
+    // first commit has found out that the disks refuse that, written and flushed.
     let (write, flush) = (OperationKind::Write, OperationKind::Flush);
     for (forced_writes, kind, nth) in
         [(true, flush, 0), (true, write, 1), (false, write, 1), (false, flush, 1)]

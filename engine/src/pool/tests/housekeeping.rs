@@ -19,8 +19,8 @@ fn places(pool: &Pool, id: u128) -> Vec<Placement> {
     pool.0.stripes.placements(&version.entry.runs, version.entry.length).collect()
 }
 
-/// Fills the pool with tensors and deletes every other one, so that free segments are scarce and the
-/// others are half dead; returns the ids of the rest.
+/// Fills the pool with tensors and deletes every other one, so that free segments are scarce and
+/// the others are half dead; returns the ids of the rest.
 fn fill_half(pool: &Pool) -> Vec<u128> {
     let scarce = || pool.0.shared.contents().space_is_scarce();
     let mut ids = 0_u128..;
@@ -73,8 +73,8 @@ fn free_segments_are_discarded_once_and_nothing_else_is() {
     segments.sort_unstable();
     segments.dedup();
     assert_eq!(segments.len() as u64, free);
-    // A simulated disk returns zeroes for what was discarded. The ends of the tensor share segments with
-    // others.
+    // A simulated disk returns zeroes for what was discarded. The ends of the tensor share segments
+    // with others.
     let middle = old[old.len() / 2];
     let bytes_there = disks[usize::from(middle.device)].peek(middle.device_offset, 4096);
     assert_eq!(bytes_there, [0; 4096]);

@@ -57,7 +57,8 @@ fn fill_up(pool: &Pool, at_once: usize) -> usize {
 
 #[test]
 fn a_pool_whose_commits_succeeded_opens_again_however_full_its_index_is() {
-    // What an attack has found: every call and the close succeeded, and the pool was never opened again.
+    // What an attack has found: every call and the close succeeded, and the pool was never opened
+    // again.
     let disks = disks(2, ByteCount::mib(96));
     let pool = open(&disks);
     for commit in 0..78_u64 {
@@ -267,7 +268,8 @@ fn a_pool_from_before_grows_once_it_is_opened_and_never_without_saying_so() {
 
 #[test]
 fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
-    // As versions before this one left it: acknowledged records of an index that fits no checkpoint.
+    // As versions before this one left it: acknowledged records of an index that fits no
+    // checkpoint.
     let disks = disks(2, ByteCount::mib(4));
     let place = overfull(&disks, false);
     let report = inspect::check(&disks, false, &mut |_| ()).unwrap();

@@ -59,7 +59,8 @@ fn mixed_segments_come_back_whole_and_their_tensors_are_kept() {
         }
         let after = space(&pool);
         assert_eq!(after.live, before.live);
-        // What is left can only be in the segment that the survivors' lane fills, and in the open one.
+        // What is left can only be in the segment that the survivors' lane fills, and in the open
+        // one.
         assert!(after.dead.0 < before.dead.0 / 8, "{after:?}");
         let stats = pool.stats().unwrap();
         assert_eq!(stats.written.moved.0, copied);
@@ -230,8 +231,8 @@ fn a_crash_at_any_write_or_flush_of_a_reclamation_keeps_every_durable_tensor() {
                 let reclaimed = pool.reclaim_once();
                 check(&pool, &kept);
                 space(&pool);
-                // What was free before must not have been written over: not even a commit in doubt may
-                // reuse the victim.
+                // What was free before must not have been written over: not even a commit in doubt
+                // may reuse the victim.
                 if matches!(reclaimed, Err(ReclaimError::Commit(CommitError::InDoubt(_)))) {
                     assert!(matches!(
                         pool.reclaim_once(),

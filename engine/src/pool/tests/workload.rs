@@ -1,5 +1,5 @@
-//! Random programs against a reference model: what a pool must answer at any time, across faults, power
-//! cuts and reopenings. A failure prints its seed; `TIDELOG_SEED` replays it.
+//! Random programs against a reference model: what a pool must answer at any time, across faults,
+//! power cuts and reopenings. A failure prints its seed; `TIDELOG_SEED` replays it.
 
 use crate::log::{Durability, Lane, PutRequest};
 use std::collections::BTreeMap;
@@ -159,7 +159,8 @@ impl Program {
         assert_eq!((report.tensors, report.bytes.0), (tensors, bytes), "{}", self.at());
     }
 
-    /// A reclamation that a device fails in, or in which the power goes, at any of its writes or flushes.
+    /// A reclamation that a device fails in, or in which the power goes, at any of its writes or
+    /// flushes.
     fn reclaim_with_a_fault(&mut self) {
         self.settle();
         let kind = [OperationKind::Write, OperationKind::Flush][self.random.below(2) as usize];

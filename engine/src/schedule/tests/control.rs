@@ -175,7 +175,8 @@ fn a_panic_in_a_finish_fails_every_ticket_instead_of_hanging_them() {
     assert!(reactor.close().is_err());
 }
 
-/// Disks whose every write is left to a device that does not answer any more: the path leaks its buffer.
+/// Disks whose every write is left to a device that does not answer any more: the path leaks its
+/// buffer.
 struct Leaking(SimDisks);
 
 struct LeakingPath(Box<dyn DataPath>);

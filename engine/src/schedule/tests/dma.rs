@@ -130,7 +130,8 @@ fn a_buffer_whose_write_failed_or_was_refused_comes_back() {
         assert_eq!(latched, expected == "refused", "{error}");
         assert_eq!(ticket.take_buffer().unwrap()[..LENGTH], bytes(LENGTH, 4));
     }
-    // Tickets that nobody asks give theirs back to the pool, whether they go before the end or after it.
+    // Tickets that nobody asks give theirs back to the pool, whether they go before the end or
+    // after it.
     drop(submit_write(&reactor, filled(&reactor, 4), nothing()));
     until("all memory free", || reactor.buffer(256 << 10).is_some());
     let ticket = submit_write(&reactor, filled(&reactor, 4), nothing());

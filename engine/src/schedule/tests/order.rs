@@ -140,8 +140,8 @@ fn the_finish_runs_before_the_ticket_turns_ready_and_before_the_queue_is_told() 
     assert_eq!(queue.wait_pop(SOON).unwrap().0, 1);
 }
 
-/// Round by round, so that it is cancelled in each state that it goes through: on its device, read and not yet checked,
-/// checked in part.
+/// Round by round, so that it is cancelled in each state that it goes through: on its device, read
+/// and not yet checked, checked in part.
 #[test]
 fn a_read_cancelled_in_whatever_state_ends_once_and_leaves_nothing_behind() {
     const LENGTH: usize = 24 * CHUNK as usize;

@@ -55,8 +55,8 @@ impl Worker {
         }
     }
 
-    /// Compares what was read with its checksums, some of it, so that devices are given new work in between; returns
-    /// whether there was any.
+    /// Compares what was read with its checksums, some of it, so that devices are given new work in
+    /// between; returns whether there was any.
     pub(super) fn check_some(&mut self) -> bool {
         /// A piece that is longer than all of this is checked whole.
         const BYTES: usize = 256 << 10;
@@ -93,7 +93,8 @@ impl Worker {
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         match (failure, buffer) {
-            // A flip on the way to us does not repeat, nor does every error; rot on the medium does.
+            // A flip on the way to us does not repeat, nor does every error; rot on the medium
+            // does.
             (Some(failure), Some(chunk))
                 if !flight.again && active.wants_bytes() && may_read_again(&failure) =>
             {
@@ -135,7 +136,8 @@ impl Worker {
         }
     }
 
-    /// Has a piece read once more as soon as its device has room, which others may have taken meanwhile.
+    /// Has a piece read once more as soon as its device has room, which others may have taken
+    /// meanwhile.
     pub(super) fn read_again(&mut self, flight: PieceInFlight, read: Action) {
         if let Some(active) = self.transfers.get_mut(&flight.transfer) {
             active.unchecked += 1;
@@ -143,7 +145,8 @@ impl Worker {
         self.again.push_back((PieceInFlight { again: true, ..flight }, read));
     }
 
-    /// Reads once more what waits for it, before anything else is begun; returns whether anything moved.
+    /// Reads once more what waits for it, before anything else is begun; returns whether anything
+    /// moved.
     pub(super) fn launch_again(&mut self) -> bool {
         let waiting = self.again.len();
         for _ in 0..waiting {

@@ -1,10 +1,12 @@
-//! Pieces that lie on a GPU: copied to a chunk before their device gets it, or from one after the device filled it.
+//! Pieces that lie on a GPU: copied to a chunk before their device gets it, or from one after the
+//! device filled it.
 //!
-//! The reactor begins copies and looks whether they are done; it never waits for one. A chunk stays taken until its copy
-//! is done. So does a write's source; a read's destination is its caller's business from the event `landed` on.
+//! The reactor begins copies and looks whether they are done; it never waits for one. A chunk stays
+//! taken until its copy is done. So does a write's source; a read's destination is its caller's
+//! business from the event `landed` on.
 //!
-//! Where the data path reaches the GPU's memory, pieces go to their devices and come back as they are, without a chunk and
-//! without the host; their checksums come with the completions.
+//! Where the data path reaches the GPU's memory, pieces go to their devices and come back as they
+//! are, without a chunk and without the host; their checksums come with the completions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +23,8 @@ use crate::schedule::options::ReactorOptions;
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
 
-/// How long the reactor sleeps at most while copies are under way: they wake nobody. One of a chunk takes about this.
+/// How long the reactor sleeps at most while copies are under way: they wake nobody. One of a chunk
+/// takes about this.
 const NAP: Duration = Duration::from_micros(20);
 
 /// The chunks that are on the GPU's side of a transfer.
@@ -54,7 +57,8 @@ impl OnGpu {
         };
         let opened = gpu.open(chunks as u32, staging)?;
         let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
-        // Pieces are no longer than a chunk of staging memory, so each passes through the window in one part.
+        // Pieces are no longer than a chunk of staging memory, so each passes through the window in
+        // one part.
         let window = WindowSize::new(options.staging.0, options.chunk.0 as u32);
         let unreached = path.reach_gpu(gpu, window).err();
         let reached = unreached.is_none();

@@ -1,10 +1,10 @@
-//! ZeRO-Offload (USENIX ATC 2021) and ZeRO-Infinity (SC 2021): optimizer state never comes to the GPU.
-//! Gradients leave over `PCIe` as the backward pass makes them, the CPU adds them up and runs Adam, and
-//! what it made of the parameters goes back.
+//! ZeRO-Offload (USENIX ATC 2021) and ZeRO-Infinity (SC 2021): optimizer state never comes to the
+//! GPU. Gradients leave over `PCIe` as the backward pass makes them, the CPU adds them up and runs
+//! Adam, and what it made of the parameters goes back.
 //!
-//! Both change what the GPU does, so that each returns a trace of its own beside the plan: that of a
-//! step recorded with activation checkpointing, which is how both run, less what moves to the CPU.
-//! What is assumed of either stands in `docs/plan.md`.
+//! Both change what the GPU does, so that each returns a trace of its own beside the plan: that of
+//! a step recorded with activation checkpointing, which is how both run, less what moves to the
+//! CPU. What is assumed of either stands in `docs/plan.md`.
 
 mod on_host;
 
@@ -18,12 +18,13 @@ use crate::units::{Bandwidth, Bytes};
 use on_host::OnHost;
 use std::collections::HashSet;
 
-/// What Adam on the CPU moves through host memory in a second: half of what twelve channels of DDR5-4800 carry,
-/// one socket for a GPU. Published figures of CPU Adam come to about that half on older machines.
+/// What Adam on the CPU moves through host memory in a second: half of what twelve channels of
+/// DDR5-4800 carry, one socket for a GPU. Published figures of CPU Adam come to about that half on
+/// older machines.
 const CPU_RATE: Bandwidth = Bandwidth(230_000_000_000);
 
-/// A parameter that is needed again before so many bytes of others stays (`stage3_max_reuse_distance`, a thousand
-/// million elements of four bytes).
+/// A parameter that is needed again before so many bytes of others stays
+/// (`stage3_max_reuse_distance`, a thousand million elements of four bytes).
 const REUSE_BYTES: u64 = 4_000_000_000;
 
 /// A parameter's read begins when the third parameter before it is needed.
@@ -72,7 +73,8 @@ pub fn zero_offload(trace: &Trace, machine: &Machine) -> Result<ZeroStep, ZeroEr
     moves.finish("zero-offload", step, machine, host, host_memory)
 }
 
-/// ZeRO-Infinity: parameters and optimizer state are on NVMe, gradients and activations on the host.
+/// ZeRO-Infinity: parameters and optimizer state are on NVMe, gradients and activations on the
+/// host.
 pub fn zero_infinity(trace: &Trace, machine: &Machine) -> Result<ZeroStep, ZeroError> {
     let host = machine.host.ok_or(ZeroError::NoHost)?;
     // State is read, updated and written back in a pipeline, which is as fast as its slowest part.
@@ -124,7 +126,8 @@ impl Moves {
         }
     }
 
-    /// The GPU's copy of what the CPU has updated is replaced over `PCIe` while the next one is updated.
+    /// The GPU's copy of what the CPU has updated is replaced over `PCIe` while the next one is
+    /// updated.
     fn updated_parameters(&mut self, step: &OnHost) {
         let lifetimes = Lifetimes::of(&step.trace);
         for period in needed_again(&step.trace, &lifetimes, StorageKind::Parameter) {

@@ -1,4 +1,5 @@
-//! A recorded step less what ZeRO takes from the GPU: optimizer state, the optimizer, and adding gradients up.
+//! A recorded step less what ZeRO takes from the GPU: optimizer state, the optimizer, and adding
+//! gradients up.
 
 use crate::cost::{HostLink, Timeline};
 use crate::lifetime::Period;

@@ -8,7 +8,8 @@ use crate::units::Nanos;
 const LAYERS: usize = 6;
 const MB: u64 = 1_000_000;
 
-/// Two micro-batches over layers of 100 MB with Adam: gradients of the second are added to those of the first.
+/// Two micro-batches over layers of 100 MB with Adam: gradients of the second are added to those of
+/// the first.
 fn step() -> Trace {
     let mut b = Builder::default();
     let weights: Vec<_> = (0..LAYERS).map(|n| b.global(&format!("{n}.weight"), 100 * MB)).collect();

@@ -129,7 +129,8 @@ impl World {
                 let copy = actual.copy.take().expect("there was a copy");
                 assert_eq!(copy.target, target);
                 let good = actual.alive && copy.version == actual.truth;
-                // A good one goes only where host memory is short, and only while memory has the bytes as well.
+                // A good one goes only where host memory is short, and only while memory has the
+                // bytes as well.
                 let spare = target == Target::Host && actual.memory == Memory::Holds(actual.truth);
                 assert!(!good || spare, "{copy:?} of {actual:?}");
             }

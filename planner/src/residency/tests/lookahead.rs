@@ -7,7 +7,8 @@ use crate::units::OpIndex;
 
 const NEAR: u32 = 4;
 
-/// A machine that looks 4 of 20 ops ahead and has room for 160 bytes, of which a fetch ahead may take 20.
+/// A machine that looks 4 of 20 ops ahead and has room for 160 bytes, of which a fetch ahead may
+/// take 20.
 fn looking(sizes: &[u64], used: &[&[u32]]) -> Residency {
     let all = used.iter().map(|ops| uses(ops, true)).collect();
     let mut machine = planned(160, sizes, parts(20, all, vec![]));

@@ -1,5 +1,6 @@
-//! The reference: what memory, log and host memory really hold, version by version. It performs the machine's
-//! actions (in `executor`), completes them late, in any order, well or badly, and checks every one.
+//! The reference: what memory, log and host memory really hold, version by version. It performs the
+//! machine's actions (in `executor`), completes them late, in any order, well or badly, and checks
+//! every one.
 
 use super::chance::Random;
 use super::*;

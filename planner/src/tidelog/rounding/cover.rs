@@ -1,5 +1,5 @@
-//! Which periods are out so that every op fits: greedily the most worthwhile, then without those that the
-//! later ones have made needless.
+//! Which periods are out so that every op fits: greedily the most worthwhile, then without those
+//! that the later ones have made needless.
 
 use super::super::tree::RangeMaximum;
 use super::Span;

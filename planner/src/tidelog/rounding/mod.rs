@@ -1,8 +1,9 @@
-//! Plans rounded from the relaxation: its prices say what a byte of memory is worth at each moment and what
-//! moving one costs; the periods that gain most by these prices are out until everything fits.
+//! Plans rounded from the relaxation: its prices say what a byte of memory is worth at each moment
+//! and what moving one costs; the periods that gain most by these prices are out until everything
+//! fits.
 //!
-//! When a period's memory is free follows from how long the links are busy with the other periods chosen,
-//! so that choosing is repeated a few times for the delays of the choice before.
+//! When a period's memory is free follows from how long the links are busy with the other periods
+//! chosen, so that choosing is repeated a few times for the delays of the choice before.
 
 mod cover;
 mod worth;
@@ -21,8 +22,8 @@ use worth::{AbsencePeriod, Worth};
 /// Enough to tell who should leave: prices need not prove anything here.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
 
-/// What a byte written may cost on top, in the time that writing it takes. The first leads to short iterations;
-/// which of the others leads to few bytes differs from model to model.
+/// What a byte written may cost on top, in the time that writing it takes. The first leads to short
+/// iterations; which of the others leads to few bytes differs from model to model.
 pub(super) const TOLLS: [f64; 3] = [1.0, 8.0, 32.0];
 
 /// How often periods are chosen anew for the links' delays.
@@ -73,8 +74,9 @@ impl<'a> Rounding<'a> {
         Ok(Self { trace, machine, lifetimes, choices })
     }
 
-    /// The migrations of one iteration whose ops run at these times. The links' queues count as so many percent
-    /// of what they are: where less than all, ops wait for them, and fewer bytes leave.
+    /// The migrations of one iteration whose ops run at these times. The links' queues count as so
+    /// many percent of what they are: where less than all, ops wait for them, and fewer bytes
+    /// leave.
     pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Migration> {
         let ops = self.trace.ops.len();
         let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };

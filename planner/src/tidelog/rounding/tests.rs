@@ -32,7 +32,8 @@ fn what_needs_no_write_goes_first() {
     assert_eq!(names, vec![constant; 2], "{rows:?}");
 }
 
-/// What nothing uses again before it dies leaves for good, rather than what would have to come back twice.
+/// What nothing uses again before it dies leaves for good, rather than what would have to come back
+/// twice.
 #[test]
 fn what_is_never_used_again_leaves_and_does_not_come_back() {
     let mut b = Builder::default();
@@ -74,8 +75,8 @@ fn the_chosen_periods_make_everything_fit() {
     );
 }
 
-/// Where queues are not counted, what cannot leave in time is chosen as if it could: ops wait for it instead of
-/// something else being written.
+/// Where queues are not counted, what cannot leave in time is chosen as if it could: ops wait for
+/// it instead of something else being written.
 #[test]
 fn what_may_wait_for_the_links_needs_fewer_bytes() {
     let trace = training(24, 40_000, 100_000, 30_000);

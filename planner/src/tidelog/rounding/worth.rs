@@ -63,7 +63,8 @@ impl Worth {
         let may_leave = |period: &&Period| {
             let storage = trace.storage(period.storage);
             let moves = storage.movable && storage.identity != Identity::Arrival;
-            // A constant that nothing uses: whatever is done with it costs nothing more in each iteration.
+            // A constant that nothing uses: whatever is done with it costs nothing more in each
+            // iteration.
             let is_known =
                 period.end == PeriodEnd::Use || period.version != ContentVersion::Constant;
             moves && is_known && period.size.0 > small && period.from < period.to
@@ -79,7 +80,8 @@ impl Worth {
         choices
     }
 
-    /// The periods of one contents, in their order: a copy that is made in one serves those after it.
+    /// The periods of one contents, in their order: a copy that is made in one serves those after
+    /// it.
     fn chain(&self, periods: &[Period]) -> Vec<AbsencePeriod> {
         // Of what comes after a period: its cost with a copy, and what it costs more without one.
         let (mut with, mut without) = (0, 0);

@@ -90,8 +90,8 @@ impl Sweep<'_> {
             || self.without == Some(Idea::OnlyWhatPays)
     }
 
-    /// Who is used furthest in the future, after `after`, for what it costs: a read, and a write that
-    /// is shared by all periods that its copy would serve.
+    /// Who is used furthest in the future, after `after`, for what it costs: a read, and a write
+    /// that is shared by all periods that its copy would serve.
     fn victim(&self, after: u32) -> Option<u32> {
         let mut best: Option<(u64, u32)> = None;
         for (set, served) in self.record.here.iter().zip(SERVED) {

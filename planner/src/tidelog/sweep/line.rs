@@ -100,9 +100,9 @@ impl SweepLine {
         -(pressure.maximum(at as usize, end as usize) + signed(self.begins[at as usize]))
     }
 
-    /// Notes that a storage is out until `next` (or, with sign -1, that it is not any more). `leaves`:
-    /// whether it takes time on the way out that was not expected to be saved; `returns`: whether it
-    /// has to come back.
+    /// Notes that a storage is out until `next` (or, with sign -1, that it is not any more).
+    /// `leaves`: whether it takes time on the way out that was not expected to be saved; `returns`:
+    /// whether it has to come back.
     pub(super) fn project(&mut self, at: u32, next: u32, size: i64, leaves: bool, returns: bool) {
         let (from, to, end) = (at as usize, next.min(self.end()) as usize, self.end() as usize);
         let bytes = Bytes(size.unsigned_abs());
@@ -130,5 +130,6 @@ impl SweepLine {
     }
 }
 
-/// Where everything fits, being away is worth this part of its time: only enough to tell who goes first.
+/// Where everything fits, being away is worth this part of its time: only enough to tell who goes
+/// first.
 const WHERE_ALL_FITS_PARTS: u64 = 16;

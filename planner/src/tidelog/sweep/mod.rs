@@ -1,8 +1,8 @@
 //! One pass over the ops, with all that is to come in view: what leaves, what comes back, and when.
 //!
-//! The pass runs iterations one after the other as the machine will, on links that move one transfer
-//! at a time, and notes what it begins in the last of them. Before each op it asks two questions of
-//! the line of ops ahead, each answered by one range maximum:
+//! The pass runs iterations one after the other as the machine will, on links that move one
+//! transfer at a time, and notes what it begins in the last of them. Before each op it asks two
+//! questions of the line of ops ahead, each answered by one range maximum:
 //! - *out*: would an op ahead be over capacity unless bytes leave from now on at full bandwidth?
 //! - *in*: would an op ahead miss bytes unless they come in from now on at full bandwidth?
 //!

@@ -98,8 +98,8 @@ impl<'a> Record<'a> {
         record
     }
 
-    /// Looks at each period of a storage. Those of globals whose copy is likely to be there already are
-    /// told to the line.
+    /// Looks at each period of a storage. Those of globals whose copy is likely to be there already
+    /// are told to the line.
     fn periods(&self, storage: usize, line: &mut SweepLine, expects_drops: bool) -> Vec<Before> {
         let uses = &self.uses[storage];
         let size = self.trace.storages[storage].size.0;
@@ -156,7 +156,8 @@ impl<'a> Record<'a> {
         !self.uses[storage as usize].is_empty()
     }
 
-    /// The instance that a name means in an iteration: two of those that are born in one may be alive.
+    /// The instance that a name means in an iteration: two of those that are born in one may be
+    /// alive.
     pub(super) fn instance_of(&self, storage: u32, iteration: u32) -> u32 {
         let parity = if self.is_global(storage) { 0 } else { iteration & 1 };
         storage + parity * self.trace.storages.len() as u32

@@ -34,8 +34,8 @@ impl Runner<'_> {
     pub(super) fn plan(&mut self, disk: u8, nth: u8, see_fault: OneTimeFault) {
         let index = usize::from(disk);
         let size = self.disks[index].size().0;
-        // Not to the start: what overwrites more than a block there is taken for a file system's doing, and the pool is
-        // refused until somebody says otherwise.
+        // Not to the start: what overwrites more than a block there is taken for a file system's
+        // doing, and the pool is refused until somebody says otherwise.
         let place = |at: u16| METADATA_OFFSET + u64::from(at) * ((size - METADATA_OFFSET) >> 16);
         let silent =
             matches!(see_fault, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_));
@@ -160,7 +160,8 @@ impl Runner<'_> {
     }
 }
 
-/// The copy of the metadata that a disk may have a part of: where the index goes on in segments, disks take turns.
+/// The copy of the metadata that a disk may have a part of: where the index goes on in segments,
+/// disks take turns.
 fn copy_on(disk: usize) -> usize {
     disk % 2
 }

@@ -36,7 +36,8 @@ impl Runner<'_> {
         }
     }
 
-    /// The bytes of a content: every other one in memory that devices read themselves, while there is some.
+    /// The bytes of a content: every other one in memory that devices read themselves, while there
+    /// is some.
     pub(in crate::sim) fn source(&mut self, content: Content) -> Result<Source, String> {
         let bytes = content.bytes();
         Ok(match self.buffer(bytes.len())? {

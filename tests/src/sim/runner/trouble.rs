@@ -31,8 +31,8 @@ impl Runner<'_> {
         self.copied = Some(Copied { disk, bytes, opening: self.openings });
     }
 
-    /// Ends the process or cuts the power, puts the last copy of a disk in its place, and has the pool refuse it by its
-    /// name; then the disk is back.
+    /// Ends the process or cuts the power, puts the last copy of a disk in its place, and has the
+    /// pool refuse it by its name; then the disk is back.
     pub(super) fn stale(&mut self, disk: u8, cut: Option<Cut>) -> Check {
         let Some(mut copied) = self.copied.take() else { return Ok(()) };
         if copied.disk != usize::from(disk) || self.disks.len() < 2 || self.is_down() {
@@ -65,7 +65,8 @@ impl Runner<'_> {
         self.check_everything()
     }
 
-    /// Has a disk answer nothing while everything is read, and what lies elsewhere be there before it responds.
+    /// Has a disk answer nothing while everything is read, and what lies elsewhere be there before
+    /// it responds.
     pub(super) fn stall(&mut self, disk: u8) -> Check {
         let stalled = self.disks[usize::from(disk)].clone();
         if self.disks.len() < 2 || self.is_down() {

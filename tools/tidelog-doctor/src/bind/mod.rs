@@ -1,7 +1,8 @@
 //! Handing an `NVMe` controller from the kernel to user space, and back.
 //!
-//! Nothing on the device is written, but whoever uses it loses it: so what `tidelog-format` would never overwrite is never
-//! handed over, and what a program drives from user space is not taken from it.
+//! Nothing on the device is written, but whoever uses it loses it: so what `tidelog-format` would
+//! never overwrite is never handed over, and what a program drives from user space is not taken
+//! from it.
 
 mod driver;
 mod users;
@@ -30,7 +31,8 @@ pub enum BindDirection {
     Kernel,
 }
 
-/// Where things are told. The paths are fields, so that tests can show machines that they do not have.
+/// Where things are told. The paths are fields, so that tests can show machines that they do not
+/// have.
 #[derive(Clone, Debug)]
 pub struct SystemPaths {
     /// The kernel's tables of PCI Express.
@@ -52,8 +54,8 @@ pub struct BindStep {
     pub text: String,
 }
 
-/// The steps that hand a device over, looked at and not yet taken. While it lives nobody can mount or otherwise claim a
-/// namespace of the controller.
+/// The steps that hand a device over, looked at and not yet taken. While it lives nobody can mount
+/// or otherwise claim a namespace of the controller.
 #[derive(Debug)]
 pub struct BindPlan {
     /// The controller.
@@ -64,13 +66,15 @@ pub struct BindPlan {
     pub steps: Vec<BindStep>,
     /// What to know before they are taken.
     pub notes: Vec<String>,
-    /// Between a look at its users and the last step somebody could mount it. The kernel takes a device away from whoever has
-    /// it open, mounted or not, without a word: so it must be ours until it is gone. An open file does not keep it.
+    /// Between a look at its users and the last step somebody could mount it. The kernel takes a
+    /// device away from whoever has it open, mounted or not, without a word: so it must be ours
+    /// until it is gone. An open file does not keep it.
     held: Vec<HeldNamespace>,
 }
 
 const KERNEL: &str = "nvme";
-/// A driver takes a device before the kernel has answered the last step, unless its probe is deferred.
+/// A driver takes a device before the kernel has answered the last step, unless its probe is
+/// deferred.
 const PROBE_SECONDS_MAX: Duration = Duration::from_secs(2);
 
 /// What handing `device` over takes.
@@ -144,8 +148,8 @@ fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Bin
     let pci = sysfs.0.join("bus/pci");
     let directory = pci.join("devices").join(&controller.address);
     let step = |file: PathBuf, text: &str| BindStep { file, text: text.to_owned() };
-    // The override stays while the device is in user space, so that no other driver is ever tried on it. An empty line
-    // takes it back: the kernel chooses by what the device is.
+    // The override stays while the device is in user space, so that no other driver is ever tried
+    // on it. An empty line takes it back: the kernel chooses by what the device is.
     let wanted = if driver == KERNEL { "\n" } else { driver };
     let mut steps = vec![step(directory.join("driver_override"), wanted)];
     if let Some(has_it) = &controller.driver {
@@ -164,7 +168,8 @@ fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Bin
 /// Takes the steps.
 ///
 /// # Errors
-/// The kernel refuses one, or the driver does not take the device; the steps before stay taken, and the message says so.
+/// The kernel refuses one, or the driver does not take the device; the steps before stay taken, and
+/// the message says so.
 pub fn carry_out(plan: &BindPlan, machine: &SystemPaths) -> Result<(), DoctorFailure> {
     let undo =
         format!("what was done before stays; tidelog-doctor unbind {} undoes it", plan.address);

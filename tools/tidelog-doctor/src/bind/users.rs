@@ -33,7 +33,8 @@ struct Namespace<'a> {
     machine: &'a SystemPaths,
 }
 
-/// Makes sure that nobody uses a namespace of the controller, through whatever path, and that nobody comes.
+/// Makes sure that nobody uses a namespace of the controller, through whatever path, and that
+/// nobody comes.
 pub(super) fn hold(
     name: &str,
     controller: &PciDevice,
@@ -160,7 +161,8 @@ impl User {
     }
 }
 
-/// The character devices through which user space drives it: their numbers, which are the same in every container.
+/// The character devices through which user space drives it: their numbers, which are the same in
+/// every container.
 fn nodes_of(controller: &PciDevice, machine: &SystemPaths) -> Vec<(DeviceNumber, String)> {
     let sysfs = &machine.sysfs.0;
     let device = sysfs.join("bus/pci/devices").join(&controller.address);

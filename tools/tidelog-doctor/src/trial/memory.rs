@@ -36,7 +36,8 @@ impl TrialMemory {
             Self::Host => Source::from(bytes),
             Self::Gpu(memory) => {
                 memory.write(0, &bytes).map_err(of_cuda)?;
-                // SAFETY: within the memory, which nobody frees or writes before the put's end was told, below.
+                // SAFETY: within the memory, which nobody frees or writes before the put's end was
+                // told, below.
                 Source::Gpu(unsafe { GpuSource::new(memory.base().0, bytes.len(), None) })
             }
         };
@@ -59,7 +60,8 @@ impl TrialMemory {
             Self::Gpu(memory) => {
                 // What is there would look right if nothing came.
                 memory.write(0, &vec![0xEE; length]).map_err(of_cuda)?;
-                // SAFETY: within the memory, which nobody frees or uses before the get's end was told, below.
+                // SAFETY: within the memory, which nobody frees or uses before the get's end was
+                // told, below.
                 Destination::Gpu(unsafe {
                     GpuDestination::new(memory.base().0, length, None, None)
                 })

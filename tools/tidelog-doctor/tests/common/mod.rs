@@ -130,8 +130,8 @@ impl Machine {
         symlink(target, node).unwrap();
     }
 
-    /// What the kernel shows with multipath, of an SSD with two controllers: the namespace beneath their subsystem, and a
-    /// hidden path to it beneath each.
+    /// What the kernel shows with multipath, of an SSD with two controllers: the namespace beneath
+    /// their subsystem, and a hidden path to it beneath each.
     pub fn share_disk(&self) {
         self.remove_disk();
         let twin = format!("pci0000:5f/0000:5f:01.0/{TWIN}");
@@ -150,8 +150,8 @@ impl Machine {
         }
     }
 
-    /// The kernel does what it is told by one tool: `from` lets the SSD go, and what is written to `last` has `to` take it,
-    /// if it does. In between `meanwhile` is called.
+    /// The kernel does what it is told by one tool: `from` lets the SSD go, and what is written to
+    /// `last` has `to` take it, if it does. In between `meanwhile` is called.
     pub fn follow(
         &self,
         from: &str,
@@ -286,7 +286,8 @@ fn symlink_in(link: &Path, target: &Path) {
     symlink(target, link).unwrap();
 }
 
-/// A loop device over a sparse file in the machine's directory; `None`, said out loud, where this machine has none to give.
+/// A loop device over a sparse file in the machine's directory; `None`, said out loud, where this
+/// machine has none to give.
 pub fn loop_device(test: &str, machine: &Machine) -> Option<LoopDevice> {
     let file = machine.0.sparse_file("backing", 64 << 20).unwrap();
     LoopDevice::attach(&file, LoopOptions::default()).map_err(|why| skip(test, &why)).ok()

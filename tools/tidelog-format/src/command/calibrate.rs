@@ -1,4 +1,5 @@
-//! `calibrate`: the depth at which a pool's devices are fast. `format --calibrate` shows its measurements as this does.
+//! `calibrate`: the depth at which a pool's devices are fast. `format --calibrate` shows its
+//! measurements as this does.
 
 use std::fmt::Write;
 

@@ -93,7 +93,8 @@ fn options(args: &FormatArgs, targets: &[NamedDevice]) -> FormatOptions {
         segment_size: args.segment_size,
         share_count: args.shares,
         must_exist: args.must_exist,
-        // Never for all: the engine looks again under its own claim, and permits only what was named.
+        // Never for all: the engine looks again under its own claim, and permits only what was
+        // named.
         overwrite: false,
         overwrite_devices: twice().filter_map(|target| target.identity).collect(),
         overwrite_controllers: twice().filter_map(|target| target.spec().controller()).collect(),

@@ -87,7 +87,8 @@ impl<'a> Drive<'a> {
         })
     }
 
-    /// Refuses drives of which more than this namespace would change, or that Tidelog uses in no format.
+    /// Refuses drives of which more than this namespace would change, or that Tidelog uses in no
+    /// format.
     fn refuse_others(&self) -> Result<(), FormatFailure> {
         let device = &self.target.given;
         if let Some(why @ (UnusableNamespace::Zoned | UnusableNamespace::CommandSet(_))) =

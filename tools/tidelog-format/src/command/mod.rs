@@ -122,7 +122,8 @@ fn stands_for_nothing(error: &io::Error) -> bool {
     is_circle || matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
-/// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.
+/// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there
+/// for.
 fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(), FormatFailure> {
     match overwrite.iter().find(|name| !devices.contains(name)) {
         None => Ok(()),
@@ -134,7 +135,8 @@ fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(),
     }
 }
 
-/// Refuses devices against which something speaks that `counts` and that naming them twice does not set aside.
+/// Refuses devices against which something speaks that `counts` and that naming them twice does not
+/// set aside.
 fn refuse(
     targets: &[NamedDevice],
     overwrite: &[String],

@@ -70,7 +70,8 @@ pub(crate) fn open(devices: &[&str]) -> Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let _ = self.pool.close();
-        // A tool that another test starts just now has our descriptors, and locks, until it executes.
+        // A tool that another test starts just now has our descriptors, and locks, until it
+        // executes.
         for _ in 0..1000 {
             let view = inspect(&self.specs).unwrap();
             if view.shares.iter().all(|share| !share.held) {

@@ -11,7 +11,8 @@ use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, OpIndex};
 
-/// Without a question the longest waits and the most written storages are explained: so many of each.
+/// Without a question the longest waits and the most written storages are explained: so many of
+/// each.
 const SHOWN: usize = 3;
 /// Of several storages that a name can mean, so many are listed.
 const LISTED: usize = 10;

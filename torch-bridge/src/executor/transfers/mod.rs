@@ -1,8 +1,8 @@
 //! Transfers that are under way, and the requests to the caller that they need.
 //!
-//! A transfer begins with a request for the storage's memory. Once the caller has passed that memory,
-//! the pool or the host memory moves the bytes. Requests are answered in their order, and the first
-//! is handed out again until it is answered.
+//! A transfer begins with a request for the storage's memory. Once the caller has passed that
+//! memory, the pool or the host memory moves the bytes. Requests are answered in their order, and
+//! the first is handed out again until it is answered.
 
 mod backing_store;
 

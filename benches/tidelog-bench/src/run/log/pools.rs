@@ -92,8 +92,8 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
     let specs: Vec<DeviceSpec> = job.filename.iter().map(DeviceSpec::new).collect();
     let options = FormatOptions {
         device_size: device_size(job),
-        // Never for all: the engine looks again under its own claim. And never by name: a name may have come
-        // to stand for something else.
+        // Never for all: the engine looks again under its own claim. And never by name: a name may
+        // have come to stand for something else.
         overwrite_devices: named_twice.to_vec(),
         overwrite_controllers: controllers(&job.overwrite),
         buffered: !job.direct,
@@ -108,7 +108,8 @@ fn controllers(names: &[String]) -> Vec<ControllerName> {
     names.iter().filter_map(|name| DeviceSpec::new(name).controller()).collect()
 }
 
-/// What a file must have for a job's tensors, each twice: one that is put again exists twice meanwhile.
+/// What a file must have for a job's tensors, each twice: one that is put again exists twice
+/// meanwhile.
 pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     let Some(Amount::Bytes(size)) = job.size else { return None };
     let wanted = size.saturating_mul(2).saturating_mul(u64::from(job.numjobs));

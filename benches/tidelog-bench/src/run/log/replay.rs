@@ -1,4 +1,5 @@
-//! `workload=`: an iteration of a plan, over and over: its ops pass as time, its rows are puts and gets.
+//! `workload=`: an iteration of a plan, over and over: its ops pass as time, its rows are puts and
+//! gets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +29,8 @@ pub(crate) struct Replay {
     pool: Pool,
     capabilities: Capabilities,
     ids: Vec<TensorId>,
-    /// What is in flight, by tag; and the tags by the op, counted over all iterations, that must find it complete.
+    /// What is in flight, by tag; and the tags by the op, counted over all iterations, that must
+    /// find it complete.
     flights: BTreeMap<u64, Flight>,
     due: BTreeMap<u64, Vec<u64>>,
     next_tag: u64,
@@ -103,7 +105,8 @@ impl Replay {
     pub(crate) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         let workload = Arc::clone(&self.workload);
         let begun = Instant::now();
-        // When the next op begins: what waking up late costs does not add up, what transfers cost does.
+        // When the next op begins: what waking up late costs does not add up, what transfers cost
+        // does.
         let mut clock = begun;
         for op in 0.. {
             let within = (op % workload.ops.len() as u64) as usize;

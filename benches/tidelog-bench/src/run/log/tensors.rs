@@ -16,7 +16,8 @@ pub(super) struct Tensor {
     pub(super) put: Option<u64>,
 }
 
-/// The tensors of the `clone`th of a job's `numjobs`: of the sizes that were asked for, `size` bytes in all.
+/// The tensors of the `clone`th of a job's `numjobs`: of the sizes that were asked for, `size`
+/// bytes in all.
 pub(super) fn tensors(
     job: &JobOptions,
     clone: u32,

@@ -65,7 +65,8 @@ impl RawJob {
                     if let (true, DataDirection::Read, Some(buffer)) =
                         (self.job.verify, direction, buffer)
                     {
-                        // Whatever is read in a load was written by some run; what is read back, by this one.
+                        // Whatever is read in a load was written by some run; what is read back, by
+                        // this one.
                         let oldest = Origin { pass, ..self.origin };
                         let is_read_back = phase != Phase::Load || is_check;
                         self.compare(place, buffer, is_read_back.then_some(oldest));

@@ -104,8 +104,8 @@ impl RawJob {
         if zones.is_some_and(is_empty) { DataDirection::Write } else { drawn }
     }
 
-    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
-    /// before a wait begins.
+    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What
+    /// is in flight ends before a wait begins.
     fn pauses(&mut self, now: Instant) -> bool {
         let JobOptions { thinktime, thinktime_blocks, flow_sleep, .. } = self.job;
         if !thinktime.is_zero() && self.thought_after >= thinktime_blocks {
@@ -122,7 +122,8 @@ impl RawJob {
         if self.job.member.as_ref().is_none_or(|member| member.takes_turn()) {
             return false;
         }
-        // What still is in flight may be waited for first, since others go on meanwhile; without a sleep the job only looks again.
+        // What still is in flight may be waited for first, since others go on meanwhile; without a
+        // sleep the job only looks again.
         if flow_sleep.is_zero() || !self.is_one_in_flight() {
             self.due = Some(now + flow_sleep.max(FLOW_LOOK));
         }
@@ -133,7 +134,8 @@ impl RawJob {
     fn draw(&mut self) -> Option<(BlockRange, DataDirection)> {
         let place = match self.stream.advance() {
             Some(place) => place,
-            // Two writes of one block in flight could complete in any order, and the older one stay.
+            // Two writes of one block in flight could complete in any order, and the older one
+            // stay.
             None if self.job.verify && (self.is_one_in_flight() || self.backlog.has_rest()) => {
                 return None;
             }

@@ -1,11 +1,12 @@
-//! NVMe passthrough: commands of our own through `io_uring` to whole namespaces that the kernel drives, past its block
-//! layer (`IORING_OP_URING_CMD` on the generic character device).
+//! NVMe passthrough: commands of our own through `io_uring` to whole namespaces that the kernel
+//! drives, past its block layer (`IORING_OP_URING_CMD` on the generic character device).
 //!
-//! Operations are cut at what the device and the kernel take at once. The kernel tries no command of ours again; where
-//! the status lets it be, we do, as often and after the delay that the block layer would. A reset of the controller,
-//! which the block layer hides, fails what was in flight. The kernel's own time-outs end commands that take too long; before that no command can be had back.
-//! Where every device has poll queues, and the kernel is new enough, completions are looked for (IOPOLL) instead of
-//! interrupting.
+//! Operations are cut at what the device and the kernel take at once. The kernel tries no command
+//! of ours again; where the status lets it be, we do, as often and after the delay that the block
+//! layer would. A reset of the controller, which the block layer hides, fails what was in flight.
+//! The kernel's own time-outs end commands that take too long; before that no command can be had
+//! back. Where every device has poll queues, and the kernel is new enough, completions are looked
+//! for (IOPOLL) instead of interrupting.
 
 mod flight;
 mod retry;
@@ -42,7 +43,8 @@ const NVME_URING_CMD_IO: u32 = 0xC048_4E80;
 
 const KIND: PathKind = PathKind::UringCmd;
 
-/// The first kernel that polls for commands of every kind. Linux 6.1 was seen to crash under a load of them.
+/// The first kernel that polls for commands of every kind. Linux 6.1 was seen to crash under a load
+/// of them.
 const POLLS_SINCE: (u32, u32) = (6, 5);
 
 /// One ring to whole namespaces.
@@ -112,7 +114,8 @@ impl PassthroughPath {
         };
         let shortest = targets.iter().map(|target| target.limits.bytes()).min().unwrap_or_default();
         let mut path = Self {
-            // The waker's completion and others need room, too; the ring has twice its entries of it.
+            // The waker's completion and others need room, too; the ring has twice its entries of
+            // it.
             shares: Shares::new(queue.room() as usize / 2, targets.len()),
             queue,
             gate: Gate::new(targets.len()),
@@ -136,8 +139,9 @@ impl PassthroughPath {
         self.capabilities.notes.extend(note);
     }
 
-    /// Finds out whether the kernel takes a part of a registered buffer: reads a page into the first of two. Kernels
-    /// older than 6.1 know none in these commands, and some newer ones insist on whole buffers.
+    /// Finds out whether the kernel takes a part of a registered buffer: reads a page into the
+    /// first of two. Kernels older than 6.1 know none in these commands, and some newer ones insist
+    /// on whole buffers.
     fn try_registered_memory(&mut self) -> Result<(), String> {
         let pool =
             DmaPool::new(ByteCount(2 * ALIGNMENT as u64), false).map_err(|it| it.to_string())?;
@@ -220,9 +224,10 @@ impl PassthroughPath {
             opcode::UringCmd80::new(types::Fd(target.file.as_raw_fd()), NVME_URING_CMD_IO)
         };
         let entry = entry.cmd(bytes).buf_index(fixed).build().user_data(slot.into());
-        // SAFETY: the part lies within the operation's buffer, which is in its slot until all of its commands have
-        // completed (see the impl's comment). So is the slot's range, which nothing else writes meanwhile: an operation
-        // that deallocates has one command out at a time.
+        // SAFETY: the part lies within the operation's buffer, which is in its slot until all of
+        // its commands have completed (see the impl's comment). So is the slot's range, which
+        // nothing else writes meanwhile: an operation that deallocates has one command out at a
+        // time.
         unsafe { self.queue.push(&entry) }
     }
 
@@ -256,7 +261,8 @@ impl PassthroughPath {
         });
     }
 
-    /// Sends again what failed and is due, unless its device was shut meanwhile or nobody wants to wait.
+    /// Sends again what failed and is due, unless its device was shut meanwhile or nobody wants to
+    /// wait.
     fn retry(&mut self, completions: &mut Vec<Completion>) {
         while let Some(slot) = self.retries.next_due() {
             let Some(operation) = self.slots.get(slot) else { continue };
@@ -321,9 +327,10 @@ fn end(
     completion
 }
 
-// SAFETY: an accepted operation stays in its slot, with its buffer, until the completion of each of its commands was
-// seen, which is the kernel's word that it is done with the memory; `drop` leaks what is left. A command moves all of
-// its bytes or fails, and success is claimed only when every one of them succeeded.
+// SAFETY: an accepted operation stays in its slot, with its buffer, until the completion of each of
+// its commands was seen, which is the kernel's word that it is done with the memory; `drop` leaks
+// what is left. A command moves all of its bytes or fails, and success is claimed only when every
+// one of them succeeded.
 unsafe impl DataPath for PassthroughPath {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

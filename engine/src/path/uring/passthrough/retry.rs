@@ -1,5 +1,5 @@
-//! Operations that failed with a status that lets them be retried: a write that failed for good shuts its device, so
-//! what the kernel's block layer would have repeated is repeated here.
+//! Operations that failed with a status that lets them be retried: a write that failed for good
+//! shuts its device, so what the kernel's block layer would have repeated is repeated here.
 
 use std::fs;
 use std::time::{Duration, Instant};

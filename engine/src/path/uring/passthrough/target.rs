@@ -90,8 +90,8 @@ impl CommandTarget {
         DeviceCapabilities { volatile_cache, deallocate, placement_handles, ..of }
     }
 
-    /// What a command's failure says. To one that has no controller any more Linux returns EINVAL, as to one that it does
-    /// not understand; but what is gone it shows no more.
+    /// What a command's failure says. To one that has no controller any more Linux returns EINVAL,
+    /// as to one that it does not understand; but what is gone it shows no more.
     pub(super) fn meant(&self, status: Status) -> Status {
         match status {
             Status::Errno(libc::EINVAL) if !self.is_shown() => Status::Errno(libc::ENODEV),
@@ -119,7 +119,8 @@ impl CommandTarget {
     }
 }
 
-/// Opens the character device that stands beside a namespace's block device: `ng0n1` beside `nvme0n1`.
+/// Opens the character device that stands beside a namespace's block device: `ng0n1` beside
+/// `nvme0n1`.
 fn open_generic(shown: &Path) -> Result<File, String> {
     let name = shown.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let generic = name.replacen("nvme", "ng", 1);
