@@ -41,6 +41,7 @@ impl Column {
 pub(super) fn columns(cell: &Cell, one: &Outcome) -> Vec<Column> {
     let marks = cell.part.set.marks;
     let tidelog = one.policy == "tidelog";
+    let bounded = tidelog && !cell.host;
     let fewest = one.policy == "tidelog, fewest bytes" && !cell.host;
     let percent = percent_of_ideal(cell, one.time);
     let over_best = ratio(one.time, cell.best_published().time);
@@ -62,7 +63,7 @@ pub(super) fn columns(cell: &Cell, one: &Outcome) -> Vec<Column> {
             .at_most(tidelog, "time over the best published score", over_best, most)
             .at_most(fewest, slower, over_best, 1.0),
         column("over bound", [", ", " x bound"], over_bound.unwrap_or("–".to_owned()))
-            .at_most(tidelog, "time over the bound", ratio(one.time, bound), marks.over_bound)
+            .at_most(bounded, "time over the bound", ratio(one.time, bound), marks.over_bound)
             .at_most(true, &beaten, ratio(bound, one.time), 1.0),
         column("GB written", [", ", " GB written"], gigabytes(written))
             .json("ssd_written", json!(written))
