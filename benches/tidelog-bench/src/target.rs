@@ -329,7 +329,7 @@ impl Targets {
                 let (mut device, claim) = self.claim(job, target, mode)?;
                 if job.zbd && has_zones(&device) {
                     let what = format!(
-                        "{}: it has zones of its own, which no data path here drives",
+                        "{}: it is a zoned device, which no data path here supports",
                         target.given
                     );
                     return Err(BenchError::usage(what).within(&job.name));
@@ -340,7 +340,7 @@ impl Targets {
             TargetKind::File | TargetKind::Block(_) if needed <= target.size => {}
             TargetKind::File | TargetKind::Block(_) => {
                 let what = format!(
-                    "{}: {} are to be read of {}; write them first, or give a smaller size",
+                    "{}: the job reads {}, and there are {}; write the rest first, or give a smaller size",
                     target.given, needed, target.size
                 );
                 return Err(BenchError::usage(what).within(&job.name));

@@ -74,7 +74,7 @@ pub fn latency(before: &Counted, after: &Counted) -> Fact {
     });
     let slow: Vec<_> = pairs.collect();
     let Some((first, _)) = slow.first() else {
-        return fact("latency", "every device answers as it usually does", "");
+        return fact("latency", "every device responds as usual", "");
     };
     let next = format!("look at its wear and its errors: nvme smart-log /dev/{first}; dmesg");
     let each: Vec<String> = slow.iter().map(|(name, what)| format!("{name} {what}")).collect();
@@ -86,7 +86,7 @@ fn trouble(before: &Counts, after: &Counts) -> Option<String> {
     let writes = after.writes.since(before.writes);
     if before.in_flight > 0 && after.in_flight > 0 && reads.operations + writes.operations == 0 {
         let waiting = after.in_flight;
-        return Some(format!("answers nothing; {waiting} operations wait for it"));
+        return Some(format!("does not respond; {waiting} operations wait for it"));
     }
     let off = |now: Kind, usually: Kind, what: &str| {
         let (recent, usual) = (now.mean(), usually.mean());

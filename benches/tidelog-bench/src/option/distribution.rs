@@ -38,7 +38,7 @@ impl Distribution {
             "random" if rest.is_empty() => Ok(Self::Even),
             "zipf" => match number(0.0, 10.0, 1.1, "theta")? {
                 theta if (theta - 1.0).abs() < 1e-9 => {
-                    Err("theta of 1 has no sum; take 1.01".to_owned())
+                    Err("theta cannot be 1; use 1.01".to_owned())
                 }
                 theta => Ok(Self::Zipf(theta)),
             },

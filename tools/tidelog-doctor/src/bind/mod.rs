@@ -123,7 +123,7 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
             return Err(Failure::new(
                 DoctorExit::Usage,
                 what,
-                "name one of them; they go one by one",
+                "name one of them; each is bound by itself",
             ));
         }
     };
@@ -132,7 +132,7 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
     }
     let what =
         format!("{} is no NVMe controller (class {:06x})", controller.address, controller.class);
-    Err(Failure::new(DoctorExit::Refused, what, "only NVMe controllers are handed over"))
+    Err(Failure::new(DoctorExit::Refused, what, "only NVMe controllers can be bound"))
 }
 
 fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Step> {
@@ -162,7 +162,7 @@ fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Ste
 /// The kernel refuses one, or the driver does not take the device; the steps before stay taken, and the message says so.
 pub fn carry_out(plan: &Plan, machine: &Machine) -> Result<(), Failure> {
     let undo =
-        format!("what was done before stays; tidelog-doctor unbind {} undoes it", plan.address);
+        format!("earlier steps stay done; tidelog-doctor unbind {} undoes them", plan.address);
     for step in &plan.steps {
         write(step).map_err(|error| {
             let what = format!("cannot write {:?} to {}: {error}", step.text, step.file.display());

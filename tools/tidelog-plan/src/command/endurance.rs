@@ -105,7 +105,10 @@ pub(super) fn draw(
 
 fn found(step: &Step) -> Result<Vec<Choice>, Failure> {
     let plan = step.plan.clone().ok_or_else(|| {
-        Failure::Usage("policy lru makes no plan, and none that writes less; see --help".to_owned())
+        Failure::Usage(
+            "policy lru makes no plan, so none that writes less: choose another --policy"
+                .to_owned(),
+        )
     })?;
     let mut known = vec![Choice { plan, simulation: step.simulation.clone() }];
     // Whoever plans, another plan may be one that writes less.
@@ -135,7 +138,7 @@ fn wearing(step: &Step, arguments: &DriveArgs) -> Result<Wearing, Failure> {
             })
         }
         (None, None) => Err(Failure::Usage(
-            "the machine file names no drives: say --drive MODEL --count COUNT, or give it \"drives\"".to_owned(),
+            "the machine file names no drives: add \"drives\" to it, or use --drive MODEL --count COUNT".to_owned(),
         )),
     }
 }
@@ -163,9 +166,9 @@ fn sentences(wearing: &Wearing, wear: &Wear, text: &mut String) {
     let _ = match (wearing.endurance, wear.lifetime_steps) {
         (None, _) => writeln!(
             text,
-            "  How much may be written to one is not known (\"tbw\" or \"dwpd\" of the drives)."
+            "  The rating of the drives is not known (\"tbw\" or \"dwpd\" in the machine file)."
         ),
-        (Some(_), None) => writeln!(text, "  Nothing wears them out."),
+        (Some(_), None) => writeln!(text, "  Nothing is written: the drives do not wear out."),
         (Some(rating), Some(steps)) => writeln!(
             text,
             "  A drive is rated for {} TB: it lasts {}, {steps} steps.",

@@ -23,7 +23,7 @@ pub(crate) use record::record;
 
 pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, Failure> {
     if arguments.policy == Policy::Lru {
-        return Err(Failure::Usage("policy lru makes no plan; see --help".to_owned()));
+        return Err(Failure::Usage("policy lru makes no plan: choose another --policy".to_owned()));
     }
     let source = crate::cli::Source { plan: None, policy: arguments.policy };
     let step = Step::read(&arguments.inputs, &source)?;

@@ -62,7 +62,7 @@ impl Replay {
         let (room, needed) = (pool.description().capacity.0 / 2, workload.bytes());
         if needed > room {
             let what = format!(
-                "the plan moves storages of {} in all; the pool has room for {}, each twice",
+                "the plan moves storages of {} in all; the pool has space for {}, since each is there twice",
                 ByteCount(needed),
                 ByteCount(room)
             );
