@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn the_help_has_sentences_only() {
         let help = after_help();
-        assert!(help.lines().all(|line| line.is_empty() || line.contains(' ')), "{help}");
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
     }
 
     #[test]

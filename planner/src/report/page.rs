@@ -136,8 +136,9 @@ fn legend(report: &Report, out: &mut String) {
     if !report.stalls.is_empty() {
         memory += &entry("stall", "stall");
     }
-    let moves = |kind: &Kind| report.transfers.iter().any(|transfer| transfer.kind == *kind);
-    let kinds = Kind::ALL.into_iter().filter(moves);
+    let has_transfers =
+        |kind: &Kind| report.transfers.iter().any(|transfer| transfer.kind == *kind);
+    let kinds = Kind::ALL.into_iter().filter(has_transfers);
     let moved = kinds.map(|kind| entry(&format!("bar {}", class_of(kind)), &kind.to_string()));
     for (title, entries) in [("memory", memory), ("moved", moved.collect())] {
         if !entries.is_empty() {

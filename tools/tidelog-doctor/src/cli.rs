@@ -126,6 +126,6 @@ mod tests {
     #[test]
     fn the_help_has_sentences_only() {
         let help = super::after_help();
-        assert!(help.lines().all(|line| line.is_empty() || line.contains(' ')), "{help}");
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
     }
 }

@@ -115,7 +115,7 @@ mod tests {
         assert!(slow.next.contains("smart-log /dev/nvme3n1"), "{}", slow.next);
         let stuck = one("5000 0 80000 2000 4000 0 64000 4000 7 3000 6000");
         let silent = latency(&stuck, &stuck);
-        assert_eq!(silent.found, "nvme3n1 answers nothing; 7 operations wait for it");
+        assert_eq!(silent.found, "nvme3n1 does not respond; 7 operations wait for it");
         // Too few to say anything, and a device that came in between.
         let few = one("5002 0 81600 6000 4000 0 64000 4000 0 3100 6140");
         assert_eq!(latency(&before, &few).next, "");

@@ -18,8 +18,8 @@ one that an offload block wrote. A machine is a JSON file. It describes either t
 or, without \"drives\", the part of it that one GPU has:
   {\"budget\": 85899345920, \"staging\": 0, \"verify\": 1000000000000,
    \"ssd\": {\"read\": 16000000000, \"write\": 16000000000, \"latency_ns\": 80000}}
-in bytes, bytes per second and nanoseconds. \"pcie\" and \"host\" are optional. docs/plan.md has every
-field.";
+in bytes, bytes per second and nanoseconds. \"pcie\" and \"host\" are optional. docs/plan.md has all
+other fields.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_help_has_sentences_only() {
         let help = super::after_help();
-        assert!(help.lines().all(|line| line.is_empty() || line.contains(' ')), "{help}");
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
     }
 
     #[test]
