@@ -223,7 +223,7 @@ pub(crate) struct CalibrateArgs {
     /// The PCI address of a GPU, such as 0000:3b:00.0: the rate of its link limits each GPU
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) gpu_at: Option<String>,
-    /// The folder in which the kernel shows PCIe links
+    /// The folder in which the kernel shows the links of PCI devices
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
     /// The model of the drives; the rating of a known model is filled in

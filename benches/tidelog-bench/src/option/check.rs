@@ -183,7 +183,7 @@ impl JobOptions {
         }
         if self.latency_target.is_some() == self.latency_window.is_zero() {
             return wrong(
-                "latency_target and latency_window need each other: the window is how long each depth is tried",
+                "latency_target and latency_window go together: the window is how long each depth is tried",
             );
         }
         let is_held_back = self.rate.iter().chain(&self.rate_iops).any(Option::is_some);
