@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use tidelog_engine::path::Library;
+use tidelog_engine::library::ErrorLibrary;
 
 pub use context::Entered;
 pub(crate) use host::{HostLock, HostMemory, HostWords};
 pub use names::name_of;
 
 /// CUDA, as the source of an operation's error.
-pub static CUDA: Library = Library { name: "CUDA", describe: name_of };
+pub static CUDA: ErrorLibrary = ErrorLibrary { name: "CUDA", describe: name_of };
 
 /// CUDA answered that something failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,8 +11,6 @@ CIRCLES = {
             "a job's options carry what its run shares (zones, plan, thread)",
         )
     ],
-    "engine/src": [(("memory", "path"), "the types of the GPU window")],
-    "gds/src": [(("copies", "gdr"), "gdrcopy's flush is a step of the copies")],
 }
 
 # Type names that stand for more than one type today, and how many. The numbers may only go down.

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::priority::IoPriority;
-use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
+use crate::library::ErrorLibrary;
+use crate::memory::{ALIGNMENT, CopyError, DmaBuffer, Memory};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of bytes on one device.
@@ -217,28 +218,11 @@ pub enum Status {
     /// An error of a library between us and the kernel.
     Library {
         /// The library.
-        library: &'static Library,
+        library: &'static ErrorLibrary,
         /// Its number.
         code: i32,
     },
 }
-
-/// A library with error numbers of its own.
-#[derive(Debug)]
-pub struct Library {
-    /// What it is called.
-    pub name: &'static str,
-    /// Its name for one of its numbers.
-    pub describe: fn(i32) -> &'static str,
-}
-
-impl PartialEq for Library {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Library {}
 
 impl Status {
     /// Whether this says that the device is not there any more.
@@ -283,6 +267,12 @@ impl Status {
             Self::Nvme { code_type, code, .. } => (code_type, code) == BY_REQUEST,
             Self::Short { .. } | Self::Library { .. } => false,
         }
+    }
+}
+
+impl From<CopyError> for Status {
+    fn from(CopyError { library, code, .. }: CopyError) -> Self {
+        Self::Library { library, code }
     }
 }
 

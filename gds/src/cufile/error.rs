@@ -1,13 +1,14 @@
 //! What cuFile answers, with its codes and CUDA's.
 
-use tidelog_engine::path::{Library, Status};
+use tidelog_engine::library::ErrorLibrary;
+use tidelog_engine::path::Status;
 
 use super::sys;
 use crate::cuda::{self, CudaError};
 use crate::loading::Missing;
 
 /// cuFile, as the source of an operation's error.
-pub static CUFILE: Library = Library { name: "cuFile", describe: name_of };
+pub static CUFILE: ErrorLibrary = ErrorLibrary { name: "cuFile", describe: name_of };
 
 /// cuFile answered that something failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

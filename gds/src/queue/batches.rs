@@ -1,11 +1,13 @@
-//! Which batch has which part: several may be on their way, each is filled with whatever is ready
+//! Which batch has which transfer: several may be on their way, each is filled with whatever is ready
 //! for one device. So a device that does not answer keeps its own batches, and no more than its
-//! part of all.
+//! share of all.
 
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
-use tidelog_engine::path::backend::{Direction, Shares, Told, Transfer, TransferPlace, Window};
+use tidelog_engine::path::backend::{
+    Direction, Shares, TransferPlace, TransferStatus, Window, WindowTransfer,
+};
 use tidelog_engine::units::DeviceIndex;
 
 use super::Registered;
@@ -45,9 +47,12 @@ impl Batches {
         }
     }
 
-    /// Tells of every part that has ended.
-    pub(super) fn poll(&mut self, told: &mut Vec<(u32, Told)>) -> Result<(), CuFileError> {
-        let mut ended = |part, result| told.push((part, told_of(result)));
+    /// Tells of every transfer that has ended.
+    pub(super) fn poll(
+        &mut self,
+        told: &mut Vec<(u32, TransferStatus)>,
+    ) -> Result<(), CuFileError> {
+        let mut ended = |slot, result| told.push((slot, told_of(result)));
         for Member { batch, device } in &mut self.all {
             batch.poll(&mut ended)?;
             if batch.is_idle()
@@ -65,16 +70,16 @@ impl Batches {
         }
     }
 
-    /// Submits parts, as far as there are batches, and tells what became of them.
+    /// Submits transfers, as far as there are batches, and tells what became of them.
     ///
     /// # Safety
-    /// What the parts name is registered, and theirs alone until they have ended.
+    /// What the transfers name is registered, and theirs alone until they have ended.
     pub(super) unsafe fn submit(
         &mut self,
-        ready: &mut [Transfer],
+        ready: &mut [WindowTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, Told)>,
+        told: &mut Vec<(u32, TransferStatus)>,
     ) {
         ready.sort_by_key(|transfer| transfer.device);
         for of_device in ready.chunk_by(|one, other| one.device == other.device) {
@@ -91,10 +96,10 @@ impl Batches {
     /// As for [`submit`](Self::submit).
     unsafe fn submit_to_device(
         &mut self,
-        ready: &[Transfer],
+        ready: &[WindowTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, Told)>,
+        told: &mut Vec<(u32, TransferStatus)>,
     ) -> bool {
         let mut left = ready;
         while let Some((first, others)) = left.split_first() {
@@ -112,7 +117,7 @@ impl Batches {
                 // The library sets up only so many at once: those that fly will do.
                 Err(_) if self.is_any_flying() => return false,
                 Err(error) => {
-                    told.push((first.part, Told::Failed(error.status())));
+                    told.push((first.slot, TransferStatus::Failed(error.status())));
                     left = others;
                 }
             }
@@ -136,11 +141,11 @@ impl Batches {
         Ok(Some(self.all.len() - 1))
     }
 
-    /// Puts as many parts into a batch as it has room for; answers how many.
+    /// Puts as many transfers into a batch as it has room for; answers how many.
     fn fill(
         &mut self,
         at: usize,
-        ready: &[Transfer],
+        ready: &[WindowTransfer],
         registered: &Registered,
         window: &Window,
     ) -> usize {
@@ -163,22 +168,22 @@ impl Batches {
                 file_offset: transfer.offset,
                 length: transfer.length,
                 write: transfer.direction == Direction::Write,
-                cookie: transfer.part,
+                cookie: transfer.slot,
             });
             count += 1;
         }
         count
     }
 
-    /// Submits a batch with its parts. Answers whether it makes sense to try another.
+    /// Submits a batch with its transfers. Answers whether it makes sense to try another.
     ///
     /// # Safety
     /// As for [`submit`](Self::submit).
     unsafe fn send(
         &mut self,
         at: usize,
-        members: &[Transfer],
-        told: &mut Vec<(u32, Told)>,
+        members: &[WindowTransfer],
+        told: &mut Vec<(u32, TransferStatus)>,
     ) -> bool {
         // SAFETY: passed on to the caller.
         match unsafe { self.all[at].batch.submit() } {
@@ -188,7 +193,7 @@ impl Batches {
                     self.shares.take(first.device);
                     self.all[at].device = Some(first.device);
                 }
-                told.extend(members.iter().map(|member| (member.part, Told::Taken)));
+                told.extend(members.iter().map(|member| (member.slot, TransferStatus::Taken)));
                 true
             }
             // Nothing happened; what flies, here or elsewhere, will make room.
@@ -200,30 +205,30 @@ impl Batches {
             }
             Err(error) => {
                 let ended = self.abandon(at, error.status());
-                told.extend(members.iter().map(|member| (member.part, ended)));
+                told.extend(members.iter().map(|member| (member.slot, ended)));
                 true
             }
         }
     }
 
-    /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its parts.
-    fn abandon(&mut self, at: usize, status: Status) -> Told {
+    /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its transfers.
+    fn abandon(&mut self, at: usize, status: Status) -> TransferStatus {
         let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {
-            return Told::Failed(status);
+            return TransferStatus::Failed(status);
         }
         // Destroying what may be on its way would not stop it.
         std::mem::forget(batch);
-        Told::Lost(status)
+        TransferStatus::Lost(status)
     }
 }
 
-/// What an entry of a batch says of its part.
-fn told_of(result: Result<u32, Status>) -> Told {
+/// What an entry of a batch says of its transfer.
+fn told_of(result: Result<u32, Status>) -> TransferStatus {
     match result {
-        Ok(moved) => Told::Moved(moved),
+        Ok(moved) => TransferStatus::Moved(moved),
         // cuFile stopped waiting; nobody says that the SSD stopped writing.
-        Err(status @ Status::Errno(libc::ETIMEDOUT)) => Told::Lost(status),
-        Err(status) => Told::Failed(status),
+        Err(status @ Status::Errno(libc::ETIMEDOUT)) => TransferStatus::Lost(status),
+        Err(status) => TransferStatus::Failed(status),
     }
 }

@@ -3,7 +3,7 @@
 //! Registering is slow and BAR space is finite, while a copy within the GPU costs little next to an SSD. So the
 //! allocator's tensors are never registered: their bytes are copied to a chunk of this ring, or from it.
 
-use super::copies::WindowSize;
+use crate::memory::WindowSize;
 use crate::path::shares::Shares;
 use crate::units::DeviceIndex;
 
