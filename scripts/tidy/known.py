@@ -4,14 +4,7 @@ ABI_MODULE = "torch-bridge/python/tidelog/_native.py"
 GLOSSARY = "docs/glossary.md"
 
 # House -> circles of its rooms that stay, with the reason.
-CIRCLES = {
-    "benches/tidelog-bench/src": [
-        (
-            ("disks", "live", "load", "option", "report", "run", "stats", "target"),
-            "a job's options carry what its run shares (zones, plan, thread)",
-        )
-    ],
-}
+CIRCLES = {}
 
 # Type names that stand for more than one type today, and how many. The numbers may only go down.
 NAMES_OF_MORE = {}

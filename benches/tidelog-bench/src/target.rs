@@ -19,6 +19,7 @@ use claim::Claim;
 use controllers::Controllers;
 use device::{fill, has_zones, identity, open_unchanged};
 use space::Space;
+pub use space::device_size;
 use window::file_size;
 
 use tidelog_device_safety::{
@@ -29,7 +30,6 @@ pub use window::windows;
 use crate::exit::BenchError;
 use crate::holder::Holder;
 use crate::option::{JobOptions, Level};
-use crate::run::device_size;
 
 /// What the jobs of a run may use.
 #[derive(Debug, Default)]

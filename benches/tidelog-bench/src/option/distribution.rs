@@ -1,7 +1,7 @@
 //! Where random operations go: `random_distribution=`.
 
 use super::value::{KbBase, bytes};
-use crate::load::Permutation;
+use crate::permutation::Permutation;
 
 /// What a user asks for.
 #[derive(Clone, Debug, PartialEq)]

@@ -29,4 +29,4 @@ pub use refused::no_option;
 pub use sizes::Sizes;
 pub use steady::{SteadyState, check_steady};
 pub use table::{Group, OPTIONS, OptionSpec, apply, find};
-pub use zoned::with_zones;
+pub use zoned::check_zones;

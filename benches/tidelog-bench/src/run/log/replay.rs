@@ -11,6 +11,7 @@ use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 
+use super::super::beside::Member;
 use super::super::start::Ended;
 use crate::direction::Direction;
 use crate::exit::BenchError;
@@ -24,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// A workload that is ready to be replayed.
 pub(crate) struct Replay {
     job: JobOptions,
+    member: Arc<Member>,
     workload: Arc<Workload>,
     pool: Pool,
     capabilities: Capabilities,
@@ -53,6 +55,7 @@ impl Replay {
     /// Puts every storage that moves, so that the first iteration finds what it gets.
     pub(crate) fn prepare(
         job: &JobOptions,
+        member: &Arc<Member>,
         workload: Arc<Workload>,
         pool: Option<Pool>,
     ) -> Result<Self, BenchError> {
@@ -73,6 +76,7 @@ impl Replay {
             capabilities: stats.reactor.capabilities,
             ids: (0..workload.storages.len()).map(id).collect(),
             job: job.clone(),
+            member: Arc::clone(member),
             workload,
             pool,
             flights: BTreeMap::new(),
@@ -112,7 +116,9 @@ impl Replay {
                 self.lateness.iterations += 1;
                 self.lateness.time = clock - begun;
             }
-            if self.ended.is_over(&self.job) || (within == 0 && self.is_over(recorder, clock)) {
+            if self.ended.is_over(&self.job, &self.member)
+                || (within == 0 && self.is_over(recorder, clock))
+            {
                 break;
             }
             clock = self.wait_for(op, clock, recorder);
