@@ -24,7 +24,9 @@ pub enum Struck {
     RotInMetadata,
     RotInIndex,
     Vanished,
+    StartOverwritten,
     Stale,
+    OlderInOneRun,
     Stalled,
     PowerDropped,
     PowerKept,
@@ -48,7 +50,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [Struck; 20] = [
+const STRUCK: [Struck; 22] = [
     Struck::ReadError,
     Struck::ReadShort,
     Struck::ReadCorrupt,
@@ -64,7 +66,9 @@ const STRUCK: [Struck; 20] = [
     Struck::RotInMetadata,
     Struck::RotInIndex,
     Struck::Vanished,
+    Struck::StartOverwritten,
     Struck::Stale,
+    Struck::OlderInOneRun,
     Struck::Stalled,
     Struck::PowerDropped,
     Struck::PowerKept,
@@ -107,7 +111,7 @@ fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
         Struck::RotInIndex => under == Under::Rest,
         // The pool is closed where a disk comes back.
-        Struck::Stale => under == Under::Open,
+        Struck::StartOverwritten | Struck::Stale | Struck::OlderInOneRun => under == Under::Open,
         // Commits have ended before a disk stalls, so that nothing but the stall holds up what is read.
         Struck::Stalled => under == Under::Get,
         _ if under == Under::Flight => true,

@@ -8,7 +8,7 @@ mod reads;
 mod scratch;
 mod trouble;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -94,6 +94,8 @@ pub struct Runner<'a> {
     pub(super) licence: Licence,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
+    /// Disks to whose start a write went that was not meant for it. What it left stays there.
+    astray: BTreeSet<usize>,
     /// How often the pool was opened.
     openings: u64,
     copied: Option<Copied>,
@@ -138,6 +140,7 @@ impl<'a> Runner<'a> {
             order: 0,
             licence: Licence::default(),
             lost: BTreeMap::new(),
+            astray: BTreeSet::new(),
             openings: 0,
             copied: None,
             cut: Cut::Drop,
