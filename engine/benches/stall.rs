@@ -96,7 +96,7 @@ impl Load {
         #[expect(clippy::cast_precision_loss, reason = "a rate to be shown")]
         let bytes = (pieces * CHUNK) as f64;
         let rate = bytes / begun.elapsed().as_secs_f64();
-        let of_processor = bytes / (self::ran() - ran).as_secs_f64();
+        let of_processor = bytes / self::ran().saturating_sub(ran).as_secs_f64();
         assert!(third.iter().all(|ticket| ticket.poll().is_none()), "it has answered");
         self.disks[0].release();
         wait(&third);
