@@ -11,7 +11,7 @@ RESUME ?=
 
 .PHONY: help setup build demo test tidy lint test-rust sim storm planted faults fixture crash \
 	test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk \
-	test-compare fuzz loom sanitize miri paper gpu gpu-build clean
+	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -103,6 +103,9 @@ bench: build ## What the hook and the log cost, as ratios
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
 	$(PYTHON) benches/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
+
+pictures: build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
+	$(PYTHON) scripts/pictures.py
 
 compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes
 	cargo build --release -q -p tidelog-bench

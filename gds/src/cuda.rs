@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use tidelog_engine::path::ErrorLibrary;
+use tidelog_engine::library::ErrorLibrary;
 
 pub use context::Entered;
 pub(crate) use host::{HostLock, HostMemory, HostWords};

@@ -2,12 +2,12 @@
 //!
 //! Nothing here is linked: CUDA's driver, cuFile and NVML are opened at run time, and where one is
 //! missing the answer is a reason, not a panic. Read the rooms from the bottom up: [`cuda`] is
-//! memory, streams and events; [`cufile`] is the library between them and the SSD; `copies` is what
-//! the GPU does for the engine's window, through which transfers pass; [`queue`] is that window
-//! with cuFile's batches behind it; [`path`] is the engine's data path over it; [`staged`] takes
-//! GPU memory through any other data path, and opens a window to those that do peer DMA, whose
-//! memory [`gdr`] maps; [`tier`] keeps tensors in page-locked host memory; [`topology`] says which
-//! SSD is near which GPU; [`checksum`] is CRC32C where the bytes are.
+//! memory, streams and events; [`cufile`] is the library between them and the SSD; [`gdr`] maps GPU
+//! memory for other devices; [`checksum`] is CRC32C where the bytes are; `copies` is what the GPU
+//! does for each copy, in order; [`queue`] is the engine's window with cuFile's batches behind it;
+//! [`path`] is the engine's data path over it; [`staged`] takes GPU memory through any other data
+//! path, and opens a window to those that do peer DMA; [`tier`] keeps tensors in page-locked host
+//! memory; [`topology`] says which SSD is near which GPU.
 //!
 //! `unsafe` is allowed in [`cuda`], [`cufile`], `loading`, `copies`, [`gdr`], [`queue`], [`path`],
 //! [`staged`], [`tier`] and [`checksum`].

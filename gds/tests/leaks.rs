@@ -5,15 +5,14 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{device, finish, on_gpu, pool_by_cufile, small};
+use common::{device, finish, on_gpu, pool_by_cufile, small_queue};
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{GpuSlice, GpuSource, Source};
-use tidelog_engine::path::backend::WindowSize;
-use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
+use tidelog_engine::memory::{GpuSlice, GpuSource, Source, WindowSize};
+use tidelog_engine::path::{Action, Backend, Extent, Feature, Operation, Status};
 use tidelog_engine::pool::PutOptions;
-use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_engine::units::DeviceIndex;
 use tidelog_gds::cuda::{DeviceMemory, Stream};
-use tidelog_gds::queue::{CuFileQueue, DmaDirection, QueueOptions, WindowRequest};
+use tidelog_gds::queue::{CuFileQueue, DmaDirection, WindowRequest};
 use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
@@ -32,9 +31,9 @@ fn read(queue: &mut CuFileQueue, length: usize, memory: GpuSlice) {
 fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
     let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-timeout").unwrap();
-    let options = QueueOptions { staging: ByteCount::kib(8), chunk: ByteCount::kib(4), depth: 4 };
+    let size = WindowSize { chunk: 4 << 10, chunks: 2 };
     let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
-    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], options);
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], size, 4);
     for (round, expected) in
         [libc::ETIMEDOUT, libc::ETIMEDOUT, libc::ENOMEM].into_iter().enumerate()
     {
@@ -53,7 +52,7 @@ fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
 fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
     let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-lost").unwrap();
-    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let mut queue = small_queue(&fake, vec![device(directory.path(), "a", SIZE as u64)]);
     let region = DeviceMemory::in_pages(&fake.gpu(), BLOCK).unwrap();
     // SAFETY: dropped after the queue.
     unsafe { queue.register(region.base(), region.len()) }.unwrap();
@@ -75,7 +74,7 @@ fn a_queue_dropped_with_transfers_on_their_way_leaks_what_the_ssd_uses() {
         let fake = FakeGpu::start(seed, 1_000_000);
         let directory = Directory::new("gds-dropped").unwrap();
         let memory = DeviceMemory::new(&fake.gpu(), 8 * BLOCK).unwrap();
-        let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+        let mut queue = small_queue(&fake, vec![device(directory.path(), "a", SIZE as u64)]);
         read(&mut queue, 8 * BLOCK, on_gpu(memory.base(), 8 * BLOCK, None));
         for _ in 0..3 {
             queue.advance().unwrap();
@@ -108,7 +107,8 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     let options = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
     let devices = vec![device(directory.path(), "a", SIZE as u64)];
     let mut path = GdsBackend(options).provider(devices).open(8).unwrap().path;
-    path.reach_gpu(&StagedGpu(fake.gpu()), WindowSize::new(0, BLOCK as u32)).unwrap();
+    let window = WindowSize::new(0, BLOCK as u32);
+    assert_eq!(path.reach_gpu(&StagedGpu(fake.gpu()), window).unwrap(), Feature::On);
     let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
     fake.plan("batch_status", 0, 5041, -1);
     let action = Action::read(on_gpu(memory.base(), BLOCK, None));

@@ -10,7 +10,7 @@ use common::tensors::{
     PAST_THE_HOST, TensorRoute, WAYS, bytes_of, from_host, get, host_bytes, id, on_gpu, pattern,
     pool, put, source,
 };
-use common::{one_file, pool_by_cufile};
+use common::{by_cufile, one_file, pool_by_cufile};
 use tidelog_engine::path::{Feature, PathChoice};
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{DeviceStats, TransferError};
@@ -116,6 +116,20 @@ fn registered_memory_is_read_and_written_in_place_where_cufile_registers_it() {
         pool.close().unwrap();
         fake.assert_lawful();
     }
+}
+
+#[test]
+fn the_window_of_cufile_is_as_large_as_the_staging_memory_and_no_pool_opens_without_it() {
+    let fake = FakeGpu::start(4, 3);
+    let (_media, pool) = pool(&fake, 3, TensorRoute::Gds);
+    let notes = pool.stats().unwrap().reactor.capabilities.notes.join("; ");
+    assert!(notes.contains("staging: 48 KiB of GPU memory in chunks of 16 KiB"), "{notes}");
+    pool.close().unwrap();
+    let (_directory, file) = one_file("gpu-no-window");
+    fake.plan("buffer_register", 0, 2, 1);
+    let why = Pool::open(&file, &by_cufile(&fake, fake.gpu(), Vec::new())).err().unwrap();
+    let (why, told) = (why.to_string(), "CUDA error 2 (CUDA_ERROR_OUT_OF_MEMORY)");
+    assert!(why.contains("gds") && why.contains(told), "{why}");
 }
 
 #[test]

@@ -7,26 +7,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::device;
-use tidelog_engine::memory::{DmaPool, GpuSlice};
-use tidelog_engine::path::backend::WindowSize;
+use tidelog_engine::memory::{DmaPool, GpuSlice, WindowSize};
 use tidelog_engine::path::checked::CheckedProvider;
 use tidelog_engine::path::{
-    Action, Backend, Completion, DataPath, Device, DeviceSpec, Extent, OpenMode, Operation,
-    PathError, PathKind, PathProvider, Refusal, Status,
+    Action, Backend, Completion, DataPath, Device, DeviceSpec, Extent, Feature, OpenMode,
+    Operation, PathError, PathKind, PathProvider, Refusal, Status,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Event, Gpu, Stream};
 use tidelog_gds::cufile::{CUFILE, Compat, CuFileLibrary, Driver, DriverOpenError, Mode};
-use tidelog_gds::queue::{CuFileQueue, QueueOptions};
+use tidelog_gds::queue::CuFileQueue;
 use tidelog_gds::{GdsBackend, GdsOptions, HostTier, StagedGpu};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, FakeGpu, LoopDevice, LoopOptions, skip};
 
 const BLOCK: u64 = 4096;
+const WINDOW: WindowSize = WindowSize { chunk: 32 << 10, chunks: 8 };
 
 fn options(fake: &FakeGpu) -> GdsOptions {
-    let queue = QueueOptions { staging: ByteCount::kib(256), chunk: ByteCount::kib(32), depth: 0 };
-    GdsOptions { library: Some(fake.library_path().into()), queue, ..GdsOptions::default() }
+    GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() }
 }
 
 /// A backend whose path is watched while it is used.
@@ -47,7 +46,8 @@ fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
 /// The same, which moves the memory of the fake's GPU.
 fn reaching(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
     let mut path = open(fake, devices);
-    path.reach_gpu(&StagedGpu(fake.gpu()), WindowSize::new(0, BLOCK as u32)).unwrap();
+    let reached = path.reach_gpu(&StagedGpu(fake.gpu()), WINDOW).unwrap();
+    assert_eq!(reached, Feature::On);
     path
 }
 
@@ -72,13 +72,17 @@ fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
     completions.remove(0)
 }
 
+/// Why a path does not open, or does not reach the fake's GPU.
 fn refusal(options: GdsOptions) -> String {
     let directory = Directory::new("gds-refusal").unwrap();
     let device = device(directory.path(), "a", 16 * BLOCK);
-    match GdsBackend(options).provider(vec![device]).open(8) {
+    let opened = GdsBackend(options).provider(vec![device]).open(8);
+    let reached = opened
+        .and_then(|mut opened| opened.path.reach_gpu(&StagedGpu(Gpu::open(0).unwrap()), WINDOW));
+    match reached {
         Err(PathError::Unavailable { kind: PathKind::Gds, reason }) => reason,
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("it opened"),
+        Ok(_) => panic!("it reaches the GPU"),
     }
 }
 
@@ -263,9 +267,7 @@ fn callers_threads_stay_with_the_gpu_that_they_are_with() {
             drop((tier, memory, stream, event));
             let directory = Directory::new("gds-context").unwrap();
             let file = device(directory.path(), "a", 64 * BLOCK);
-            let queue =
-                QueueOptions { staging: ByteCount::kib(64), chunk: ByteCount::kib(8), depth: 4 };
-            drop(CuFileQueue::open(&other, &fake.open_driver(), vec![file], queue).unwrap());
+            drop(CuFileQueue::open(&other, &fake.open_driver(), vec![file], WINDOW, 4).unwrap());
             assert_eq!(fake.context() as usize, place, "GPU {ordinal}");
         }
     }
@@ -371,7 +373,7 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let write = || Action::write(part_of(&tensor, 1), false);
     let extent = Extent::new(0, BLOCK);
     let error = run(path.as_mut(), extent, write()).result.unwrap_err();
-    let status = Status::Library { library: &CUFILE, code: 5044 };
+    let status = Status::ErrorLibrary { library: &CUFILE, code: 5044 };
     assert_eq!(error.status, status);
     assert!(error.to_string().ends_with("cuFile error 5044 (IO_ERROR)"), "{error}");
     let host = || Action::write(pool.take(4096).unwrap(), false);

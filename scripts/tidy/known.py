@@ -4,16 +4,7 @@ ABI_MODULE = "torch-bridge/python/tidelog/_native.py"
 GLOSSARY = "docs/glossary.md"
 
 # House -> circles of its rooms that stay, with the reason.
-CIRCLES = {
-    "benches/tidelog-bench/src": [
-        (
-            ("disks", "live", "load", "option", "report", "run", "stats", "target"),
-            "a job's options carry what its run shares (zones, plan, thread)",
-        )
-    ],
-    "engine/src": [(("memory", "path"), "the types of the GPU window")],
-    "gds/src": [(("copies", "gdr"), "gdrcopy's flush is a step of the copies")],
-}
+CIRCLES = {}
 
 # Types of which a build has one: the loom models' twins, and what a build without SPDK has instead.
 NAMES_OF_MORE = {"Announcement": 2, "WakeEvent": 2, "ClaimedController": 2}

@@ -17,35 +17,34 @@ use crate::option::{JobOptions, OPTIONS, apply, no_option};
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
 
 const ABOUT_RUNS: &str = "\
-Options before the first --name hold for all jobs; --name=NAME begins a job, and what follows is its own.
-Job files have a [global] section and one section for each job, as fio's have.
+Options before the first --name apply to all jobs. --name=NAME begins a job, and the options after it
+are its own. Job files have a [global] section and one section for each job, as in fio.
 
-Nothing is written to a device or file that is in use or holds anything, unless it is named twice, in
-filename and in overwrite. Reading needs no such permission. A file that does not exist is made. No other
-data path is ever taken than the one that ioengine names: one that does not work here ends the run.
+A device or file in use is never written. One that holds anything is written only if it is named
+twice, in filename and in overwrite. Reading needs no such permission. A file that does not exist is
+made. Only the data path that ioengine names is used: if it does not work here, the run ends.
 
-ioengine=tidelog-spdk, in builds with the feature spdk, takes controllers that the kernel does not drive, by PCI
-address or transport id: filename=spdk\\:0000\\:01\\:00.0. Such a controller is one process's, and at the raw level one
-job's at a time.
+ioengine=tidelog-spdk, in builds with the feature spdk, takes controllers that the kernel does not
+drive, by PCI address or transport id: filename=spdk\\:0000\\:01\\:00.0. Such a controller belongs to
+one process, and at the raw level to one job at a time.
 
-At the log level filename names the devices of a pool; of blank devices a pool is made. Puts and gets are
-of scratch tensors under names of their own, which are deleted in the end: what the pool holds stays.
+At the log level filename names the devices of a pool; of blank devices a pool is made. Jobs put and
+get scratch tensors under names of their own, and delete them at the end: the pool's tensors stay.
 
-What a run writes raw it locks until its end; another run, or a pool, that wants it is refused with the name of
-the process. Files for which a file system has no room are refused before any is made.
+A run locks the devices that it writes raw until its end. Another run or pool that wants one is
+refused, and the error names the process. Files for which the file system lacks space are refused
+before any is made.
 
-verify=crc32c stamps each block with its place, the run, the job and the pass, so that a flipped, misplaced,
-old or lost block is found. Jobs that share blocks cannot tell which of them wrote last.
+verify=crc32c stamps each block with its place, the run, the job and the pass, so that a flipped,
+misplaced, old or lost block is found. If jobs share blocks, it is not known which job wrote last.
 
-A plan (workload and trace, as tidelog-plan reads and writes them) is replayed at the log level: each op passes
-as the time that the trace says, rows begin with their op, and an op waits for what must be complete before it.
-What was late, and the waiting, is reported beside what the plan expects. What has a copy, or goes to host
-memory, needs no device and is left out.
+A plan (workload and trace, as tidelog-plan reads and writes them) is replayed at the log level. Each
+op takes the time that the trace says, transfers begin with their op, and an op waits for those that
+must be complete before it. The report compares lateness and waiting with what the plan expects.
+Evictions of clean tensors, and transfers to host memory, need no device and are left out.
 
-Latencies: slat lasts from the decision to do an operation until all that go to the kernel together are
-ready; one system call then hands them over and waits, and that is part of clat.
-
-Bench";
+Latencies: slat lasts from the decision to do an operation until all operations that go to the kernel
+together are ready. One system call then submits them and waits; it is a part of clat.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -138,12 +137,12 @@ pub fn command() -> Command {
                 .value_parser(["auto", "always", "never"]),
         )
         .arg(
-            own("status-interval", "Write results so far, too, every so often: 5, 500ms")
+            own("status-interval", "Also write the results so far, at this interval: 5, 500ms")
                 .value_name("TIME")
                 .value_parser(time),
         )
         .arg(
-            own("section", "Run this section of job files alone; may be given several times")
+            own("section", "Run only this section of the job files; may be given several times")
                 .value_name("NAME")
                 .action(ArgAction::Append),
         )
@@ -288,6 +287,12 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<BenchRequest, BenchError> {
         let line = ["tidelog-bench"].iter().chain(arguments);
         request(&command().try_get_matches_from(line).unwrap())
+    }
+
+    #[test]
+    fn the_help_has_sentences_only() {
+        let help = after_help();
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub enum BenchError {
         free: ByteCount,
     },
     /// The data path does not work here.
-    #[error("{0}; nothing was measured, since no other path was asked for")]
+    #[error("{0}; nothing was measured, since no other data path takes its place")]
     Path(#[from] PathError),
     /// A device cannot be opened.
     #[error(transparent)]

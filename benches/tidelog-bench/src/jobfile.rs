@@ -163,7 +163,7 @@ mod tests {
             "line 3: iodepht is no option here (did you mean iodepth?)",
             "line 5: mem: memory comes from the data path",
             "line 7: zonemode=zones: there are none, strided and zbd",
-            "line 8: ioengine=libaio: this is fio's own engine",
+            "line 8: ioengine=libaio: this engine is fio's own",
         ] {
             assert!(error.contains(said), "{said}: {error}");
         }

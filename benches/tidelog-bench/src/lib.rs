@@ -9,12 +9,14 @@ pub mod cli;
 pub mod direction;
 pub mod disks;
 pub mod exit;
+pub mod figures;
 pub mod holder;
 pub mod jobfile;
 pub mod live;
 pub mod load;
 pub mod option;
 pub mod output;
+pub mod permutation;
 pub mod report;
 pub mod run;
 pub mod stats;
@@ -54,7 +56,7 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     }
     let jobs = option::with_content(option::with_files(&request.jobs)?)?;
     jobs.iter().try_for_each(JobOptions::check)?;
-    let jobs = option::with_zones(jobs)?;
+    option::check_zones(&jobs)?;
     option::check_steady(&jobs)?;
     let jobs = jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {

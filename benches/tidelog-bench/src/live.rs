@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::figures::{rate, short_count};
 use crate::option::JobOptions;
-use crate::report::{rate, short_count};
 use crate::stats::LiveCounters;
 
 /// How often it is drawn.

@@ -19,6 +19,7 @@ use claim::TargetClaim;
 use controllers::Controllers;
 use device::{fill, has_zones, identity, open_unchanged};
 use space::FileSpace;
+pub use space::device_size;
 use window::file_size;
 
 use tidelog_device_safety::{
@@ -30,7 +31,6 @@ pub use window::windows;
 use crate::exit::BenchError;
 use crate::holder::LockHolder;
 use crate::option::{JobOptions, Level};
-use crate::run::device_size;
 
 /// What the jobs of a run may use.
 #[derive(Debug, Default)]
@@ -334,7 +334,7 @@ impl Targets {
                 let (mut device, claim) = self.claim(job, target, mode)?;
                 if job.zbd && has_zones(&device) {
                     let what = format!(
-                        "{}: it has zones of its own, which no data path here drives",
+                        "{}: it is a zoned device, which no data path here supports",
                         target.given
                     );
                     return Err(BenchError::usage(what).within(&job.name));
@@ -345,7 +345,7 @@ impl Targets {
             TargetKind::File | TargetKind::Block(_) if needed <= target.size => {}
             TargetKind::File | TargetKind::Block(_) => {
                 let what = format!(
-                    "{}: {} are to be read of {}; write them first, or give a smaller size",
+                    "{}: the job reads {}, and there are {}; write the rest first, or give a smaller size",
                     target.given, needed, target.size
                 );
                 return Err(BenchError::usage(what).within(&job.name));

@@ -53,7 +53,7 @@ const EXAMPLES: [(&str, &str); 47] = [
     ("ssd-steadystate", ""),
     ("ssd-test", ""),
     ("steadystate", ""),
-    ("surface-scan", "fill_device: it fills a file system"),
+    ("surface-scan", "fill_device: it would fill the file system"),
     ("tiobench-example", ""),
     ("uring-cmd-ng", ""),
     ("uring-cmd-zoned", ""),

@@ -190,7 +190,7 @@ fn options_that_do_not_go_together_are_refused() {
         ("max_open_zones=2", "for zonemode=zbd"),
         ("zonemode=zbd\nzonesize=64k\nrw=trim", "for reads and writes"),
         ("rate_process=poisson", "needs rate or rate_iops"),
-        ("io_submit_mode=inline", "tidelog-posix has threads that submit"),
+        ("io_submit_mode=inline", "tidelog-posix submits from threads of its own"),
         ("verify=md5", "there is crc32c"),
         ("directory=a:b", "one directory"),
         ("level=log\nfilename=x\nthinktime=5", "thinktime is for the raw level"),

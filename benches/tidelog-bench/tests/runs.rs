@@ -383,7 +383,7 @@ fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
 #[test]
 fn options_that_make_no_sense_are_refused_with_what_to_do() {
     for (options, what) in [
-        (&["--ioengine=libaio", "--rw=read"][..], "take tidelog-posix here"),
+        (&["--ioengine=libaio", "--rw=read"][..], "use tidelog-posix here"),
         (&["--ioengine=tidelog-gds"], "memory of a GPU, which is not measured here"),
         (&["--rw=read"], "no ioengine"),
         (&["--ioengine=tidelog-uring", "--bs=4KiB"], "write 4k"),

@@ -79,5 +79,5 @@ fn names_without_their_backslashes_are_explained() {
 
     bench(&["--name=x", "--ioengine=tidelog-uring", "--filename=spdk\\:0000\\:01\\:00.0"])
         .expect(64)
-        .says("give ioengine=tidelog-spdk");
+        .says("needs ioengine=tidelog-spdk");
 }

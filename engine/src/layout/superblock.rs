@@ -259,7 +259,8 @@ fn refuse_unknown_features(features: u64) -> Result<(), SuperblockError> {
 pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
     const ENTRY: usize = 446;
     let mut block = vec![0; BLOCK_BYTES as usize];
-    let sectors = u32::try_from(device_bytes / 512 - 1).unwrap_or(u32::MAX);
+    // A drive without a medium, or a loop device without a file, has no sector at all.
+    let sectors = u32::try_from((device_bytes / 512).saturating_sub(1)).unwrap_or(u32::MAX);
     // Not bootable; first sector 1 in both notations; type "protective"; last cylinder "too large".
     block[ENTRY..ENTRY + 8].copy_from_slice(&[0, 0, 2, 0, 0xEE, 0xFF, 0xFF, 0xFF]);
     block[ENTRY + 8..ENTRY + 12].copy_from_slice(&1_u32.to_le_bytes());
@@ -390,6 +391,7 @@ mod tests {
         assert_eq!(block[450], 0xEE);
         assert_eq!(block[458..462], 2047_u32.to_le_bytes());
         assert_eq!(protective_mbr(1 << 50)[458..462], u32::MAX.to_le_bytes());
+        assert_eq!(protective_mbr(0)[458..462], [0; 4]);
         assert!(is_protective_mbr(&block) && is_protective_mbr(&protective_mbr(1 << 50)));
         for byte in [0, 450, 512] {
             let mut other = block.clone();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::dma::DmaBuffer;
-use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopies};
+use super::gpu::{GpuCopy, GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopies};
 
 /// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those
 /// under way.
@@ -23,8 +23,8 @@ struct Copying<T> {
     about: T,
 }
 
-/// A copy that ended: its chunk, unless the GPU may still use it.
-pub(crate) type CopyResult<T> = (T, Result<DmaBuffer, GpuError>);
+/// A copy that ended: its chunk, unless the GPU may still use it, and the checksum that was taken.
+pub(crate) type CopyResult<T> = (T, Result<(DmaBuffer, u32), GpuError>);
 
 impl<T> PendingCopies<T> {
     /// No GPU, no copies.
@@ -51,9 +51,9 @@ impl<T> PendingCopies<T> {
     }
 
     /// Begins a copy between the bytes of a transfer's memory from `offset` on, as many as `part`
-    /// is long, and `part` of a chunk (of their checksum to its beginning); gives the chunk back
-    /// where that cannot be. The transfer must not be released before the copy has ended, or, for
-    /// one to the GPU, before `landed` was recorded.
+    /// is long, and `part` of a chunk; gives the chunk back where that cannot be. The transfer must
+    /// not be released before the copy has ended, or, for one to the GPU, before `landed` was
+    /// recorded.
     pub(crate) fn begin(
         &mut self,
         direction: GpuDirection,
@@ -63,20 +63,42 @@ impl<T> PendingCopies<T> {
         part: Range<usize>,
         about: T,
     ) -> Result<(), (GpuError, DmaBuffer)> {
+        let copy = memory.copy(direction, offset as usize, &mut chunk[part]);
+        self.begin_with(&copy, chunk, about)
+    }
+
+    /// Has the GPU take the checksum of `length` bytes of a transfer's memory. Nothing comes to the
+    /// chunk, which bounds how many are under way.
+    pub(crate) fn begin_check(
+        &mut self,
+        memory: GpuRange,
+        offset: u64,
+        chunk: DmaBuffer,
+        length: u32,
+        about: T,
+    ) -> Result<(), (GpuError, DmaBuffer)> {
+        self.begin_with(&memory.check(offset as usize, length), chunk, about)
+    }
+
+    fn begin_with(
+        &mut self,
+        copy: &GpuCopy,
+        chunk: DmaBuffer,
+        about: T,
+    ) -> Result<(), (GpuError, DmaBuffer)> {
         let (Some(opened), Some(slot)) = (&mut self.opened, self.free.pop()) else {
             return Err((GpuError("there is no GPU".into()), chunk));
         };
-        let copy = memory.copy(direction, offset as usize, &mut chunk, part);
         // SAFETY: the GPU's end lies within memory that its owner vouched for until the release
         // (`GpuSource::new`, `GpuDestination::new`), which comes later, as the caller sees to; the
-        // chunk is kept here meanwhile.
-        if let Err(error) = unsafe { opened.copies.begin(slot, &copy) } {
+        // chunk is kept here meanwhile, and what was refused does not touch it.
+        if let Err(error) = unsafe { opened.copies.begin(slot, copy) } {
             self.free.push(slot);
-            return Err((error, chunk));
+            return Err((error.into(), chunk));
         }
-        let under_way = match direction {
-            GpuDirection::Out | GpuDirection::Checksum => &mut self.out,
-            GpuDirection::In => &mut self.into,
+        let under_way = match copy.direction {
+            GpuDirection::Fill => &mut self.out,
+            GpuDirection::Drain => &mut self.into,
         };
         under_way.push_back(Copying { slot, chunk, about });
         Ok(())
@@ -94,12 +116,12 @@ impl<T> PendingCopies<T> {
             let Some(Copying { slot, chunk, about }) = under_way.pop_front() else { continue };
             let Err(error) = done else {
                 self.free.push(slot);
-                return Some((about, Ok(chunk)));
+                return Some((about, Ok((chunk, opened.copies.checksum(slot)))));
             };
             // The GPU no longer responds: whether it still uses the chunk nobody knows, so it is
             // nobody's.
             std::mem::forget(chunk);
-            return Some((about, Err(error)));
+            return Some((about, Err(error.into())));
         }
         None
     }
@@ -113,16 +135,19 @@ impl<T> PendingCopies<T> {
         }
     }
 
-    /// Waits for all that are under way; `next_ended` hands them out afterwards.
-    pub(crate) fn wait(&mut self) {
-        if let Some(opened) = &mut self.opened {
-            opened.copies.wait();
-        }
+    /// Waits for all that are under way; `next_ended` hands them out afterwards. Returns whether
+    /// none touches its chunk any more.
+    pub(crate) fn wait(&mut self) -> bool {
+        self.opened.as_mut().is_none_or(|opened| opened.copies.stop())
     }
 }
 
 impl<T> Drop for PendingCopies<T> {
     fn drop(&mut self) {
-        self.wait();
+        if !self.wait() {
+            // Their chunks are nobody's any more, as in `next_ended`.
+            let under_way = self.out.drain(..).chain(self.into.drain(..));
+            under_way.for_each(|copying| std::mem::forget(copying.chunk));
+        }
     }
 }

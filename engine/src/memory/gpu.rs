@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::dma::DmaPool;
-use crate::path::backend::{OpenedWindow, WindowSize};
+use super::peer::PeerMemory;
+use crate::library::ErrorLibrary;
 
 /// A GPU whose memory transfers may name.
 pub trait GpuMemory: fmt::Debug + Send + Sync {
@@ -45,11 +46,43 @@ pub struct GpuPlace {
     pub why: String,
 }
 
+/// How large a window is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSize {
+    /// Bytes of a chunk: a multiple of 4 KiB.
+    pub chunk: u32,
+    /// How many chunks.
+    pub chunks: u32,
+}
+
+impl WindowSize {
+    /// As many chunks of `chunk` bytes as fit into `bytes`; at least one.
+    pub fn new(bytes: u64, chunk: u32) -> Self {
+        let chunks = u32::try_from(bytes / u64::from(chunk)).unwrap_or(u32::MAX).max(1);
+        Self { chunk, chunks }
+    }
+
+    /// The memory it needs.
+    pub fn bytes(self) -> usize {
+        self.chunk as usize * self.chunks as usize
+    }
+}
+
+/// Memory of a GPU that other devices reach, and what copies between it and the rest of the GPU's.
+pub struct OpenedWindow {
+    /// The memory, as large as was asked for at least.
+    pub memory: Box<dyn PeerMemory>,
+    /// Where it begins for the GPU.
+    pub base: u64,
+    /// What copies from it and to it.
+    pub copies: Box<dyn GpuCopies>,
+}
+
 /// What copies, and how well.
 pub struct OpenedCopies {
     /// The copies.
     pub copies: Box<dyn GpuCopies>,
-    /// Why the GPU takes no checksums ([`GpuDirection::Checksum`]), and the host has to.
+    /// Why the GPU takes no checksums ([`GpuCopy::checked`]), and the host has to.
     pub why_no_checksums: Option<String>,
     /// Why staging memory is not page-locked, and copies therefore bounce in the driver.
     pub why_unlocked: Option<String>,
@@ -57,58 +90,94 @@ pub struct OpenedCopies {
     pub lock: Option<Box<dyn Any>>,
 }
 
-/// Copies between a GPU and staging memory, each in a slot of its own. Those to the GPU happen one
-/// after the other, so do those from it.
+/// Copies between memory of a GPU and chunks, each in a slot of its own. Those to chunks happen one
+/// after the other, so do those from chunks.
 ///
 /// # Safety
-/// A copy that [`begin`](GpuCopies::begin) refused touches neither end. One that
-/// [`is_done`](GpuCopies::is_done) has told to be done touches them no more. After
-/// [`wait`](GpuCopies::wait) none does, also where it failed: then the GPU runs nothing of this
-/// process any more.
-pub unsafe trait GpuCopies {
+/// What [`begin`](GpuCopies::begin) took touches memory until [`is_done`](GpuCopies::is_done)
+/// returned true, or [`stop`](GpuCopies::stop) did, and no longer; what it refused touches none. It
+/// is done only when every byte is where devices that are then told to read it find it, and the
+/// checksum is that of those bytes.
+pub unsafe trait GpuCopies: Send {
     /// Begins a copy in a slot in which none is under way.
     ///
     /// # Safety
-    /// Both ends are as long as it says, and stay so until it is done: nobody writes where it reads
-    /// from, nor touches where it writes to. An event that it names stays open as long.
-    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError>;
+    /// All memory that it names is allocated, and its event is open, until it is done. Once the
+    /// event has happened nobody writes what it reads, nor touches what it writes.
+    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), CopyError>;
 
     /// Whether the copy in a slot is done. An error is that of the GPU as a whole; nobody knows of
     /// this copy then.
-    fn is_done(&mut self, slot: u32) -> Result<bool, GpuError>;
+    fn is_done(&mut self, slot: u32) -> Result<bool, CopyError>;
 
-    /// Has `event` happen when all copies to the GPU that were begun are done.
-    fn record(&mut self, event: GpuEvent) -> Result<(), GpuError>;
+    /// The checksum that was taken last in a slot whose copy is done.
+    fn checksum(&self, slot: u32) -> u32;
 
-    /// Waits for all copies.
-    fn wait(&mut self);
+    /// Has `event` happen when all copies from chunks that were begun are done.
+    fn record(&mut self, event: GpuEvent) -> Result<(), CopyError>;
+
+    /// Waits for all copies. Returns whether nothing runs any more: not so where nobody can tell.
+    fn stop(&mut self) -> bool;
 }
 
-/// One copy.
+/// One copy: it waits for its event, copies, fills up with zeroes, and takes a checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCopy {
     /// Which way.
     pub direction: GpuDirection,
-    /// The GPU's end.
-    pub gpu: u64,
-    /// The staging memory's end.
-    pub staging: NonNull<u8>,
-    /// How many bytes of the GPU's.
-    pub length: usize,
-    /// What must have happened on the GPU before.
-    pub after: Option<GpuEvent>,
+    /// The memory's bytes that are copied, if any are. Its event is waited for in any case.
+    pub memory: GpuRange,
+    /// Where in a chunk they come from, or go to.
+    pub chunk: ChunkPlace,
+    /// What becomes zeroes.
+    pub zeroes: GpuBytes,
+    /// What the checksum is taken of.
+    pub checked: GpuBytes,
 }
 
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuDirection {
-    /// From the GPU to staging memory.
-    Out,
-    /// From staging memory to the GPU.
-    In,
-    /// From the GPU to staging memory, of which there are four bytes: the CRC32C of the GPU's, in
-    /// the processor's order.
-    Checksum,
+    /// Into the chunk.
+    Fill,
+    /// Out of the chunk, with what devices have written to it.
+    Drain,
+}
+
+/// A place in a chunk.
+#[derive(Clone, Copy, Debug)]
+pub enum ChunkPlace {
+    /// In staging memory of the host.
+    Host(NonNull<u8>),
+    /// In a window of the GPU's memory.
+    Gpu(u64),
+}
+
+/// Some bytes on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuBytes {
+    /// The first of them.
+    pub address: u64,
+    /// How many; there may be none.
+    pub length: u32,
+}
+
+/// A copy was not taken, or not followed: what the library that drives the GPU returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} could not {what}: error {code} ({})", .library.name, (.library.describe)(*.code))]
+pub struct CopyError {
+    /// The library.
+    pub library: &'static ErrorLibrary,
+    /// What was asked of it.
+    pub what: &'static str,
+    /// Its number.
+    pub code: i32,
+}
+
+impl From<CopyError> for GpuError {
+    fn from(error: CopyError) -> Self {
+        Self(error.to_string())
+    }
 }
 
 /// The driver's handle of an event.
@@ -212,42 +281,36 @@ impl GpuDestination {
 }
 
 impl GpuRange {
-    /// The copy between as many bytes from `offset` on as `part` of the chunk is long and that
-    /// part; of a checksum, to the chunk's beginning.
-    pub(crate) fn copy(
-        &self,
-        direction: GpuDirection,
-        offset: usize,
-        chunk: &mut [u8],
-        part: Range<usize>,
-    ) -> GpuCopy {
-        let (length, after) = (part.len(), self.after);
-        let gpu = self.address_of(offset, length);
-        let staging = match direction {
-            GpuDirection::Checksum => &mut chunk[..size_of::<u32>()],
-            GpuDirection::Out | GpuDirection::In => &mut chunk[part],
-        };
-        let staging = NonNull::from(staging).cast();
-        GpuCopy { direction, gpu, staging, length, after }
+    /// The copy between the bytes from `offset` on and a part of a chunk, of which there are as
+    /// many.
+    pub(crate) fn copy(&self, direction: GpuDirection, offset: usize, part: &mut [u8]) -> GpuCopy {
+        let memory = self.part(offset, part.len());
+        let chunk = ChunkPlace::Host(NonNull::from(part).cast());
+        let none = GpuBytes::default();
+        GpuCopy { direction, memory, chunk, zeroes: none, checked: none }
+    }
+
+    /// What takes the checksum of the bytes from `offset` on where they are.
+    pub(crate) fn check(&self, offset: usize, length: u32) -> GpuCopy {
+        let memory = self.part(offset, length as usize);
+        let (chunk, checked) =
+            (ChunkPlace::Gpu(memory.address), GpuBytes { address: memory.address, length });
+        let (direction, memory) = (GpuDirection::Fill, GpuRange { length: 0, ..memory });
+        GpuCopy { direction, memory, chunk, zeroes: GpuBytes::default(), checked }
     }
 
     /// What an operation of a data path gets: the bytes from `offset` on, which are those of its
     /// extent that `held` says. Its checksum is that of the extent's first `checked` bytes.
     pub(crate) fn slice(&self, offset: usize, held: Range<u32>, checked: u32) -> GpuSlice {
-        let address = self.address_of(offset, held.len());
-        GpuSlice {
-            address,
-            first: held.start,
-            length: held.len() as u32,
-            checked,
-            after: self.after,
-        }
+        let Self { address, after, .. } = self.part(offset, held.len());
+        GpuSlice { address, first: held.start, length: held.len() as u32, checked, after }
     }
 
-    fn address_of(&self, offset: usize, length: usize) -> u64 {
+    /// Some of its bytes.
+    fn part(&self, offset: usize, length: usize) -> Self {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "a piece beyond its memory on the GPU");
-        self.address + offset as u64
+        Self { address: self.address + offset as u64, length, after: self.after }
     }
 }
 

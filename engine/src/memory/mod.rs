@@ -34,8 +34,9 @@ pub(crate) use copies::{CopyResult, PendingCopies};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
 pub use gpu::{
-    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
-    GpuRange, GpuSlice, GpuSource, OpenedCopies,
+    ChunkPlace, CopyError, GpuBytes, GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError,
+    GpuEvent, GpuMemory, GpuPlace, GpuRange, GpuSlice, GpuSource, OpenedCopies, OpenedWindow,
+    WindowSize,
 };
 pub use policy::MemoryPolicy;
 

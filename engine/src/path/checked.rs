@@ -8,12 +8,12 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::operation::{Completion, Operation, OperationKind, Refused};
-use super::window::WindowSize;
 use super::{
-    Capabilities, DataPath, OpenedPath, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
+    Capabilities, DataPath, Feature, OpenedPath, PathError, PathProvider, PeerReach,
+    PeerUnreachable, Waker,
 };
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, GpuError, GpuMemory, Memory, MemoryError, MemoryKind};
+use crate::memory::{DmaPool, GpuMemory, Memory, MemoryError, MemoryKind, WindowSize};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Watches over the path inside.
@@ -94,7 +94,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
         self.path.register_peer(region)
     }
 
-    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, window: WindowSize) -> Result<(), GpuError> {
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, window: WindowSize) -> Result<Feature, PathError> {
         self.path.reach_gpu(gpu, window)
     }
 

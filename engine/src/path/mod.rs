@@ -60,16 +60,15 @@ pub use kind::{PathChoice, PathKind, UnknownPath};
 pub use member::{MemberDevice, MemberError, MemberSource, PathRequest};
 pub use numa::stay_near;
 pub use operation::{
-    Action, Completion, DeviceError, ErrorLibrary, Extent, Operation, OperationKind,
-    PlacementHandle, Refusal, Refused, Status,
+    Action, Completion, DeviceError, Extent, Operation, OperationKind, PlacementHandle, Refusal,
+    Refused, Status,
 };
 pub use priority::{IoPriority, PriorityClass};
 pub use uring::SubmissionThread;
 pub use waker::Waker;
-use window::WindowSize;
 
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError, MemoryKind};
+use crate::memory::{DmaPool, GpuMemory, MemoryError, MemoryKind, WindowSize};
 use crate::units::ByteCount;
 
 /// Whether this build has the data path `spdk`.
@@ -81,9 +80,8 @@ pub mod backend {
     pub use super::shares::Shares;
     pub use super::slots::{Slots, conclude};
     pub use super::window::{
-        Copied, DmaDirection, OpenedWindow, PartStatus, PartTransfer, TransferPlace, Window,
-        WindowCompletion, WindowCopies, WindowCopy, WindowDirection, WindowRequest, WindowSize,
-        Windowed,
+        DmaDirection, TransferPlace, TransferStatus, Window, WindowCompletion, WindowRequest,
+        WindowTransfer, Windowed,
     };
 }
 
@@ -219,14 +217,19 @@ pub unsafe trait DataPath {
     }
 
     /// Lets operations name memory of this GPU, until the path is dropped. Their completions tell
-    /// the CRC32C of the bytes, which the GPU takes: the host sees none of them. A path that has no
-    /// memory there yet takes a window of this size.
+    /// the CRC32C of the bytes, which the GPU takes: the host sees none of them. They pass through
+    /// a window of this size, so each is no longer than a chunk of it. Returns why not, where bytes
+    /// are to pass through staging memory instead.
     ///
     /// # Errors
-    /// Why not. Bytes then pass through staging memory.
-    fn reach_gpu(&mut self, _gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
+    /// The path is for GPUs alone, and does not work.
+    fn reach_gpu(
+        &mut self,
+        _gpu: &dyn GpuMemory,
+        _window: WindowSize,
+    ) -> Result<Feature, PathError> {
         let kind = self.capabilities().kind;
-        Err(GpuError(format!("the {kind} data path moves bytes by way of the host's memory")))
+        Ok(Feature::Off(format!("the {kind} data path moves bytes by way of the host's memory")))
     }
 
     /// Takes an operation, or gives it back untouched. Accepted operations may wait for

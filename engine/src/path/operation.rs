@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::priority::IoPriority;
-use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
+use crate::library::ErrorLibrary;
+use crate::memory::{ALIGNMENT, CopyError, DmaBuffer, Memory};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of bytes on one device.
@@ -215,30 +216,13 @@ pub enum Status {
         moved: u32,
     },
     /// An error of a library between us and the kernel.
-    Library {
+    ErrorLibrary {
         /// The library.
         library: &'static ErrorLibrary,
         /// Its number.
         code: i32,
     },
 }
-
-/// A library with error numbers of its own.
-#[derive(Debug)]
-pub struct ErrorLibrary {
-    /// What it is called.
-    pub name: &'static str,
-    /// Its name for one of its numbers.
-    pub describe: fn(i32) -> &'static str,
-}
-
-impl PartialEq for ErrorLibrary {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for ErrorLibrary {}
 
 impl Status {
     /// Whether this says that the device is not there any more.
@@ -252,7 +236,7 @@ impl Status {
         match self {
             Self::Errno(errno) => [libc::EOPNOTSUPP, libc::ENOTTY, libc::ENOSYS].contains(&errno),
             Self::Nvme { code_type, code, .. } => (code_type, code) == INVALID_OPCODE,
-            Self::Short { .. } | Self::Library { .. } => false,
+            Self::Short { .. } | Self::ErrorLibrary { .. } => false,
         }
     }
 
@@ -271,7 +255,7 @@ impl Status {
             Self::Errno(errno) => TROUBLE.contains(&errno),
             Self::Nvme { do_not_retry, .. } => !do_not_retry,
             Self::Short { .. } => true,
-            Self::Library { .. } => false,
+            Self::ErrorLibrary { .. } => false,
         }
     }
 
@@ -281,8 +265,14 @@ impl Status {
         match self {
             Self::Errno(errno) => errno == libc::ECANCELED,
             Self::Nvme { code_type, code, .. } => (code_type, code) == BY_REQUEST,
-            Self::Short { .. } | Self::Library { .. } => false,
+            Self::Short { .. } | Self::ErrorLibrary { .. } => false,
         }
+    }
+}
+
+impl From<CopyError> for Status {
+    fn from(CopyError { library, code, .. }: CopyError) -> Self {
+        Self::ErrorLibrary { library, code }
     }
 }
 
@@ -301,7 +291,7 @@ impl fmt::Display for Status {
             Self::Short { moved: 0 } => {
                 out.write_str("nothing was moved: it is gone, or ends before that now")
             }
-            Self::Library { library, code } => {
+            Self::ErrorLibrary { library, code } => {
                 write!(out, "{} error {code} ({})", library.name, (library.describe)(*code))
             }
             Self::Short { moved } => {

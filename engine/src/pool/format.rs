@@ -8,7 +8,7 @@ use super::Pool;
 use super::calibrate::{self, CalibrateProgress, Calibration};
 use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
-use super::members::{Member, MemberAccess, Members};
+use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{FormatOptions, PoolDescription};
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
@@ -121,7 +121,7 @@ fn format<Source: MemberSource>(
     if options.discard {
         discard(&complete, progress)?;
     }
-    let description = write(&Members(complete), &sizes, geometry, options, progress)?;
+    let description = write(&Members::new(complete), &sizes, geometry, options, progress)?;
     created.0.clear();
     Ok(description)
 }
@@ -238,7 +238,7 @@ fn write(
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let through_reactor = |write: &dyn Fn(&MetadataIo<'_>) -> Written| {
         let provider = members.best_provider(mode)?;
-        let reactor = Reactor::start(provider, metadata_only())?;
+        let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
         let half_way = |error: &dyn std::error::Error| FormatError::HalfWay(error.to_string());
         write(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })
             .map_err(|error| half_way(&*error))?;

@@ -1,6 +1,7 @@
 //! The devices of a pool before and besides the data path: opening them, locked, and what opens the
 //! path to all of them.
 
+use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use crate::path::{
     self, DeviceOpenError, Endurance, MemberDevice, MemberSource, OpenMode, PathProvider,
     PathRequest,
 };
+use crate::schedule::{DrainError, Reactor};
 
 /// One device, locked.
 pub(super) struct Member(Box<dyn MemberDevice>);
@@ -159,9 +161,37 @@ impl Member {
 }
 
 /// The members of a pool, in stripe order once they have been put into it.
-pub(super) struct Members(pub(super) Vec<Member>);
+pub(super) struct Members(
+    pub(super) Vec<Member>,
+    /// Whether operations never came back. Their devices may still do them: nobody else may have
+    /// the locks, until this process ends.
+    Cell<bool>,
+);
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        if self.are_in_doubt() {
+            std::mem::forget(std::mem::take(&mut self.0));
+        }
+    }
+}
 
 impl Members {
+    pub(super) fn new(members: Vec<Member>) -> Self {
+        Self(members, Cell::new(false))
+    }
+
+    /// Notes how a reactor, or a data path, over these devices ended.
+    pub(super) fn note(&self, ended: Result<(), DrainError>) -> Result<(), DrainError> {
+        self.1.set(self.1.get() || ended.is_err());
+        ended
+    }
+
+    /// Whether a device may still do what never came back from it.
+    pub(super) fn are_in_doubt(&self) -> bool {
+        self.1.get()
+    }
+
     /// Opens all of these devices. Each may be named once.
     pub(super) fn open<Source: MemberSource>(
         sources: &[Source],
@@ -208,5 +238,47 @@ impl Members {
 
     pub(super) fn names(&self) -> Vec<String> {
         self.0.iter().map(|member| member.name()).collect()
+    }
+}
+
+/// A reactor over the members of a pool. However it is left, they learn how it ended.
+pub(super) struct MembersReactor<'a> {
+    members: &'a Members,
+    /// Gone only while this is consumed.
+    reactor: Option<Reactor>,
+}
+
+impl<'a> MembersReactor<'a> {
+    pub(super) fn new(members: &'a Members, reactor: Reactor) -> Self {
+        Self { members, reactor: Some(reactor) }
+    }
+
+    /// Ends it.
+    pub(super) fn close(mut self) -> Result<(), DrainError> {
+        self.end()
+    }
+
+    /// The reactor, for whoever goes on with it and with the members.
+    pub(super) fn into_reactor(mut self) -> Reactor {
+        self.reactor.take().expect("it is there until it is consumed")
+    }
+
+    fn end(&mut self) -> Result<(), DrainError> {
+        self.reactor.take().map_or(Ok(()), |reactor| self.members.note(reactor.close()))
+    }
+}
+
+impl Deref for MembersReactor<'_> {
+    type Target = Reactor;
+
+    fn deref(&self) -> &Reactor {
+        self.reactor.as_ref().expect("it is there until it is consumed")
+    }
+}
+
+impl Drop for MembersReactor<'_> {
+    fn drop(&mut self) {
+        // Whoever wanted to know has closed it; the members know now.
+        let _ = self.end();
     }
 }

@@ -381,14 +381,11 @@ impl Inner {
         // So that a copy of a device that was made while the pool was open is told from the device.
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = events.count(&reactor, events::TIMEOUT);
-        let closed = reactor.close();
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if closed.is_err() {
-            // What never came back may still reach the devices: nobody else may have them
-            // meanwhile.
-            std::mem::forget(members);
-        } else if let Some(members) = members {
-            owner::release(&members, self.description.pool);
+        let closed = reactor.close();
+        if let Some(members) = &members {
+            let _ = members.note(closed);
+            owner::release(members, self.description.pool);
         }
         closed?;
         self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))

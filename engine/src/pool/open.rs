@@ -8,7 +8,7 @@ use super::error::OpenError;
 use super::events::EventCount;
 use super::lanes::Handles;
 use super::media::MetadataIo;
-use super::members::{Member, MemberAccess, Members};
+use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::settle;
@@ -65,34 +65,28 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let provider = || members.provider(&request);
     let chunk = ByteCount(geometry.stripe_unit);
     let readers = readers(&members, chunk, options);
-    let reactor = Reactor::start_with_readers(
-        provider()?,
-        (0..readers).map(|_| provider()).collect::<Result<_, _>>()?,
-        &ReactorOptions {
-            staging: options.staging,
-            buffers: options.buffers,
-            gpu: options.gpu.clone(),
-            chunk,
-            depth: options.depth.or(calibrated).unwrap_or(ReactorOptions::default().depth),
-            huge_pages: options.huge_pages,
-            stepped: options.stepped,
-            ..ReactorOptions::default()
-        },
-    )?;
+    let reactor = MembersReactor::new(
+        &members,
+        Reactor::start_with_readers(
+            provider()?,
+            (0..readers).map(|_| provider()).collect::<Result<_, _>>()?,
+            &ReactorOptions {
+                staging: options.staging,
+                buffers: options.buffers,
+                gpu: options.gpu.clone(),
+                chunk,
+                depth: options.depth.or(calibrated).unwrap_or(ReactorOptions::default().depth),
+                huge_pages: options.huge_pages,
+                stepped: options.stepped,
+                ..ReactorOptions::default()
+            },
+        )?,
+    );
 
     let found = Found { members: &members, superblocks: &superblocks, damaged, place, options };
-    let recovered = match found.recover(&reactor, &mut events) {
-        Ok(recovered) => recovered,
-        Err(error) => {
-            if reactor.close().is_err() {
-                // What never came back may still reach the devices: nobody else may have them
-                // meanwhile.
-                std::mem::forget(members);
-            }
-            return Err(error);
-        }
-    };
+    let recovered = found.recover(&reactor, &mut events)?;
     let SoundShare { contents, log, handles, repaired_superblocks, metadata_written } = recovered;
+    let reactor = reactor.into_reactor();
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =
@@ -261,5 +255,5 @@ pub(super) fn arrange(
         .collect();
     let superblocks = places.iter().map(|(superblock, ..)| *superblock).collect();
     let members = places.into_iter().map(|(_, _, member)| member).collect();
-    Ok((Members(members), superblocks, damaged))
+    Ok((Members::new(members), superblocks, damaged))
 }

@@ -82,8 +82,12 @@ fn claim_one(member: &Member, pool: u128) -> io::Result<Result<Claim, OpenError>
     }
 }
 
-/// Gives back what this host owns, if no other process here has a share open.
+/// Gives back what this host owns, if no other process here has a share open, and nothing of this
+/// one's is left that a device may still do.
 pub(super) fn release(members: &Members, pool: u128) {
+    if members.are_in_doubt() {
+        return;
+    }
     for member in members.0.iter().filter(|member| member.is_remote()) {
         let (Ok(Some(owner)), Ok(host)) = (read(member), this_host()) else { continue };
         if owner.owns && owner.host == host && member.is_last_user(0..SHARES_MAX) {

@@ -76,11 +76,11 @@ impl HostMemory {
     }
 
     /// Where `length` bytes from `offset` on are.
-    pub(crate) fn at(&self, offset: usize, length: usize) -> *mut u8 {
+    pub(crate) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "a range beyond its host memory");
         // SAFETY: within the allocation (asserted above).
-        unsafe { self.base.as_ptr().add(offset) }
+        unsafe { self.base.add(offset) }
     }
 }
 
@@ -122,6 +122,6 @@ impl HostWords {
     }
 
     fn place(&self, word: u32) -> *mut u32 {
-        self.0.at(word as usize * size_of::<u32>(), size_of::<u32>()).cast()
+        self.0.at(word as usize * size_of::<u32>(), size_of::<u32>()).cast().as_ptr()
     }
 }

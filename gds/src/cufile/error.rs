@@ -1,6 +1,7 @@
 //! What cuFile returns, with its codes and CUDA's.
 
-use tidelog_engine::path::{ErrorLibrary, Status};
+use tidelog_engine::library::ErrorLibrary;
+use tidelog_engine::path::Status;
 
 use super::sys;
 use crate::cuda::{self, CudaError};
@@ -64,14 +65,14 @@ impl CuFileError {
     pub fn status(&self) -> Status {
         match self {
             Self::Call { code, .. } => status_of_code(*code),
-            Self::Cuda { code, .. } => Status::Library { library: &cuda::CUDA, code: *code },
+            Self::Cuda { code, .. } => Status::ErrorLibrary { library: &cuda::CUDA, code: *code },
             Self::Missing(_) => Status::Errno(libc::ENOSYS),
         }
     }
 }
 
 fn status_of_code(code: i32) -> Status {
-    Status::Library { library: &CUFILE, code }
+    Status::ErrorLibrary { library: &CUFILE, code }
 }
 
 /// What one entry of a batch came to: the bytes moved, or why not.
@@ -184,7 +185,7 @@ mod tests {
     fn bytes_errors_of_the_kernel_and_of_cufile_are_told_apart() {
         assert_eq!(transfer_result(4096), Ok(4096));
         assert_eq!(transfer_result(-5), Err(Status::Errno(libc::EIO)));
-        let status = Status::Library { library: &CUFILE, code: 5030 };
+        let status = Status::ErrorLibrary { library: &CUFILE, code: 5030 };
         assert_eq!(transfer_result(-5030), Err(status));
         assert_eq!(transfer_result(isize::MIN), Err(Status::Errno(libc::EOVERFLOW)));
         assert_eq!(transfer_result(1 << 40), Err(Status::Errno(libc::EOVERFLOW)));

@@ -10,13 +10,7 @@ mod library;
 mod mapping;
 mod writes;
 
-use std::sync::Arc;
-
-use tidelog_engine::memory::peer::PeerMemory;
-use tidelog_engine::path::backend::{OpenedWindow, Window, WindowSize};
-
-use crate::copies::StreamCopies;
-use crate::cuda::{CudaError, Gpu};
+use crate::cuda::CudaError;
 use crate::loading::Missing;
 pub use library::GdrLibrary;
 pub use mapping::MappedMemory;
@@ -72,15 +66,4 @@ pub enum GdrError {
     /// CUDA refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-}
-
-/// A window in the memory of a GPU: mapped by gdrcopy, and what copies from it and to it.
-pub(crate) fn open_window(gpu: &Arc<Gpu>, size: WindowSize) -> Result<OpenedWindow, GdrError> {
-    let library = GdrLibrary::open(None)?;
-    let remote_writes = RemoteWrites::to(gpu)?;
-    let memory = MappedMemory::new(&library, gpu, size.bytes())?;
-    let copies = StreamCopies::new(gpu, Window::slots(size))?.behind(remote_writes);
-    let base = memory.base().0;
-    debug_assert!(memory.span().1 >= size.bytes());
-    Ok(OpenedWindow { memory: Box::new(memory), base, copies: Box::new(copies) })
 }

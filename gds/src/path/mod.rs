@@ -12,15 +12,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory};
-use tidelog_engine::path::backend::{Gate, Slots, WindowSize, conclude};
+use tidelog_engine::memory::{DmaPool, GpuMemory, GpuSlice, Memory, WindowSize};
+use tidelog_engine::path::backend::{Gate, Slots, conclude};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Extent, Operation, Refusal, Refused, Status, Waker,
+    Action, Capabilities, Completion, DataPath, Device, Extent, Feature, Operation, PathError,
+    Refusal, Refused, Status, Waker,
 };
 
 use crate::cuda::Gpu;
-use crate::cufile::CuFileError;
+use crate::cufile::{CuFileError, Driver};
 use crate::queue::{CuFileQueue, WindowCompletion, WindowRequest};
 
 pub use provider::{CallerRegion, GdsBackend, GdsDevices, GdsOptions};
@@ -40,7 +41,12 @@ pub struct GdsPath {
     gate: Gate,
     /// Operations of the GPU's memory.
     slots: Slots,
-    queue: CuFileQueue,
+    /// What moves them, once the path is to reach that memory.
+    queue: Option<CuFileQueue>,
+    /// What it is made of.
+    devices: Vec<Device>,
+    driver: Arc<Driver>,
+    registered: Vec<CallerRegion>,
     /// For all other operations, and for the flush behind a write that must be on the medium.
     kernel: PosixPath,
     /// For each slot, what the GPU found before the kernel's flush.
@@ -57,7 +63,7 @@ impl GdsPath {
         if let Some(why) = &self.dead {
             return Err(io::Error::other(why.clone()));
         }
-        self.queue.advance().map_err(|error| {
+        self.queue.as_mut().map_or(Ok(()), CuFileQueue::advance).map_err(|error| {
             self.dead = Some(error.clone());
             io::Error::other(error)
         })
@@ -68,16 +74,17 @@ impl GdsPath {
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
         }
+        let Some(queue) = &mut self.queue else {
+            let reason = Refusal::Invalid("there is no window to that GPU's memory");
+            return Err(Refused { reason, operation });
+        };
         let (slot, operation) = self.slots.keep(operation);
         let request = WindowRequest::of(slot, operation, memory);
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which
         // stays until the completion (`GpuSlice::new`), and that comes after the answer.
-        let taken = unsafe { self.queue.submit(request) };
-        // The queue has as many places as there are slots.
-        match taken.err().and_then(|_| self.slots.take(slot)) {
-            Some(operation) => Err(Refused { reason: Refusal::Full, operation }),
-            None => Ok(()),
-        }
+        let taken = unsafe { queue.submit(request) };
+        let Err(reason) = taken else { return Ok(()) };
+        self.slots.take(slot).map_or(Ok(()), |operation| Err(Refused { reason, operation }))
     }
 
     /// Has the kernel flush behind the write in a slot.
@@ -157,14 +164,18 @@ unsafe impl DataPath for GdsPath {
             self.kernel.capabilities().registered_buffers.clone();
     }
 
-    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, window: WindowSize) -> Result<Feature, PathError> {
         let ours = self.gpu.to_string();
-        let reached = gpu.name() == ours;
-        self.capabilities.memory.gpu = reached;
-        if reached {
-            return Ok(());
+        if gpu.name() != ours {
+            return Ok(Feature::Off(format!(
+                "the gds data path goes by way of {ours}; name that GPU to it"
+            )));
         }
-        Err(GpuError(format!("the gds data path goes by way of {ours}; name that GPU to it")))
+        if self.queue.is_some() {
+            return Ok(Feature::Off("the data path reaches a GPU already".into()));
+        }
+        self.open_queue(window)?;
+        Ok(Feature::On)
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
@@ -193,7 +204,8 @@ unsafe impl DataPath for GdsPath {
         let before = completions.len();
         // A path that is dead says so when it is rung or waited for.
         let _ = self.advance();
-        let found: Vec<WindowCompletion> = self.queue.completions().collect();
+        let found: Vec<WindowCompletion> =
+            self.queue.iter_mut().flat_map(CuFileQueue::completions).collect();
         for answer in found {
             self.process_completions(answer, completions);
         }
@@ -215,7 +227,7 @@ unsafe impl DataPath for GdsPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if self.queue.in_flight() == 0 {
+        if self.queue.as_ref().is_none_or(|queue| queue.in_flight() == 0) {
             return self.kernel.wait(timeout);
         }
         let waker = self.waker();
@@ -226,7 +238,8 @@ unsafe impl DataPath for GdsPath {
         loop {
             self.advance()?;
             let over = end.is_some_and(|end| Instant::now() >= end);
-            if over || self.queue.has_completions() || waker.sleep(Some(Duration::ZERO))? {
+            let answered = self.queue.as_ref().is_some_and(CuFileQueue::has_completions);
+            if over || answered || waker.sleep(Some(Duration::ZERO))? {
                 return Ok(());
             }
             looks = looks.saturating_add(1);
@@ -248,7 +261,7 @@ unsafe impl DataPath for GdsPath {
             return self.kernel.abort(tag);
         }
         for slot in slots {
-            self.queue.abort(Some(slot.into()));
+            self.queue.iter_mut().for_each(|queue| queue.abort(Some(slot.into())));
             self.kernel.abort(OURS | u64::from(slot));
         }
     }
@@ -258,7 +271,7 @@ unsafe impl DataPath for GdsPath {
     }
 
     fn abort_all(&mut self) {
-        self.queue.abort(None);
+        self.queue.iter_mut().for_each(|queue| queue.abort(None));
         self.kernel.abort_all();
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tidelog_engine::memory::WindowSize;
 use tidelog_engine::path::backend::{Gate, Slots};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
@@ -14,7 +15,7 @@ use tidelog_engine::units::ByteCount;
 use super::GdsPath;
 use crate::cuda::{DevicePointer, Gpu};
 use crate::cufile::{Compat, CuFileLibrary, Driver};
-use crate::queue::{CuFileQueue, QueueOptions};
+use crate::queue::CuFileQueue;
 use crate::staged::StagedGpu;
 
 /// GPU memory of the caller's, for cuFile to read and write in place.
@@ -44,8 +45,6 @@ pub struct GdsOptions {
     pub library: Option<PathBuf>,
     /// Whether it may go through host memory.
     pub compat: Compat,
-    /// The staging ring. Its depth is the engine's.
-    pub queue: QueueOptions,
     /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile
     /// refuses to register goes through it like other memory, and the path's notes say why.
     pub registered: Vec<CallerRegion>,
@@ -110,10 +109,6 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     // This thread also first touches what CUDA tells it in page-locked memory.
     let near = stay_near(&devices, Some(&StagedGpu(Arc::clone(&gpu))));
     let kernel = PosixPath::new(twins, depth)?;
-    let queue = CuFileQueue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
-    let mut queue = queue.map_err(unavailable)?;
-    let in_place: Vec<String> =
-        options.registered.iter().map(|region| register(&mut queue, *region)).collect();
     let facts = driver.facts();
     let version =
         facts.version.map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
@@ -129,15 +124,8 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
             format!("mode: {}", facts.mode),
             gpu.to_string(),
             format!("cuFile{version}: {}", facts.library.display()),
-            format!(
-                "staging: {} of GPU memory in chunks of {}, batches of up to {}",
-                queue.staging(),
-                options.queue.chunk,
-                facts.batch_entries_max
-            ),
         ]
         .into_iter()
-        .chain(in_place)
         .chain(near)
         .collect(),
     };
@@ -145,13 +133,37 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         capabilities,
         gate: Gate::new(count),
         slots: Slots::new(depth),
-        queue,
+        queue: None,
+        devices,
+        driver,
+        registered: options.registered.clone(),
         kernel,
         checksums: vec![None; depth as usize],
         flushing: 0,
         gpu,
         dead: None,
     })
+}
+
+impl GdsPath {
+    /// Opens the queue, with a window of this size, and notes what it is made of.
+    pub(super) fn open_queue(&mut self, window: WindowSize) -> Result<(), PathError> {
+        let devices = std::mem::take(&mut self.devices);
+        let depth = self.capabilities.depth;
+        let queue = CuFileQueue::open(&self.gpu, &self.driver, devices, window, depth);
+        let mut queue = queue.map_err(unavailable)?;
+        let notes = &mut self.capabilities.notes;
+        notes.push(format!(
+            "staging: {} of GPU memory in chunks of {}, batches of up to {}",
+            queue.staging(),
+            ByteCount(window.chunk.into()),
+            self.driver.facts().batch_entries_max
+        ));
+        notes.extend(self.registered.iter().map(|region| register(&mut queue, *region)));
+        self.capabilities.memory.gpu = true;
+        self.queue = Some(queue);
+        Ok(())
+    }
 }
 
 /// Registers a region, and says what came of that.

@@ -1,12 +1,12 @@
-//! Which batch has which part: several may be on their way, each is filled with whatever is ready
-//! for one device. So a device that does not answer keeps its own batches, and no more than its
-//! part of all.
+//! Which batch has which transfer: several may be on their way, each is filled with whatever is
+//! ready for one device. So a device that does not answer keeps its own batches, and no more than
+//! its share of all.
 
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
 use tidelog_engine::path::backend::{
-    DmaDirection, PartStatus, PartTransfer, Shares, TransferPlace, Window,
+    DmaDirection, Shares, TransferPlace, TransferStatus, Window, WindowTransfer,
 };
 use tidelog_engine::units::DeviceIndex;
 
@@ -47,9 +47,12 @@ impl Batches {
         }
     }
 
-    /// Tells of every part that has ended.
-    pub(super) fn poll(&mut self, told: &mut Vec<(u32, PartStatus)>) -> Result<(), CuFileError> {
-        let mut ended = |part, result| told.push((part, told_of(result)));
+    /// Tells of every transfer that has ended.
+    pub(super) fn poll(
+        &mut self,
+        told: &mut Vec<(u32, TransferStatus)>,
+    ) -> Result<(), CuFileError> {
+        let mut ended = |slot, result| told.push((slot, told_of(result)));
         for Member { batch, device } in &mut self.all {
             batch.poll(&mut ended)?;
             if batch.is_idle()
@@ -67,16 +70,16 @@ impl Batches {
         }
     }
 
-    /// Submits parts, as far as there are batches, and tells what became of them.
+    /// Submits transfers, as far as there are batches, and tells what became of them.
     ///
     /// # Safety
-    /// What the parts name is registered, and theirs alone until they have ended.
+    /// What the transfers name is registered, and theirs alone until they have ended.
     pub(super) unsafe fn submit(
         &mut self,
-        ready: &mut [PartTransfer],
+        ready: &mut [WindowTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, PartStatus)>,
+        told: &mut Vec<(u32, TransferStatus)>,
     ) {
         ready.sort_by_key(|transfer| transfer.device);
         for of_device in ready.chunk_by(|one, other| one.device == other.device) {
@@ -93,10 +96,10 @@ impl Batches {
     /// As for [`submit`](Self::submit).
     unsafe fn submit_to_device(
         &mut self,
-        ready: &[PartTransfer],
+        ready: &[WindowTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, PartStatus)>,
+        told: &mut Vec<(u32, TransferStatus)>,
     ) -> bool {
         let mut left = ready;
         while let Some((first, others)) = left.split_first() {
@@ -114,7 +117,7 @@ impl Batches {
                 // The library sets up only so many at once: those that fly will do.
                 Err(_) if self.is_any_in_flight() => return false,
                 Err(error) => {
-                    told.push((first.part, PartStatus::Failed(error.status())));
+                    told.push((first.slot, TransferStatus::Failed(error.status())));
                     left = others;
                 }
             }
@@ -138,11 +141,11 @@ impl Batches {
         Ok(Some(self.all.len() - 1))
     }
 
-    /// Puts as many parts into a batch as it has room for; returns how many.
+    /// Puts as many transfers into a batch as it has room for; returns how many.
     fn fill(
         &mut self,
         at: usize,
-        ready: &[PartTransfer],
+        ready: &[WindowTransfer],
         registered: &Registered,
         window: &Window,
     ) -> usize {
@@ -165,22 +168,22 @@ impl Batches {
                 file_offset: transfer.offset,
                 length: transfer.length,
                 write: transfer.direction == DmaDirection::Write,
-                cookie: transfer.part,
+                cookie: transfer.slot,
             });
             count += 1;
         }
         count
     }
 
-    /// Submits a batch with its parts. Returns whether it makes sense to try another.
+    /// Submits a batch with its transfers. Returns whether it makes sense to try another.
     ///
     /// # Safety
     /// As for [`submit`](Self::submit).
     unsafe fn send(
         &mut self,
         at: usize,
-        members: &[PartTransfer],
-        told: &mut Vec<(u32, PartStatus)>,
+        members: &[WindowTransfer],
+        told: &mut Vec<(u32, TransferStatus)>,
     ) -> bool {
         // SAFETY: passed on to the caller.
         match unsafe { self.all[at].batch.submit() } {
@@ -190,7 +193,7 @@ impl Batches {
                     self.shares.take(first.device);
                     self.all[at].device = Some(first.device);
                 }
-                told.extend(members.iter().map(|member| (member.part, PartStatus::Taken)));
+                told.extend(members.iter().map(|member| (member.slot, TransferStatus::Taken)));
                 true
             }
             // Nothing happened; what is in flight, here or elsewhere, will make room.
@@ -202,31 +205,31 @@ impl Batches {
             }
             Err(error) => {
                 let ended = self.abandon(at, error.status());
-                told.extend(members.iter().map(|member| (member.part, ended)));
+                told.extend(members.iter().map(|member| (member.slot, ended)));
                 true
             }
         }
     }
 
     /// A batch was refused, and nobody says how much of it had begun by then. Returns what became
-    /// of its parts.
-    fn abandon(&mut self, at: usize, status: Status) -> PartStatus {
+    /// of its transfers.
+    fn abandon(&mut self, at: usize, status: Status) -> TransferStatus {
         let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {
-            return PartStatus::Failed(status);
+            return TransferStatus::Failed(status);
         }
         // Destroying what may be on its way would not stop it.
         std::mem::forget(batch);
-        PartStatus::Lost(status)
+        TransferStatus::Lost(status)
     }
 }
 
-/// What an entry of a batch says of its part.
-fn told_of(result: Result<u32, Status>) -> PartStatus {
+/// What an entry of a batch says of its transfer.
+fn told_of(result: Result<u32, Status>) -> TransferStatus {
     match result {
-        Ok(moved) => PartStatus::Moved(moved),
+        Ok(moved) => TransferStatus::Moved(moved),
         // cuFile stopped waiting; nobody says that the SSD stopped writing.
-        Err(status @ Status::Errno(libc::ETIMEDOUT)) => PartStatus::Lost(status),
-        Err(status) => PartStatus::Failed(status),
+        Err(status @ Status::Errno(libc::ETIMEDOUT)) => TransferStatus::Lost(status),
+        Err(status) => TransferStatus::Failed(status),
     }
 }

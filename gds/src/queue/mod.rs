@@ -7,9 +7,9 @@ mod batches;
 
 use std::sync::Arc;
 
-use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::backend::{PartStatus, PartTransfer, Window, WindowSize};
-use tidelog_engine::path::{Device, Status};
+use tidelog_engine::memory::{ALIGNMENT, WindowSize};
+use tidelog_engine::path::backend::{TransferStatus, Window, WindowTransfer};
+use tidelog_engine::path::{Device, Refusal, Status};
 use tidelog_engine::units::ByteCount;
 
 pub use tidelog_engine::path::backend::{DmaDirection, WindowCompletion, WindowRequest};
@@ -19,32 +19,9 @@ use crate::cuda::{CudaError, DeviceMemory, DevicePointer, Gpu};
 use crate::cufile::{CuFileError, Driver, RegisteredFile, RegisteredMemory};
 use batches::Batches;
 
-/// The longest piece of one transfer. cuFile splits what is longer anyway.
-const CHUNK_MAX: u32 = 16 << 20;
-
-/// How a queue is made.
-#[derive(Clone, Copy, Debug)]
-pub struct QueueOptions {
-    /// GPU memory for staging.
-    pub staging: ByteCount,
-    /// The longest piece that moves at once.
-    pub chunk: ByteCount,
-    /// Requests in flight, at most.
-    pub depth: u32,
-}
-
-impl Default for QueueOptions {
-    fn default() -> Self {
-        Self { staging: ByteCount::mib(32), chunk: ByteCount::mib(1), depth: 128 }
-    }
-}
-
 /// A queue could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// The chunk is none that the SSDs could fill.
-    #[error("chunks of {0} do not work: take a multiple of 4 KiB, at most 16 MiB")]
-    Chunk(ByteCount),
     /// CUDA refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -76,28 +53,22 @@ pub struct CuFileQueue {
     gpu: Arc<Gpu>,
     window: Window,
     batches: Batches,
-    ready: Vec<PartTransfer>,
-    told: Vec<(u32, PartStatus)>,
+    ready: Vec<WindowTransfer>,
+    told: Vec<(u32, TransferStatus)>,
     /// Taken out only to be leaked.
     registered: Option<Registered>,
 }
 
 impl CuFileQueue {
-    /// Registers `devices`, and staging memory on `gpu`, and reads a block of each device to see
-    /// whether it works.
+    /// Registers `devices`, and a window on `gpu`, and reads a block of each device to see whether
+    /// it works. At most `depth` requests are in flight.
     pub fn open(
         gpu: &Arc<Gpu>,
         driver: &Arc<Driver>,
         devices: Vec<Device>,
-        options: QueueOptions,
+        size: WindowSize,
+        depth: u32,
     ) -> Result<Self, QueueError> {
-        let chunk = u32::try_from(options.chunk.0)
-            .ok()
-            .filter(|chunk| {
-                (1..=CHUNK_MAX).contains(chunk) && chunk.is_multiple_of(ALIGNMENT as u32)
-            })
-            .ok_or(QueueError::Chunk(options.chunk))?;
-        let size = WindowSize::new(options.staging.0, chunk);
         // cuFile's calls on this thread need the GPU's context.
         let _entered = gpu.enter()?;
         let memory = DeviceMemory::in_pages(gpu, size.bytes())?;
@@ -111,11 +82,11 @@ impl CuFileQueue {
                 .map_err(|status| QueueError::Probe { device: name, status })?;
             files.push(file);
         }
-        let copies = Box::new(StreamCopies::new(gpu, Window::slots(size))?);
+        let copies = Box::new(StreamCopies::in_window(gpu, Window::slots(size))?);
         Ok(Self {
             driver: Arc::clone(driver),
             gpu: Arc::clone(gpu),
-            window: Window::new(copies, memory.base().0, size, (devices.len(), options.depth)),
+            window: Window::new(copies, memory.base().0, size, (devices.len(), depth)),
             batches: Batches::new(driver, devices.len()),
             ready: Vec::new(),
             told: Vec::new(),
@@ -163,13 +134,16 @@ impl CuFileQueue {
         Ok(())
     }
 
-    /// Takes a request, or gives it back when the queue is full.
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// The queue is full, or the request longer than a chunk of its window.
     ///
     /// # Safety
     /// The request names a device of this queue, and lies within it. Its memory is as long as it
     /// says, and until its answer it stays allocated; nobody writes it meanwhile, nor reads what a
     /// read writes.
-    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
+    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), Refusal> {
         // SAFETY: passed on to the caller.
         unsafe { self.window.submit(request) }
     }
@@ -187,8 +161,8 @@ impl CuFileQueue {
         self.window.advance();
         self.window.ready(&mut self.ready);
         if let Some(registered) = &self.registered {
-            // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the
-            // caller's until the answer; both stay as they are while the part is in flight.
+            // SAFETY: every transfer is ready: its chunk is its own and filled, or its memory is
+            // the caller's until the answer; both stay as they are while the transfer is in flight.
             unsafe {
                 self.batches.submit(&mut self.ready, registered, &self.window, &mut self.told);
             }
@@ -216,10 +190,10 @@ impl CuFileQueue {
         }
     }
 
-    /// Has the window know what became of its parts.
+    /// Has the window know what became of its transfers.
     fn process_completions(&mut self) {
-        for (part, told) in self.told.drain(..) {
-            self.window.tell(part, told);
+        for (slot, told) in self.told.drain(..) {
+            self.window.tell(slot, told);
         }
     }
 }

@@ -1,13 +1,15 @@
 //! The GPU's part of a job: its copies, the checksums behind them, and the event that tells when
 //! both are done.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use tidelog_engine::memory::{ChunkPlace, GpuBytes, GpuDirection, GpuRange};
+
 use super::Work;
-use super::space::Room;
 use crate::checksum::{Crc32c, parts_of, sum_of};
+use crate::copies::CopySequence;
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
-use tidelog_engine::memory::{GpuEvent, GpuRange};
 
 /// Jobs that are given to the GPU at once, so that it need not wait for the host between two.
 pub(super) const SLOTS: usize = 2;
@@ -56,12 +58,35 @@ impl TierCopies {
     /// Puts a job into the stream, in a slot in which none runs. If that fails, nothing touches its
     /// memory.
     pub(super) fn begin(&mut self, slot: usize, work: &Work) -> Result<(), CudaError> {
-        self.reserve(slot, work.range().length)?;
-        self.enqueue(slot, work).inspect_err(|_| {
-            // A part may be under way. Where this fails too, the context is lost and nothing runs
-            // in it.
-            let _ = self.stream.synchronize();
-        })
+        let GpuRange { address, length, after } = work.range();
+        self.reserve(slot, length)?;
+        let Slot { done, words, .. } = &self.slots[slot];
+        let memory = DevicePointer(address);
+        let (direction, pieces) = match work {
+            Work::Put { room, .. } => (GpuDirection::Fill, room.pieces()),
+            Work::Get { held, .. } => (GpuDirection::Drain, held.room.pieces()),
+            Work::Verify { .. } => (GpuDirection::Fill, &[][..]),
+        };
+        let place = |piece: &Range<usize>| self.memory.at(piece.start, piece.len());
+        let sequence = CopySequence {
+            direction,
+            after,
+            memory,
+            pieces: pieces.iter().map(|piece| (ChunkPlace::Host(place(piece)), piece.len())),
+            zeroes: GpuBytes::default(),
+            // SAFETY: nobody but the copies writes the GPU's bytes until the job's end is told; the
+            // slot's words are enough for them (`reserve`), and nobody else's until `done`.
+            checksum: |stream: &Stream| unsafe {
+                self.kernel.launch(stream, memory, length as u64, UNIT, words.address(0))
+            },
+            landed: work.landed(),
+            done,
+        };
+        // SAFETY: until the job's end is told, which comes after `done`, whoever gave the range
+        // keeps it and its events: nobody writes what a put or a verification reads, nor touches
+        // what a get writes. The host memory is kept beside the stream, and longer; a put's room is
+        // the job's alone, and nobody writes the copy that a get holds.
+        unsafe { sequence.put_into(&self.stream) }
     }
 
     /// Waits for the job in a slot, and returns the checksums of its bytes on the GPU, one for each
@@ -81,59 +106,6 @@ impl TierCopies {
                 HostWords::new(&self.gpu, units.next_power_of_two().saturating_mul(PARTS))?;
         }
         slot.units = units;
-        Ok(())
-    }
-
-    fn enqueue(&self, slot: usize, work: &Work) -> Result<(), CudaError> {
-        let GpuRange { address, length, after } = work.range();
-        // SAFETY: whoever gave the range keeps its event open until the job's end is told.
-        unsafe { after.map_or(Ok(()), |after| self.stream.wait_for_raw(after.as_raw())) }?;
-        match work {
-            // SAFETY: nobody writes the source until the job's end is told; the room is the job's
-            // alone.
-            Work::Put { room, .. } => unsafe { self.copy_out(address, room) }?,
-            // SAFETY: nobody else touches the destination until then; the job holds the copy, which
-            // nobody writes.
-            Work::Get { held, .. } => unsafe { self.copy_in(&held.room, address) }?,
-            Work::Verify { .. } => {}
-        }
-        let Slot { done, words, .. } = &self.slots[slot];
-        // SAFETY: as above of the GPU's bytes; the slot's words are enough for them, and nobody
-        // else's until `done`.
-        unsafe {
-            let (data, words) = (DevicePointer(address), words.address(0));
-            self.kernel.launch(&self.stream, data, length as u64, UNIT, words)?;
-        }
-        if let Some(landed) = work.landed() {
-            // SAFETY: whoever gave the event keeps it open until the job's end is told.
-            unsafe { self.stream.record_raw(GpuEvent::as_raw(landed)) }?;
-        }
-        done.record(&self.stream)
-    }
-
-    /// # Safety
-    /// Until the stream has done this, nobody writes the bytes at `from`, nor touches the room.
-    unsafe fn copy_out(&self, from: u64, room: &Room) -> Result<(), CudaError> {
-        let mut from = DevicePointer(from);
-        for piece in room.pieces() {
-            let to = self.memory.at(piece.start, piece.len());
-            // SAFETY: passed on to the caller; the memory is kept beside the stream, and longer.
-            unsafe { self.stream.copy_out(from, to, piece.len()) }?;
-            from = from.offset(piece.len() as u64);
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// Until the stream has done this, nobody writes the room, nor touches the bytes at `to`.
-    unsafe fn copy_in(&self, room: &Room, to: u64) -> Result<(), CudaError> {
-        let mut to = DevicePointer(to);
-        for piece in room.pieces() {
-            let from = self.memory.at(piece.start, piece.len());
-            // SAFETY: as in `copy_out`.
-            unsafe { self.stream.copy_in(from, to, piece.len()) }?;
-            to = to.offset(piece.len() as u64);
-        }
         Ok(())
     }
 }

@@ -9,12 +9,12 @@ pub mod tensors;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidelog_engine::memory::{GpuEvent, GpuSlice};
+use tidelog_engine::memory::{GpuEvent, GpuSlice, WindowSize};
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DevicePointer, Event, Gpu};
-use tidelog_gds::queue::{CuFileQueue, QueueOptions};
+use tidelog_gds::queue::CuFileQueue;
 use tidelog_gds::{CallerRegion, GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
@@ -44,14 +44,19 @@ pub fn pool_by_cufile(
     registered: Vec<CallerRegion>,
 ) -> (Directory, Pool) {
     let (directory, file) = one_file(name);
+    let pool = Pool::open(&file, &by_cufile(fake, gpu, registered)).unwrap();
+    (directory, pool)
+}
+
+/// How such a pool is opened.
+pub fn by_cufile(fake: &FakeGpu, gpu: Arc<Gpu>, registered: Vec<CallerRegion>) -> OpenOptions {
     let library = Some(fake.library_path().into());
     let how = GdsOptions { library, registered, ..GdsOptions::default() };
-    let options = OpenOptions {
+    OpenOptions {
         backend: Some(Arc::new(GdsBackend(how))),
         gpu: Some(Arc::new(StagedGpu(gpu))),
         ..OpenOptions::default()
-    };
-    (directory, Pool::open(&file, &options).unwrap())
+    }
 }
 
 /// GPU memory of a request, from `after` on. Whoever submits it keeps it, and the event, until the
@@ -63,9 +68,9 @@ pub fn on_gpu(pointer: DevicePointer, length: usize, after: Option<&Event>) -> G
     unsafe { GpuSlice::new(pointer.0, 0..length, length, after) }
 }
 
-/// A small ring, so that it runs out.
-pub fn small() -> QueueOptions {
-    QueueOptions { staging: ByteCount::kib(64), chunk: ByteCount::kib(8), depth: 16 }
+/// A queue with a small window, so that it runs out, of chunks of eight blocks.
+pub fn small_queue(fake: &FakeGpu, devices: Vec<Device>) -> CuFileQueue {
+    fake.queue(devices, WindowSize { chunk: 32 << 10, chunks: 8 }, 16)
 }
 
 /// Advances until everything in flight has completed; the completions are in the order they came.

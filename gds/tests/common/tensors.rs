@@ -10,7 +10,6 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Event};
-use tidelog_gds::queue::QueueOptions;
 use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
@@ -74,10 +73,8 @@ pub fn pool(fake: &FakeGpu, chunks: u64, way: TensorRoute) -> (Media, Pool) {
 /// The same, of a pool that stands.
 pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: TensorRoute) -> Pool {
     let staging = ByteCount(chunks * UNIT.0);
-    // No stripe unit fits into a chunk of the ring: its checksum is made of two.
-    let queue = QueueOptions { staging, chunk: ByteCount::kib(12), ..QueueOptions::default() };
     let library = Some(fake.library_path().into());
-    let gds = GdsBackend(GdsOptions { library, queue, ..GdsOptions::default() });
+    let gds = GdsBackend(GdsOptions { library, ..GdsOptions::default() });
     let options = OpenOptions {
         path: if let TensorRoute::Staged(path) = way { path } else { PathChoice::Auto },
         backend: if way == TensorRoute::Gds { Some(Arc::new(gds)) } else { None },

@@ -4,20 +4,23 @@
 //! four fifths of the rate of plain copies between the two. Chunks of the GPU's own memory are
 //! copied to beside a transfer by cuFile, which comes over the GPU's link: the mark is that link's
 //! rate, which the copies must not hold up. Against a plain copy within the GPU no mark could be
-//! fair: at terabytes a second a chunk takes as long as its launch. That ratio is told, for three
+//! fair: at terabytes a second a chunk takes as long as its launch. That ratio is told, for four
 //! sizes.
 
-use tidelog_engine::memory::{DmaPool, GpuCopy, GpuDirection, GpuMemory};
+use tidelog_engine::memory::{
+    ChunkPlace, DmaPool, GpuBytes, GpuCopy, GpuDirection, GpuMemory, GpuRange,
+};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::StagedGpu;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::queue::QueueOptions;
 
 use super::log::plain_copies;
 use super::{Cost, cost, gpu};
 
 /// Of the rate of a plain copy between the GPU and page-locked memory.
 const MARK: f64 = 0.8;
+/// The stripe unit that pools have if nobody says another.
+const CHUNK: usize = 256 << 10;
 
 /// The best of four rounds with pieces of each size, in turn: others may use the machine, and the
 /// first round wakes the GPU.
@@ -50,21 +53,19 @@ fn copies_to_chunks_on_the_gpu_are_faster_than_its_link() {
             stream.synchronize().unwrap();
         })
     };
-    // The rings of cuFile's queue have chunks of this size if nobody says another.
-    let usual = QueueOptions::default().chunk.0 as usize;
     let piece = DeviceMemory::new(&gpu, 64 << 20).unwrap();
     let (out, into) = plain_copies(&gpu, &piece, 2 * WHOLE);
     let link = out.rate().max(into.rate());
-    for chunk in [usual, 4 << 20, 16 << 20] {
+    for chunk in [CHUNK, 1 << 20, 4 << 20, 16 << 20] {
         let [plain, staged] = best_in_turn([WHOLE, chunk], time);
         println!(
-            "FACT copies within the GPU in chunks of {} MiB: {staged}, {:.2} of {:.0} GB/s at once, {:.1} x its link's {link:.1} GB/s",
-            chunk >> 20,
+            "FACT copies within the GPU in chunks of {}: {staged}, {:.2} of {:.0} GB/s at once, {:.1} x its link's {link:.1} GB/s",
+            ByteCount(chunk as u64),
             staged.rate() / plain.rate(),
             plain.rate(),
             staged.rate() / link,
         );
-        if chunk == usual {
+        if chunk == 1 << 20 {
             assert!(staged.rate() >= link, "{staged}, the link: {out} from the GPU, {into} to it");
         }
     }
@@ -74,8 +75,6 @@ fn copies_to_chunks_on_the_gpu_are_faster_than_its_link() {
 fn copies_to_page_locked_chunks_reach_the_mark() {
     const WHOLE: usize = 1 << 30;
     const STAGING: usize = 64 << 20;
-    // The stripe unit that pools have if nobody says another.
-    const CHUNK: usize = 256 << 10;
     let test = "copies_to_page_locked_chunks_reach_the_mark";
     let Some(gpu) = gpu(test) else { return };
     // One that bytes come from and one that they go to.
@@ -98,21 +97,23 @@ fn copies_to_page_locked_chunks_reach_the_mark() {
                     }
                     // SAFETY: the chunk lies within the staging memory.
                     let chunk = unsafe { base.add(slot * piece) };
-                    let staging = std::ptr::NonNull::new(chunk).unwrap();
-                    let memory = &memories[usize::from(matches!(direction, GpuDirection::In))];
-                    let gpu = memory.base().0 + at as u64;
-                    let copy = GpuCopy { direction, gpu, staging, length: piece, after: None };
-                    // SAFETY: both ends outlive `wait` below; the slot's last copy is done.
+                    let chunk = ChunkPlace::Host(std::ptr::NonNull::new(chunk).unwrap());
+                    let memory = &memories[usize::from(direction == GpuDirection::Drain)];
+                    let address = memory.base().0 + at as u64;
+                    let memory = GpuRange { address, length: piece, after: None };
+                    let none = GpuBytes::default();
+                    let copy = GpuCopy { direction, memory, chunk, zeroes: none, checked: none };
+                    // SAFETY: both ends outlive `stop` below; the slot's last copy is done.
                     unsafe { copies.begin(slot as u32, &copy) }.unwrap();
                 }
             }
-            copies.wait();
+            assert!(copies.stop());
         })
     };
     for (name, directions) in [
-        ("from the GPU", &[GpuDirection::Out][..]),
-        ("to the GPU", &[GpuDirection::In]),
-        ("both ways at once", &[GpuDirection::Out, GpuDirection::In]),
+        ("from the GPU", &[GpuDirection::Fill][..]),
+        ("to the GPU", &[GpuDirection::Drain]),
+        ("both ways at once", &[GpuDirection::Fill, GpuDirection::Drain]),
     ] {
         let [plain, staged] =
             best_in_turn([STAGING / 2, CHUNK], |piece| through(directions, piece));

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tidelog_engine::memory::GpuSlice;
+use tidelog_engine::memory::{GpuSlice, WindowSize};
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode, PathKind};
-use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_engine::units::DeviceIndex;
 use tidelog_gds::cuda::DeviceMemory;
 use tidelog_gds::cufile::{Compat, CuFileLibrary};
-use tidelog_gds::queue::{CuFileQueue, DmaDirection, QueueOptions, WindowRequest};
+use tidelog_gds::queue::{CuFileQueue, DmaDirection, WindowRequest};
 use tidelog_gds::{GdsBackend, GdsOptions};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, skip};
@@ -33,14 +33,14 @@ fn the_cufile_that_is_installed_has_every_function() {
 fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     let test = "tensors_on_the_gpu_go_to_a_file_and_come_back";
     const BYTES: usize = 1 << 30;
-    const PIECE: usize = 32 << 20;
+    const PIECE: usize = 4 << 20;
     let (Some(gpu), Some(driver)) = (gpu(test), driver(test, Compat::Named)) else { return };
     let directory = Directory::new("gpu-queue").unwrap();
     let file = directory.sparse_file("a", BYTES as u64).unwrap();
     let device = Device::open(&DeviceSpec::new(&file), OpenMode::default()).unwrap();
-    let options =
-        QueueOptions { staging: ByteCount::mib(256), chunk: ByteCount::mib(4), depth: 64 };
-    let mut queue = CuFileQueue::open(&gpu, &driver, vec![device], options).unwrap();
+    let size = WindowSize::new(256 << 20, PIECE as u32);
+    let depth = (BYTES / PIECE) as u32;
+    let mut queue = CuFileQueue::open(&gpu, &driver, vec![device], size, depth).unwrap();
     let bytes = pattern(PIECE);
     let mut tensor = DeviceMemory::new(&gpu, PIECE).unwrap();
     tensor.write(0, &bytes).unwrap();

@@ -10,7 +10,6 @@ use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Stream};
 use tidelog_gds::cufile::Compat;
-use tidelog_gds::queue::QueueOptions;
 use tidelog_gds::{GdsBackend, GdsOptions, Gpu, StagedGpu};
 use tidelog_tests::machine::{Directory, skip};
 
@@ -43,8 +42,7 @@ fn by_the_kernel(test: &str, path: PathChoice) {
 
 fn by_cufile(test: &str, compat: Compat) {
     let (Some(gpu), Some(_)) = (gpu(test), driver(test, compat)) else { return };
-    let queue = QueueOptions { staging: ByteCount::mib(64), ..QueueOptions::default() };
-    let gds = GdsOptions { compat, queue, ..GdsOptions::default() };
+    let gds = GdsOptions { compat, ..GdsOptions::default() };
     let backend: Option<Arc<dyn Backend>> = Some(Arc::new(GdsBackend(gds)));
     through_the_log(test, &gpu, &OpenOptions { backend, ..OpenOptions::default() });
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
 use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{Policy, Simulation, simulate};
@@ -33,8 +34,7 @@ const ZERO_HOST_BYTES: u64 = 750_000_000_000;
 pub(super) struct PolicyResult {
     pub(super) policy: String,
     pub(super) time: u64,
-    pub(super) written: u64,
-    pub(super) read: u64,
+    pub(super) bytes: PlannedBytes,
     pub(super) stalled: usize,
     /// Seconds of one core.
     pub(super) planning: f64,
@@ -65,14 +65,15 @@ impl Cell {
         format!("{}, {}", self.part.title(), self.machine())
     }
 
-    pub(super) fn find(&self, policy: &str) -> Option<&PolicyResult> {
-        self.outcomes.iter().find(|one| one.policy == policy)
+    /// What came out for a policy that every cell has.
+    pub(super) fn find(&self, policy: &str) -> &PolicyResult {
+        self.outcomes.iter().find(|one| one.policy == policy).expect("every cell has it")
     }
 
     /// The fastest of algorithm1's scores.
-    pub(super) fn best_published(&self) -> Option<&PolicyResult> {
+    pub(super) fn best_published(&self) -> &PolicyResult {
         let published = self.outcomes.iter().filter(|one| one.policy.starts_with("algorithm1"));
-        published.min_by_key(|one| one.time)
+        published.min_by_key(|one| one.time).expect("every cell has them")
     }
 
     pub(super) fn machine(&self) -> String {
@@ -130,7 +131,7 @@ pub(super) fn plan(
     }
     let search = || write_floor(trace, &machine, FLOOR_EFFORT);
     let proof = certificate(&file("-written"), trace, &machine, search)?;
-    let time = Nanos(cell.best_published().map_or(cell.ideal, |best| best.time));
+    let time = Nanos(cell.best_published().time);
     cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
     // What takes long is not done twice: the second stage says little more than the first.
     if part.is_first() {
@@ -217,8 +218,7 @@ fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> PolicyResult
     PolicyResult {
         policy: policy.to_owned(),
         time: simulation.time.0,
-        written: simulation.bytes.ssd_written.0,
-        read: simulation.bytes.ssd_read.0,
+        bytes: simulation.bytes,
         stalled: simulation.stalls.len(),
         planning,
         host_memory: None,

@@ -2,6 +2,7 @@
 
 use super::cell::timed;
 use super::{GIB, ratio};
+use serde::Serialize;
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::instances::deep_network;
 use tidelog_planner::lifetime::Lifetimes;
@@ -15,10 +16,12 @@ const KERNELS: [usize; 4] = [15_625, 62_500, 250_000, 1_000_000];
 const TIMEOUT: f64 = 900.0;
 
 /// One trace length.
+#[derive(Serialize)]
 pub(super) struct Size {
     pub(super) kernels: usize,
     pub(super) tensors: usize,
     /// Of one core.
+    #[serde(rename = "planning_s")]
     pub(super) seconds: f64,
     /// The most that the whole process held meanwhile.
     pub(super) memory_gib: f64,

@@ -5,6 +5,7 @@
 
 mod cell;
 mod certificates;
+mod columns;
 mod growth;
 mod marks;
 mod output;
@@ -45,9 +46,9 @@ fn main() -> Result<(), Failure> {
     print!("{}", output::small_in_words(&small));
     let sizes = growth::growth(|size| println!("{}", output::size_in_words(size)))?;
 
-    let missed = cells.iter().flat_map(marks::missed_by).chain(marks::missed_by_small(&small));
+    let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes)).collect();
-    let out_of_reach = cells.iter().filter_map(marks::out_of_reach).collect();
+    let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
     let results = Results { cells, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
     for line in &results.out_of_reach {

@@ -1,6 +1,7 @@
 //! The tables for people, and the file for programs.
 
 use super::cell::{Cell, PolicyResult, Traces};
+use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
 use super::sets::TracePart;
 use super::small::Small;
@@ -49,7 +50,6 @@ pub(super) fn percent_of_ideal(cell: &Cell, time: u64) -> f64 {
 
 pub(super) fn table(cell: &Cell) -> String {
     let mut text = format!("  {}\n", cell.machine());
-    let gigabytes = |bytes| ratio(bytes, 1_000_000_000);
     if let Some(bound) = cell.bound {
         let _ = writeln!(
             text,
@@ -59,23 +59,11 @@ pub(super) fn table(cell: &Cell) -> String {
         );
     }
     for one in cell.outcomes.iter().chain(&cell.ablations) {
-        let over = cell
-            .bound
-            .map_or(String::new(), |bound| format!(", {:.3} x bound", ratio(one.time, bound)));
-        let _ = write!(
-            text,
-            "    {:31} {:6.1} % of ideal{over}, {:.0} GB written, {:.0} GB read, {} stalls",
-            one.policy,
-            percent_of_ideal(cell, one.time),
-            gigabytes(one.written),
-            gigabytes(one.read),
-            one.stalled,
-        );
-        if one.planning > 0.0 {
-            let _ = write!(text, ", planned in {:.2} s", one.planning);
-        }
-        if let Some(host) = one.host_memory {
-            let _ = write!(text, ", {:.0} GB of host memory", gigabytes(host));
+        let _ = write!(text, "    {:31}", one.policy);
+        for Column { words: [before, after], text: value, .. } in columns(cell, one) {
+            if !["", "–"].contains(&value.as_str()) {
+                let _ = write!(text, "{before}{value}{after}");
+            }
         }
         if let Some(published) = published_of(cell, &one.policy) {
             let _ = write!(text, "; published: {published}");
@@ -91,7 +79,7 @@ pub(super) fn table(cell: &Cell) -> String {
         let floor = gigabytes(floor);
         let _ = writeln!(
             text,
-            "    {:31} {floor:.0} GB written, proved for iterations no longer than the best published score's",
+            "    {:31} {floor} GB written, proved for iterations no longer than the best published score's",
             "write floor"
         );
     }
@@ -137,24 +125,10 @@ pub(super) fn json(results: &Results) -> Value {
             })
         })
         .collect();
-    let small = &results.small;
-    let sizes: Vec<Value> = results
-        .sizes
-        .iter()
-        .map(|size| {
-            json!({
-                "kernels": size.kernels, "tensors": size.tensors, "planning_s": size.seconds,
-                "memory_gib": size.memory_gib,
-            })
-        })
-        .collect();
     json!({
         "cells": cells,
-        "small_instances": {
-            "instances": small.instances, "beaten": small.beaten, "enumerated": small.enumerated,
-            "best": small.best, "worst_over_best_per_mille": small.worst_per_mille,
-        },
-        "growth": sizes,
+        "small_instances": results.small,
+        "growth": results.sizes,
         "falls_short": results.missed,
         "out_of_reach": results.out_of_reach,
     })
@@ -162,12 +136,15 @@ pub(super) fn json(results: &Results) -> Value {
 
 fn rows_of(cell: &Cell, outcomes: &[PolicyResult]) -> Vec<Value> {
     let row = |one: &PolicyResult| {
-        json!({
-            "policy": one.policy, "time_ns": one.time, "percent_of_ideal": percent_of_ideal(cell, one.time),
-            "ssd_written": one.written, "ssd_read": one.read, "stalled_ops": one.stalled,
-            "planning_s": one.planning, "host_memory": one.host_memory,
-            "published": published_of(cell, &one.policy),
-        })
+        let of_row = [
+            ("policy", json!(one.policy)),
+            ("time_ns", json!(one.time)),
+            ("published", json!(published_of(cell, &one.policy))),
+        ];
+        of_row
+            .into_iter()
+            .chain(columns(cell, one).into_iter().filter_map(|column| column.json))
+            .collect()
     };
     outcomes.iter().map(row).collect()
 }

@@ -1,9 +1,9 @@
 //! The page: all tables in one file that needs no network, and a page for each step that is worth a
 //! look.
 
-use super::cell::{Cell, PolicyResult};
-use super::output::{Results, percent_of_ideal, published_of, size_in_words, small_in_words};
-use super::ratio;
+use super::cell::Cell;
+use super::columns::{columns, columns_of_bound};
+use super::output::{Results, published_of, size_in_words, small_in_words};
 use std::fmt::Write;
 
 const STYLE: &str = "
@@ -81,58 +81,51 @@ fn table(cell: &Cell, name: &str, out: &mut String) {
     if cell.page.is_some() {
         let _ = write!(out, " · <a href=\"{name}/{STEPS}/{}\">the step</a>", step_file(cell));
     }
-    out.push_str(
-        "</h3>\n<table><tr><th>policy</th><th>of ideal</th><th>over bound</th><th>GB written</th><th>GB read</th>\
-         <th>stalls</th><th>planned in</th><th>published, and notes</th></tr>\n",
+    let headings = columns(cell, cell.find("tidelog")).into_iter().map(|column| column.heading);
+    let headings: Vec<&str> = headings.filter(|heading| !heading.is_empty()).collect();
+    let _ = writeln!(
+        out,
+        "</h3>\n<table><tr><th>policy</th><th>{}</th><th>published, and notes</th></tr>",
+        headings.join("</th><th>")
     );
     if let Some(bound) = cell.bound {
-        let percent = percent_of_ideal(cell, bound);
-        let floor =
-            cell.floor.map_or("–".to_owned(), |bytes| format!("≥ {:.0}", gigabytes(bytes)));
-        let _ = writeln!(
-            out,
-            "<tr><td>lower bound</td><td class=\"share\" style=\"--part:{percent:.1}%\">{percent:.1} %</td><td>1</td>\
-             <td>{floor}</td><td></td><td></td><td></td><td></td></tr>"
-        );
+        let mut texts = columns_of_bound(cell, bound).to_vec();
+        texts.resize(headings.len(), String::new());
+        row("lower bound", &texts, "", out);
     }
     for one in cell.outcomes.iter().chain(&cell.ablations) {
-        row(cell, one, out);
+        let texts = columns(cell, one).into_iter().map(|column| column.text);
+        let mut texts: Vec<String> = texts.collect();
+        let notes = texts.split_off(headings.len());
+        let published = published_of(cell, &one.policy).map(str::to_owned);
+        let notes = published.into_iter().chain(notes).filter(|note| !note.is_empty());
+        row(&one.policy, &texts, &notes.collect::<Vec<_>>().join("; "), out);
     }
     for (policy, why) in &cell.impossible {
         let published =
             published_of(cell, policy).map_or(String::new(), |known| format!("{known}; "));
-        let why = escaped(why);
+        let (count, why) = (headings.len(), escaped(why));
         let _ = writeln!(
             out,
-            "<tr><td>{policy}</td><td colspan=\"6\">does not run</td><td>{published}{why}</td></tr>"
+            "<tr><td>{policy}</td><td colspan=\"{count}\">does not run</td><td>{published}{why}</td></tr>"
         );
     }
     out.push_str("</table>\n");
 }
 
-fn row(cell: &Cell, one: &PolicyResult, out: &mut String) {
-    let percent = percent_of_ideal(cell, one.time);
-    let class = if one.policy.starts_with("tidelog") { " class=\"ours\"" } else { "" };
-    let over =
-        cell.bound.map_or("–".to_owned(), |bound| format!("{:.3}", ratio(one.time, bound)));
-    let planned = if one.planning > 0.0 { format!("{:.2} s", one.planning) } else { String::new() };
-    let host = one.host_memory.map(|bytes| format!("{:.0} GB of host memory", gigabytes(bytes)));
-    let notes: Vec<String> =
-        published_of(cell, &one.policy).map(str::to_owned).into_iter().chain(host).collect();
-    let _ = writeln!(
-        out,
-        "<tr{class}><td>{}</td><td class=\"share\" style=\"--part:{percent:.1}%\">{percent:.1} %</td><td>{over}</td>\
-         <td>{:.0}</td><td>{:.0}</td><td>{}</td><td>{planned}</td><td>{}</td></tr>",
-        escaped(&one.policy),
-        gigabytes(one.written),
-        gigabytes(one.read),
-        one.stalled,
-        notes.join("; "),
-    );
-}
-
-fn gigabytes(bytes: u64) -> f64 {
-    ratio(bytes, 1_000_000_000)
+/// A row of the table. The first text is a percentage, drawn as a bar.
+fn row(name: &str, texts: &[String], notes: &str, out: &mut String) {
+    let class = if name.starts_with("tidelog") { " class=\"ours\"" } else { "" };
+    let _ = write!(out, "<tr{class}><td>{}</td>", escaped(name));
+    for (index, text) in texts.iter().enumerate() {
+        let text = text.trim_start();
+        let bar = match index {
+            0 => format!(" class=\"share\" style=\"--part:{}\"", text.replace(' ', "")),
+            _ => String::new(),
+        };
+        let _ = write!(out, "<td{bar}>{text}</td>");
+    }
+    let _ = writeln!(out, "<td>{notes}</td></tr>");
 }
 
 fn escaped(text: &str) -> String {

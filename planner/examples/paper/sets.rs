@@ -1,7 +1,7 @@
 //! The recorded models, and what the TERAIO paper (arXiv 2506.06472) reports of them.
 
 use super::GIB;
-use super::marks::Marks;
+use super::columns::Marks;
 
 /// Published figures: the share of the ideal time in percent, or in words.
 #[derive(Clone, Copy)]

@@ -1,6 +1,7 @@
 //! A thousand small random steps: no policy is faster than the bound, and where all plans can be
 //! tried tidelog's is close to the best of them.
 
+use serde::Serialize;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
@@ -23,16 +24,18 @@ const ITERATIONS: u32 = 40;
 const EFFORT: Effort = Effort { instants: 1 << 20, steps: 60 };
 
 /// What came out.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub(super) struct Small {
     pub(super) instances: u32,
     /// Bounds that say more than the kernels' time.
+    #[serde(skip)]
     pub(super) telling: u32,
     /// Runs that were faster than their bound: there are none.
     pub(super) beaten: Vec<String>,
     /// Instances of which every plan was tried, and how many of tidelog's were the best.
     pub(super) enumerated: u32,
     pub(super) best: u32,
+    #[serde(rename = "worst_over_best_per_mille")]
     pub(super) worst_per_mille: u32,
 }
 

@@ -132,7 +132,7 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Room { leaving, link_busy_per_mille } => {
-                write!(out, "  It waits for room")?;
+                write!(out, "  It waits for memory")?;
                 for (index, one) in leaving.iter().take(LEAVING_MAX).enumerate() {
                     let before = if index == 0 { "; what leaves meanwhile: " } else { ", " };
                     write!(out, "{before}{} ({})", one.name, bytes(one.size))?;
@@ -188,7 +188,7 @@ impl fmt::Display for WaitedTime {
             (self.reads, "because reading was the limit"),
             (self.full, "because memory was full when bytes should have come"),
             (self.late, "because the plan asked late"),
-            (self.room, "for room: what left was still being written"),
+            (self.room, "for memory: what left was still being written"),
         ];
         for (length, why) in parts.into_iter().filter(|(length, _)| length.0 > 0) {
             writeln!(out, "  {:>9} {why}", time(length))?;

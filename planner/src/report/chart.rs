@@ -19,6 +19,12 @@ const STALL_HEIGHT: u64 = 10;
 const LANE_HEIGHT_MAX: u64 = 14;
 const LANES_HEIGHT_MAX: u64 = 120;
 
+/// The memory panel's title is that high; a label beside it would be read as a part of it.
+const TITLE_HEIGHT: u64 = 18;
+
+/// Labels of the time axis begin in this part of it: one that begins later would be cut.
+const LABELS_END_PERCENT: u64 = 95;
+
 /// At most this many lanes of transfers are drawn side by side.
 const LANES_MAX: usize = 24;
 
@@ -39,7 +45,9 @@ pub(super) fn render(report: &Report) -> String {
     if !report.stalls.is_empty() {
         stall_panel(report, &mut out);
     }
-    for (direction, label) in [(MigrationDirection::Out, "out"), (MigrationDirection::In, "in")] {
+    for (direction, label) in
+        [(MigrationDirection::Out, "moved out"), (MigrationDirection::In, "moved in")]
+    {
         lanes_panel(report, direction, label, &mut out);
     }
     rate_panel(report, &mut out);
@@ -136,7 +144,8 @@ fn memory_panel(report: &Report, out: &mut String) {
     let top = most.0.saturating_add(most.0 / 16).max(1);
     let y = |bytes: u64| MEMORY_HEIGHT - scale(bytes, top, MEMORY_HEIGHT);
     let ticks = byte_ticks(Bytes(top));
-    let labels: Vec<_> = ticks.iter().map(|tick| (y(tick.0), text::bytes(*tick))).collect();
+    let labels = ticks.iter().map(|tick| (y(tick.0), text::bytes(*tick)));
+    let labels: Vec<_> = labels.filter(|(y, _)| *y >= TITLE_HEIGHT).collect();
     open(report, out, "memory", "memory", MEMORY_HEIGHT, &labels);
     let staging = report.staging.0;
     let area =
@@ -248,13 +257,13 @@ fn rate_panel(report: &Report, out: &mut String) {
     let half = RATE_HEIGHT / 2;
     let up = |rate: Bandwidth| half - scale(rate.0, top, half - 4);
     let down = |rate: Bandwidth| half + scale(rate.0, top, half - 4);
-    let limit = |rate: Option<Bandwidth>, y: &dyn Fn(Bandwidth) -> u64| {
-        rate.map(|rate| (y(rate), text::rate(rate)))
-    };
-    let mut labels = vec![(half, "0".to_owned())];
-    let at_most = Some(Bandwidth(top));
-    labels.extend(limit(report.write_limit.or(at_most), &up));
-    labels.extend(limit(report.read_limit.or(at_most), &down));
+    let out_limit = report.write_limit.unwrap_or(Bandwidth(top));
+    let in_limit = report.read_limit.unwrap_or(Bandwidth(top));
+    let labels = [
+        (up(out_limit), format!("out {}", text::rate(out_limit))),
+        (half, "0".to_owned()),
+        (down(in_limit), format!("in {}", text::rate(in_limit))),
+    ];
     open(report, out, "rates", "bandwidth", RATE_HEIGHT, &labels);
     for (class, rates, y) in [
         ("out", &written, &up as &dyn Fn(Bandwidth) -> u64),
@@ -273,6 +282,9 @@ fn rate_panel(report: &Report, out: &mut String) {
 fn time_axis(duration: Nanos, out: &mut String) {
     out.push_str("<div class=\"panel axis\"><div class=\"side\"></div><div class=\"times\">");
     for tick in time_ticks(duration) {
+        if tick.0 > duration.0 / 100 * LABELS_END_PERCENT {
+            break;
+        }
         let tenths = x(tick, duration) * 1000 / WIDTH;
         let _ = write!(
             out,

@@ -124,7 +124,7 @@ pub struct Stall {
     pub begin: Nanos,
     /// When it did.
     pub end: Nanos,
-    /// What it waited for: `blocks.0.weight`, or room.
+    /// What it waited for: `blocks.0.weight`, or memory.
     pub waited_for: String,
 }
 

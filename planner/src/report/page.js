@@ -34,7 +34,8 @@
     const rough = (to - from) / 8, power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
     const step = power * [1, 2, 5, 10].find((factor) => power * factor >= rough);
     times.replaceChildren();
-    for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) {
+    // A label that begins in the last part of the axis would be cut.
+    for (let tick = Math.ceil(from / step) * step; tick <= from + (to - from) * .95; tick += step) {
       const label = document.createElement("span");
       label.style.left = `${(tick - from) / (to - from) * 100}%`;
       label.textContent = time(tick);

@@ -46,8 +46,9 @@ pub(super) fn render(report: &Report) -> String {
     out.push_str(&chart::render(report));
     out.push_str("<div id=\"cursor\"></div></div><div id=\"tip\" role=\"status\"></div>");
     out.push_str(
-        "<p class=\"small hint\">Point at anything for its figures. Shift and wheel zoom, dragging moves, a \
-         double click shows the whole step.</p>",
+        "<p class=\"small hint\">Moved out, moved in: a bar while bytes move, a thin line while the transfer waits, \
+         a pale bar with an outline for a copy that was still good.<br>Point at anything for its figures. Shift \
+         and the wheel zoom, dragging moves the picture, a double click shows the whole step.</p>",
     );
     let left_out = report.transfers.len().saturating_sub(chart::TRANSFERS_MAX);
     if left_out > 0 {
@@ -124,30 +125,32 @@ fn cards(report: &Report, out: &mut String) {
     out.push_str("</dl>\n");
 }
 
+/// What the colours mean: a line for memory, and one for what moves.
 fn legend(report: &Report, out: &mut String) {
-    out.push_str("<ul class=\"legend\">");
-    let mut entry = |class: &str, text: &str| {
-        let _ = write!(out, "<li><i class=\"{class}\"></i>{text}</li>");
-    };
-    entry("resident", "in memory");
-    entry("moving", "moving");
-    entry("staging", "staging");
-    entry("wanted", "without a budget");
-    entry("budget", "budget");
+    let entry = |class: &str, text: &str| format!("<li><i class=\"{class}\"></i>{text}</li>");
+    let mut memory = entry("resident", "in memory")
+        + &entry("moving", "moving")
+        + &entry("staging", "staging")
+        + &entry("wanted", "without a budget")
+        + &entry("budget", "budget");
     if !report.stalls.is_empty() {
-        entry("stall", "stall");
+        memory += &entry("stall", "stall");
     }
-    for kind in StorageKind::ALL {
-        if report.transfers.iter().any(|transfer| transfer.kind == kind) {
-            entry(&format!("bar {}", class_of(kind)), &kind.to_string());
+    let has_transfers =
+        |kind: &StorageKind| report.transfers.iter().any(|transfer| transfer.kind == *kind);
+    let kinds = StorageKind::ALL.into_iter().filter(has_transfers);
+    let moved = kinds.map(|kind| entry(&format!("bar {}", class_of(kind)), &kind.to_string()));
+    for (title, entries) in [("memory", memory), ("moved", moved.collect())] {
+        if !entries.is_empty() {
+            let _ =
+                write!(out, "<ul class=\"legend\"><li class=\"group\">{title}</li>{entries}</ul>");
         }
     }
-    out.push_str("</ul>");
 }
 
 /// The step beside what it would take without a budget, and beside what no plan can beat.
 fn times(report: &Report, out: &mut String) {
-    let known = [("without a budget", report.unlimited), ("no plan is shorter", report.bound)];
+    let known = [("without a budget", report.unlimited), ("lower bound", report.bound)];
     if known.iter().all(|(_, time)| time.is_none()) {
         return;
     }

@@ -66,7 +66,7 @@ fn stalls(trace: &Trace, simulation: &Simulation) -> Vec<Stall> {
         op: format!("{} (op {})", trace.ops[stall.op.0 as usize].name, stall.op.0),
         begin: stall.begin,
         end: Nanos(stall.begin.0 + stall.length.0),
-        waited_for: stall.waited_for.map_or_else(|| "room".to_owned(), |s| trace.label(s)),
+        waited_for: stall.waited_for.map_or_else(|| "memory".to_owned(), |s| trace.label(s)),
     });
     stalls.collect()
 }

@@ -89,7 +89,7 @@ fn the_page_says_what_matters_first() {
 #[test]
 fn the_bound_and_the_price_of_writing_less_stand_beside_the_step() {
     let mut report = report();
-    assert!(!report.to_html().contains("no plan is shorter"));
+    assert!(!report.to_html().contains("lower bound"));
     report.bound = Some(Nanos(1_900_000));
     let point = |terabytes: u64, step, pause| BudgetPoint {
         per_day: Bytes(terabytes * 1_000_000_000_000),
@@ -101,13 +101,27 @@ fn the_bound_and_the_price_of_writing_less_stand_beside_the_step() {
     let html = report.to_html();
     for said in [
         "no plan can take less than 1.90 ms",
-        "<th>no plan is shorter</th><td class=\"number\">1.90 ms</td>",
+        "<th>lower bound</th><td class=\"number\">1.90 ms</td>",
         "class=\"moving\" style=\"width:95.0%\"",
         "<th>45 TB</th><td class=\"number\">4.00 ms</td><td class=\"number\">9 &lt;days&gt;</td>",
         "includes a pause",
     ] {
         assert!(html.contains(said), "{said}");
     }
+}
+
+#[test]
+fn labels_are_whole_and_say_their_direction() {
+    let mut report = report();
+    for sample in &mut report.memory {
+        sample.wanted = Bytes(181 << 20);
+    }
+    let html = report.to_html();
+    assert!(html.contains(">128 MiB</span>"));
+    assert!(!html.contains(">192 MiB</span>"), "beside the panel's title");
+    assert!(html.contains(">1.50 ms</span>"));
+    assert!(!html.contains(">2.00 ms</span>"), "cut at the end of the axis");
+    assert!(html.contains(">in 6.70 GB/s</span>") && html.contains(">out "));
 }
 
 #[test]

@@ -286,7 +286,7 @@ impl Residency {
         self.follow.as_ref().is_some_and(Follow::in_sync)
     }
 
-    /// Why the schedule is not followed any more. Told once.
+    /// Why the schedule is not followed any more. Reported once.
     pub fn desync(&mut self) -> Option<Desync> {
         self.desync.take()
     }

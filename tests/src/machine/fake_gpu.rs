@@ -11,10 +11,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use tidelog_engine::memory::WindowSize;
 use tidelog_engine::path::Device;
 use tidelog_gds::Gpu;
 use tidelog_gds::cufile::{Compat, CuFileLibrary, Driver};
-use tidelog_gds::queue::{CuFileQueue, QueueOptions};
+use tidelog_gds::queue::CuFileQueue;
 
 /// The fake, held by one test at a time: what it plays is a property of the process.
 pub struct FakeGpu {
@@ -206,8 +207,8 @@ impl FakeGpu {
         Driver::open(self.library(), Compat::Forbidden).unwrap()
     }
 
-    /// A queue to these devices.
-    pub fn queue(&self, devices: Vec<Device>, options: QueueOptions) -> CuFileQueue {
-        CuFileQueue::open(&self.gpu(), &self.open_driver(), devices, options).unwrap()
+    /// A queue of this depth to these devices.
+    pub fn queue(&self, devices: Vec<Device>, size: WindowSize, depth: u32) -> CuFileQueue {
+        CuFileQueue::open(&self.gpu(), &self.open_driver(), devices, size, depth).unwrap()
     }
 }

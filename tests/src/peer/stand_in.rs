@@ -10,15 +10,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tidelog_engine::library::ErrorLibrary;
 use tidelog_engine::memory::peer::PeerMemory;
 use tidelog_engine::memory::{
-    DmaPool, GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory,
-    GpuSource, OpenedCopies, checksum,
+    ChunkPlace, CopyError, DmaPool, GpuBytes, GpuCopies, GpuCopy, GpuDestination, GpuDirection,
+    GpuError, GpuEvent, GpuMemory, GpuSource, OpenedCopies, OpenedWindow, WindowSize, checksum,
 };
-use tidelog_engine::path::Status;
-use tidelog_engine::path::backend::{
-    Copied, OpenedWindow, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize,
-};
+use tidelog_engine::path::backend::Window;
 
 /// Where its memory begins for the GPU, so that nobody takes an address of it for one of the
 /// host's.
@@ -122,6 +120,15 @@ impl StandIn {
         touched
     }
 
+    fn copies(&self, slots: u32) -> Copies {
+        Copies {
+            memory: Arc::clone(&self.memory),
+            to_host: Arc::clone(&self.to_host),
+            begun: vec![None; slots as usize],
+            sums: vec![0; slots as usize],
+        }
+    }
+
     fn with_staging(&self, body: impl FnOnce(*mut u8, usize)) {
         let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = &*staging {
@@ -138,12 +145,8 @@ impl GpuMemory for StandIn {
 
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
         *self.staging.lock().unwrap_or_else(PoisonError::into_inner) = Some(staging.clone());
-        let copies = Staged {
-            memory: Arc::clone(&self.memory),
-            to_host: Arc::clone(&self.to_host),
-            begun: vec![None; slots as usize],
-        };
-        let (copies, why_unlocked) = (Box::new(copies), Some("the processor copies".into()));
+        let (copies, why_unlocked) =
+            (Box::new(self.copies(slots)), Some("the processor copies".into()));
         Ok(OpenedCopies { copies, why_no_checksums: None, why_unlocked, lock: None })
     }
 
@@ -153,11 +156,7 @@ impl GpuMemory for StandIn {
             let left = self.memory.0.span().1 - offset;
             return Err(GpuError(format!("a window of {length} bytes in {left} bytes of memory")));
         }
-        let copies = Passed {
-            memory: Arc::clone(&self.memory),
-            begun: vec![None; Window::slots(size) as usize],
-            sums: vec![0; Window::slots(size) as usize],
-        };
+        let copies = self.copies(Window::slots(size));
         let memory = Part { memory: Arc::clone(&self.memory), offset, length };
         let base = BASE + offset as u64;
         Ok(OpenedWindow { memory: Box::new(memory), base, copies: Box::new(copies) })
@@ -194,129 +193,97 @@ impl fmt::Debug for Part {
     }
 }
 
-/// Copies by way of staging memory.
-struct Staged {
+/// Copies between the memory and chunks, in staging memory or in the window.
+struct Copies {
     memory: Arc<Mapping>,
     to_host: Arc<AtomicU64>,
     begun: Vec<Option<GpuCopy>>,
+    sums: Vec<u32>,
 }
 
 // SAFETY: the addresses are those of the engine's memory, which whoever began a copy keeps for it,
 // whatever thread drives it.
-unsafe impl Send for Staged {}
+unsafe impl Send for Copies {}
 
-impl Staged {
-    fn carry_out(&self, GpuCopy { direction, gpu, staging, length, .. }: GpuCopy) {
-        let (gpu, staging) = (self.memory.of_gpu(gpu, length), staging.as_ptr());
-        // SAFETY: the GPU's end is mapped (`Mapping::at`), the other is the engine's for the copy
-        // (`GpuCopies::begin`).
-        unsafe {
-            match direction {
-                GpuDirection::Out => std::ptr::copy_nonoverlapping(gpu, staging, length),
-                GpuDirection::In => std::ptr::copy_nonoverlapping(staging, gpu, length),
-                GpuDirection::Checksum => {
-                    let sum = checksum(&read(gpu, length));
-                    staging.cast::<u32>().write_unaligned(sum);
-                    return;
+impl Copies {
+    fn carry_out(&mut self, slot: usize, copy: GpuCopy) {
+        let GpuCopy { direction, memory, chunk, zeroes, checked } = copy;
+        let length = memory.length;
+        if length > 0 {
+            let tensor = self.memory.of_gpu(memory.address, length);
+            let chunk = match chunk {
+                ChunkPlace::Host(place) => {
+                    self.to_host.fetch_add(length as u64, Ordering::Relaxed);
+                    place.as_ptr()
                 }
-            }
+                ChunkPlace::Gpu(address) => self.memory.of_gpu(address, length),
+            };
+            let (from, to) = match direction {
+                GpuDirection::Fill => (tensor, chunk),
+                GpuDirection::Drain => (chunk, tensor),
+            };
+            // SAFETY: the GPU's ends are mapped (`Mapping::at`), another is the engine's, and all
+            // are the copy's until it is done (`GpuCopies::begin`).
+            unsafe { std::ptr::copy(from, to, length) };
         }
-        self.to_host.fetch_add(length as u64, Ordering::Relaxed);
+        let bytes = |GpuBytes { address, length }| {
+            let length = length as usize;
+            (self.memory.of_gpu(address, length), length)
+        };
+        if zeroes.length > 0 {
+            let (at, length) = bytes(zeroes);
+            // SAFETY: as above.
+            unsafe { std::ptr::write_bytes(at, 0, length) };
+        }
+        if checked.length > 0 {
+            let (at, length) = bytes(checked);
+            self.sums[slot] = checksum(&read(at, length));
+        }
+    }
+
+    fn finish(&mut self, slot: usize) -> bool {
+        let begun = self.begun[slot].take();
+        if let Some(copy) = begun {
+            self.carry_out(slot, copy);
+        }
+        begun.is_some()
     }
 }
 
+/// Whose only error is that it knows no events.
+static STAND_IN: ErrorLibrary =
+    ErrorLibrary { name: "the stand-in", describe: |_| "it has no events" };
+
+fn no_events() -> CopyError {
+    CopyError { library: &STAND_IN, what: "wait", code: libc::EOPNOTSUPP }
+}
+
 // SAFETY: a copy touches memory only while it is carried out, which is before it is told to be
-// done.
-unsafe impl GpuCopies for Staged {
-    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
-        if copy.after.is_some() {
-            return Err(GpuError("it has no events".into()));
+// done; the processor's own writes are seen by devices that are told of them afterwards.
+unsafe impl GpuCopies for Copies {
+    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), CopyError> {
+        if copy.memory.after.is_some() {
+            return Err(no_events());
         }
         self.begun[slot as usize] = Some(*copy);
         Ok(())
     }
 
-    fn is_done(&mut self, slot: u32) -> Result<bool, GpuError> {
-        let begun = self.begun[slot as usize].take();
-        begun.inspect(|copy| self.carry_out(*copy));
-        Ok(begun.is_none())
-    }
-
-    fn record(&mut self, _event: GpuEvent) -> Result<(), GpuError> {
-        Err(GpuError("it has no events".into()))
-    }
-
-    fn wait(&mut self) {
-        for slot in 0..self.begun.len() {
-            self.begun[slot].take().into_iter().for_each(|copy| self.carry_out(copy));
-        }
-    }
-}
-
-/// Copies between the window and the rest of the memory.
-struct Passed {
-    memory: Arc<Mapping>,
-    begun: Vec<Option<WindowCopy>>,
-    sums: Vec<u32>,
-}
-
-// SAFETY: as for `Staged`.
-unsafe impl Send for Passed {}
-
-impl Passed {
-    fn carry_out(&mut self, slot: usize, copy: WindowCopy) {
-        let filled = copy.copied.map_or(0, |copied| copied.first + copied.length);
-        let length = (filled + copy.zeroes).max(copy.checked) as usize;
-        let part = self.memory.of_gpu(copy.place, length);
-        if copy.direction == WindowDirection::Drain {
-            self.sums[slot] = checksum(&read(part, copy.checked as usize));
-        }
-        if let Some(Copied { first, length, with }) = copy.copied {
-            let (part, length) = (part.wrapping_add(first as usize), length as usize);
-            let other = self.memory.of_gpu(with, length);
-            let (from, to) = match copy.direction {
-                WindowDirection::Fill => (other, part),
-                WindowDirection::Drain => (part, other),
-            };
-            // SAFETY: both are mapped (`Mapping::at`) and the copy's until it is done
-            // (`WindowCopies::begin`).
-            unsafe { std::ptr::copy(from, to, length) };
-        }
-        if copy.direction == WindowDirection::Fill {
-            let behind = part.wrapping_add(filled as usize);
-            // SAFETY: as above; it lies within the part.
-            unsafe { std::ptr::write_bytes(behind, 0, copy.zeroes as usize) };
-            self.sums[slot] = checksum(&read(part, copy.checked as usize));
-        }
-    }
-}
-
-// SAFETY: as for `Staged`; the processor's own writes are seen by devices that are told of them
-// afterwards.
-unsafe impl WindowCopies for Passed {
-    unsafe fn begin(&mut self, slot: u32, copy: &WindowCopy) -> Result<(), Status> {
-        let events = copy.after.is_some();
-        self.begun[slot as usize] = Some(*copy).filter(|_| !events);
-        if events { Err(Status::Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
-    }
-
-    fn is_done(&mut self, slot: u32) -> Result<bool, Status> {
-        let begun = self.begun[slot as usize].take();
-        if let Some(copy) = begun {
-            self.carry_out(slot as usize, copy);
-        }
-        Ok(begun.is_none())
+    fn is_done(&mut self, slot: u32) -> Result<bool, CopyError> {
+        Ok(!self.finish(slot as usize))
     }
 
     fn checksum(&self, slot: u32) -> u32 {
         self.sums[slot as usize]
     }
 
+    fn record(&mut self, _event: GpuEvent) -> Result<(), CopyError> {
+        Err(no_events())
+    }
+
     fn stop(&mut self) -> bool {
         for slot in 0..self.begun.len() {
-            if let Some(copy) = self.begun[slot].take() {
-                self.carry_out(slot, copy);
-            }
+            self.finish(slot);
         }
         true
     }

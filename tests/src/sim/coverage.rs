@@ -24,7 +24,9 @@ pub enum FaultSeen {
     RotInMetadata,
     RotInIndex,
     Vanished,
+    StartOverwritten,
     Stale,
+    OlderInOneRun,
     Stalled,
     PowerDropped,
     PowerKept,
@@ -48,7 +50,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [FaultSeen; 20] = [
+const STRUCK: [FaultSeen; 22] = [
     FaultSeen::ReadError,
     FaultSeen::ReadShort,
     FaultSeen::ReadCorrupt,
@@ -64,7 +66,9 @@ const STRUCK: [FaultSeen; 20] = [
     FaultSeen::RotInMetadata,
     FaultSeen::RotInIndex,
     FaultSeen::Vanished,
+    FaultSeen::StartOverwritten,
     FaultSeen::Stale,
+    FaultSeen::OlderInOneRun,
     FaultSeen::Stalled,
     FaultSeen::PowerDropped,
     FaultSeen::PowerKept,
@@ -107,7 +111,9 @@ fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
         FaultSeen::RotInIndex => under == Under::Rest,
         // The pool is closed where a disk comes back.
-        FaultSeen::Stale => under == Under::Open,
+        FaultSeen::StartOverwritten | FaultSeen::Stale | FaultSeen::OlderInOneRun => {
+            under == Under::Open
+        }
         // Commits have ended before a disk stalls, so that nothing but the stall holds up what is
         // read.
         FaultSeen::Stalled => under == Under::Get,

@@ -8,7 +8,7 @@ mod reads;
 mod scratch;
 mod trouble;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -95,6 +95,8 @@ pub struct Runner<'a> {
     pub(super) allowed_errors: AllowedErrors,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
+    /// Disks to whose start a write went that was not meant for it. What it left stays there.
+    astray: BTreeSet<usize>,
     /// How often the pool was opened.
     openings: u64,
     copied: Option<Copied>,
@@ -139,6 +141,7 @@ impl<'a> Runner<'a> {
             order: 0,
             allowed_errors: AllowedErrors::default(),
             lost: BTreeMap::new(),
+            astray: BTreeSet::new(),
             openings: 0,
             copied: None,
             cut: Cut::Drop,

@@ -57,8 +57,8 @@ pub enum Act {
     Vanish { disk: u8 },
     /// Makes a copy of a disk, in the place of the last one.
     Copy { disk: u8 },
-    /// Closes the pool, or cuts the power, and puts the copy of a disk in its place; then the disk
-    /// is back.
+    /// Closes the pool, or cuts the power, and puts the copy of a disk in its place, where it stays
+    /// unless it is refused.
     Stale { disk: u8, cut: Option<Cut> },
     /// A disk does not respond while others are read.
     Stall { disk: u8 },

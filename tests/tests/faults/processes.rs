@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::inspect::{check, inspect};
+use tidelog_engine::path::{Device, DeviceOpenError, DeviceSpec, OpenMode};
+use tidelog_engine::pool::inspect::{check, inspect, wipe};
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, Pool};
 use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::{LoopOptions, Other, skip, told};
@@ -93,4 +93,78 @@ fn of_two_formatters_at_once_the_pool_is_whole_and_belongs_to_one_that_was_told_
         assert_eq!(check(&rig.specs, false, &mut |_| ()).unwrap().damage, []);
         rig.open().audit().unwrap();
     }
+}
+
+/// A child of fork that does nothing, until this is dropped.
+struct ForkedChild(i32);
+
+impl ForkedChild {
+    /// One that is forked by the C library, which has its say in it, or by the kernel alone.
+    #[expect(unsafe_code, reason = "a fork without an execution is what is tested")]
+    fn new(by_the_kernel: bool) -> Self {
+        // SAFETY: the child waits to be ended, and does nothing.
+        let process = unsafe {
+            if by_the_kernel {
+                libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32
+            } else {
+                libc::fork()
+            }
+        };
+        assert!(process >= 0);
+        if process != 0 {
+            return Self(process);
+        }
+        loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        }
+    }
+}
+
+impl Drop for ForkedChild {
+    #[expect(unsafe_code, reason = "the child executes nothing that would end")]
+    fn drop(&mut self) {
+        // SAFETY: the child is ours.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_block_device_that_was_claimed_is_free_though_forked_children_live() {
+    let test = "processes::a_block_device_that_was_claimed_is_free_though_forked_children_live";
+    let _watchdog = watch(test);
+    let rig = match Rig::new("claims", Kind::Loops(LoopOptions::default())) {
+        Ok(rig) => rig,
+        Err(why) => return skip(test, &why),
+    };
+    let overwrite = FormatOptions { overwrite: true, discard: true, ..format_options() };
+    let claim = OpenMode { exclusive: true, ..OpenMode::default() };
+    let is_claimed = || {
+        let opened = Device::open(&rig.specs[0], claim);
+        matches!(opened, Err(DeviceOpenError::InUse { .. }))
+    };
+    let mut children = Vec::new();
+    for by_the_kernel in [false, true] {
+        let before = children.len();
+        // Whoever is forked while a device is claimed, by whichever thread.
+        Pool::format_with(&rig.specs, &overwrite, &mut |_| {
+            assert!(is_claimed(), "two claims on one device");
+            children.push(ForkedChild::new(by_the_kernel));
+        })
+        .unwrap();
+        let measured = children.len();
+        Pool::calibrate(&rig.specs, false, &mut |_| {
+            if children.len() < measured + 2 {
+                children.push(ForkedChild::new(by_the_kernel));
+            }
+        })
+        .unwrap();
+        assert!(measured > before && children.len() > measured);
+        assert!(!is_claimed(), "a child has the claim");
+        rig.open().close().unwrap();
+    }
+    assert_eq!(wipe(&rig.specs, false).unwrap().len(), 3 * rig.specs.len());
 }

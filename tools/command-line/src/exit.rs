@@ -43,10 +43,10 @@ exit_codes! {
     /// How `tidelog-format` ends.
     FormatExit {
         Clean = 0, "done, nothing was wrong";
-        Repaired = 1, "repair: something was damaged and is whole again";
+        Repaired = 1, "repair: damage was found and repaired";
         Damaged = 2, "something is damaged";
         NotAPool = 3, "not a Tidelog pool, or not all of its devices";
-        Refused = 4, "refused: mounted, held, in use, or holding something that was not named twice";
+        Refused = 4, "refused: in use, or not blank and not named again with --overwrite";
         Failed = 5, "the operating system or a device failed";
         Usage = USAGE, "the command line makes no sense";
     }
@@ -57,9 +57,9 @@ exit_codes! {
     DoctorExit {
         Works = 0, "a path is proven to work, and none failed its trial";
         NothingWorks = 1, "no path that was tried works";
-        WrongBytes = 2, "a path gave other bytes back than were written";
+        WrongBytes = 2, "a path returned other bytes than were written";
         Untried = 3, "nothing was tried: neither --scratch nor --pool was given";
-        Refused = 4, "refused: the device is in use (by a mount, a pool, a program that drives it), or not one to hand over";
+        Refused = 4, "refused: the device is in use (mounted, a pool, driven by a program), or cannot change its driver";
         Failed = 5, "the operating system refused, or a driver did not take the device";
         Usage = USAGE, "the command line makes no sense";
     }
@@ -69,10 +69,10 @@ exit_codes! {
     /// How `tidelog-plan` ends.
     PlanExit {
         Done = 0, "done";
-        Unusable = 1, "a file is not readable, or not the trace, machine, plan or benchmark that it should be";
+        Unusable = 1, "a file cannot be read, or is no valid trace, machine, plan or benchmark result";
         DoesNotRun = 2, "the machine cannot run the trace";
-        NotFound = 3, "what was asked about is not in the trace";
-        Recorder = 4, "the recorder is not there, or failed";
+        NotFound = 3, "no such tensor, op or PCI device";
+        Recorder = 4, "the recorder is missing, or failed";
         Usage = USAGE, "the command line makes no sense";
         Output = 74, "the output could not be written";
     }
@@ -85,8 +85,8 @@ exit_codes! {
         Failed = 1, "an operation failed";
         BadData = 2, "verify found bytes that are not what was written";
         NoPath = 3, "the data path does not work here";
-        Refused = 4, "refused: in use, or holding something that was not named twice";
-        System = 5, "the operating system refused something";
+        Refused = 4, "refused: in use, or not blank and not named again in overwrite";
+        System = 5, "a call of the operating system failed";
         Usage = USAGE, "the command line or a job file makes no sense";
         Interrupted = 130, "interrupted; what was measured until then is reported";
     }

@@ -9,24 +9,21 @@ use tidelog_engine::units::ByteCount;
 
 use crate::bind::DriverChoice;
 
-const ABOUT_INPUTS: &str = "\
-Doctor";
-
 const EXAMPLES: &str = "\
 Examples:
   tidelog-doctor check
-      what can be said without writing anything
+      looks only: it writes nothing, and tries nothing
   tidelog-doctor check --scratch /mnt/nvme0 --scratch /mnt/nvme1
-      proves every path on a file that it makes there, and removes
+      tries every path on a file that it makes there and removes
   tidelog-doctor check --scratch /mnt/nvme0 --output json
   tidelog-doctor bind 0000:3b:00.0
-      shows how the SSD would be handed to user space; add --yes to do it
+      shows the steps that take the SSD from the kernel; add --yes to do them
   tidelog-doctor unbind 0000:3b:00.0 --yes
-      gives it back, once no program drives it any more";
+      returns the SSD to the kernel, once no program uses it";
 
 /// What follows the options in the help.
 fn after_help() -> String {
-    [ABOUT_INPUTS, &DoctorExit::help(), EXAMPLES].join("\n\n")
+    [&DoctorExit::help(), EXAMPLES].join("\n\n")
 }
 
 /// Says which data paths work on this machine, and exactly why the others do not.
@@ -59,11 +56,11 @@ pub struct DoctorCli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum DoctorCommand {
-    /// Look at the machine, and try every path on each scratch area; writes nowhere else
+    /// Look at the machine, and try every path in each scratch directory; writes nowhere else
     Check(CheckArgs),
-    /// Hand an SSD from the kernel to user space
+    /// Take an SSD from the kernel, for SPDK in user space
     Bind(BindArgs),
-    /// Hand an SSD back to the kernel
+    /// Return an SSD to the kernel
     Unbind(HandOverArgs),
     /// Write shell completions to standard output
     Completions {
@@ -75,19 +72,19 @@ pub enum DoctorCommand {
 /// Arguments of `check`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckArgs {
-    /// A directory in which a file may be made; it is removed again
+    /// A directory in which to make a test file, which is removed afterwards
     #[arg(long, value_name = "DIRECTORY")]
     pub scratch: Vec<PathBuf>,
     /// A pool's devices, separated by commas: a tensor is put, read back and deleted by every path
     #[arg(long, value_name = "DEVICE,DEVICE")]
     pub pool: Vec<String>,
-    /// Bytes of a trial
+    /// How many bytes to write and read in each trial
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64MiB")]
     pub size: ByteCount,
-    /// The file of cuFile's library, where it is not found
+    /// The library of cuFile, if it is not found by itself
     #[arg(long, value_name = "FILE")]
     pub cufile: Option<PathBuf>,
-    /// Try cuFile through host memory, too, where it has no direct way
+    /// Try cuFile through host memory too, if there is no direct path
     #[arg(long)]
     pub compat: bool,
 }
@@ -95,7 +92,7 @@ pub struct CheckArgs {
 /// Arguments of `bind`.
 #[derive(Args, Clone, Debug)]
 pub struct BindArgs {
-    /// The driver that is to have it
+    /// The driver to bind it to
     #[arg(long, value_enum, default_value_t)]
     pub driver: DriverChoice,
     /// What `unbind` takes, too.
@@ -112,4 +109,13 @@ pub struct HandOverArgs {
     /// Do it; without this only the steps are shown
     #[arg(long)]
     pub yes: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_help_has_sentences_only() {
+        let help = super::after_help();
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
+    }
 }

@@ -129,7 +129,7 @@ fn next_for(row: &DeviceRow, controller: &PciDevice, may_be_formatted: bool) -> 
             if taken.is_empty() {
                 // What it holds and who uses it is for those to say who refuse it.
                 format!(
-                    "neither a pool nor for SPDK as it is; why: tidelog-format format /dev/{}; tidelog-doctor bind {}",
+                    "can be neither formatted nor bound as it is; to see why: tidelog-format format /dev/{}; tidelog-doctor bind {}",
                     row.name, controller.address
                 )
             } else {

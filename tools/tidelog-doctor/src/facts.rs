@@ -202,7 +202,7 @@ fn iommu(roots: &Roots, has: Has) -> Fact {
         .collect();
     let translated = kinds.iter().filter(|kind| *kind != "identity").count();
     let next = if translated > 0 && has.peers() {
-        "peer-to-peer DMA wants it off or passing through: iommu=pt on the kernel's command line"
+        "peer-to-peer DMA needs it off or passing through: iommu=pt on the kernel's command line"
     } else {
         ""
     };
@@ -232,7 +232,7 @@ fn multipath(roots: &Roots, has: Has) -> Fact {
             "NVMe multipath",
             "on",
             if has.peers() {
-                "peer-to-peer DMA wants it off: nvme_core.multipath=N on the kernel's command line"
+                "peer-to-peer DMA needs it off: nvme_core.multipath=N on the kernel's command line"
             } else {
                 ""
             },

@@ -74,7 +74,7 @@ pub fn latency(before: &Counted, after: &Counted) -> Fact {
     });
     let slow: Vec<_> = pairs.collect();
     let Some((first, _)) = slow.first() else {
-        return fact("latency", "every device answers as it usually does", "");
+        return fact("latency", "every device responds as usual", "");
     };
     let next = format!("look at its wear and its errors: nvme smart-log /dev/{first}; dmesg");
     let each: Vec<String> = slow.iter().map(|(name, what)| format!("{name} {what}")).collect();
@@ -86,7 +86,7 @@ fn trouble(before: &Counts, after: &Counts) -> Option<String> {
     let writes = after.writes.since(before.writes);
     if before.in_flight > 0 && after.in_flight > 0 && reads.operations + writes.operations == 0 {
         let waiting = after.in_flight;
-        return Some(format!("answers nothing; {waiting} operations wait for it"));
+        return Some(format!("does not respond; {waiting} operations wait for it"));
     }
     let off = |now: Kind, usually: Kind, what: &str| {
         let (recent, usual) = (now.mean(), usually.mean());
@@ -115,7 +115,7 @@ mod tests {
         assert!(slow.next.contains("smart-log /dev/nvme3n1"), "{}", slow.next);
         let stuck = one("5000 0 80000 2000 4000 0 64000 4000 7 3000 6000");
         let silent = latency(&stuck, &stuck);
-        assert_eq!(silent.found, "nvme3n1 answers nothing; 7 operations wait for it");
+        assert_eq!(silent.found, "nvme3n1 does not respond; 7 operations wait for it");
         // Too few to say anything, and a device that came in between.
         let few = one("5002 0 81600 6000 4000 0 64000 4000 0 3100 6140");
         assert_eq!(latency(&before, &few).next, "");

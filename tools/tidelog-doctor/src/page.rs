@@ -34,7 +34,7 @@ pub struct DoctorPage {
 
 /// What no file can show: said on every page, so that its absence is no riddle.
 const SPDK: &str =
-    "takes a whole SSD that was handed to user space (see `bind`), then `--pool spdk:ADDRESS`";
+    "needs a whole SSD that was taken from the kernel (see `bind`); then `--pool spdk:ADDRESS`";
 
 /// What to type for the next better path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -66,7 +66,7 @@ fn a_driver_that_does_not_take_the_device_is_told() {
     let failed = machine.doctor(&["bind", SSD, "--yes"]);
     assert_eq!(failed.code, 5, "{}", failed.out);
     kernel.join().unwrap();
-    for words in ["uio_pci_generic did not take", "INTx", &format!("unbind {SSD} undoes it")] {
+    for words in ["uio_pci_generic did not take", "INTx", &format!("unbind {SSD} undoes them")] {
         assert!(failed.err.contains(words), "{words:?} is not in\n{}", failed.err);
     }
     // A device that no driver has goes back, too.
@@ -137,13 +137,13 @@ fn what_is_in_use_or_no_ssd_is_never_handed_over() {
 fn a_namespace_that_cannot_be_looked_at_is_not_handed_over() {
     let machine = Machine::new("no-node");
     let bind = ["bind", SSD, "--yes"];
-    is_refused(&machine, &bind, &["nobody can say who uses nvme0n1", "outside of containers"]);
+    is_refused(&machine, &bind, &["cannot find out who uses nvme0n1", "outside of containers"]);
     machine.node_is("/nowhere/at/all");
-    is_refused(&machine, &bind, &["nobody can say who uses nvme0n1", "broken symbolic link"]);
+    is_refused(&machine, &bind, &["cannot find out who uses nvme0n1", "broken symbolic link"]);
     let file = machine.root("file");
     fs::write(&file, "no disk").unwrap();
     machine.node_is(file.to_str().unwrap());
-    is_refused(&machine, &bind, &["nobody can say who uses nvme0n1", "is something else"]);
+    is_refused(&machine, &bind, &["cannot find out who uses nvme0n1", "is something else"]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn the_root_disk_is_found_behind_multipath() {
     assert!(page.contains("it holds the root file system"), "{page}");
     // The kernel shows no namespace to a path: nobody knows whose it is.
     fs::remove_file(machine.sysfs().join("class/block/nvme0n1")).unwrap();
-    let words = ["nobody can say who uses nvme0n1", "the kernel shows no such block device"];
+    let words = ["cannot find out who uses nvme0n1", "the kernel shows no such block device"];
     is_refused(&machine, &["bind", SSD, "--yes"], &words);
 }
 
@@ -198,7 +198,7 @@ fn what_would_be_refused_is_not_suggested() {
     assert_eq!(next(), "tidelog-doctor bind 0000:3e:00.0 for SPDK");
     let held = claim(&device).unwrap();
     let found = next();
-    assert!(found.starts_with("neither a pool nor for SPDK as it is"), "{found}");
+    assert!(found.starts_with("can be neither formatted nor bound as it is"), "{found}");
     drop(held);
 }
 

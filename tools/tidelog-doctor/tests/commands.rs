@@ -50,7 +50,7 @@ fn the_page_for_people_fits_on_one_and_names_the_next_command() {
         "sysctl vm.nr_hugepages=64",
         "nvme0n1         0000:3e:00.0, driver nvme, x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, NUMA node 0",
         // Its namespace has no node: neither would take it.
-        "neither a pool nor for SPDK as it is; why: tidelog-format format /dev/nvme0n1; tidelog-doctor bind 0000:3e:00.0",
+        "can be neither formatted nor bound as it is; to see why: tidelog-format format /dev/nvme0n1; tidelog-doctor bind 0000:3e:00.0",
         "0000:3d:00.0: PIX (one switch)",
         "0000:3d:00.0    a GPU of NVIDIA's, driver nvidia, link x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, BAR1 unknown, NUMA node 0",
         "served best by nvme0n1",

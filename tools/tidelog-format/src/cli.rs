@@ -7,13 +7,10 @@ use clap_complete::Shell;
 use tidelog_command_line::{FormatExit, OutputFormat, parse_size};
 use tidelog_engine::units::ByteCount;
 
-const ABOUT_INPUTS: &str = "\
-Format";
-
 const EXAMPLES: &str = "\
 Examples:
   tidelog-format format --size 100GiB /mnt/nvme0/tide /mnt/nvme1/tide
-      shows where everything would lie; add --yes to do it
+      shows what would be written where; add --yes to do it
   tidelog-format format --discard --over-provision 7 /dev/nvme1n1 /dev/nvme2n1 --yes
   tidelog-format inspect /dev/nvme1n1 /dev/nvme2n1 --output json
   tidelog-format format --calibrate /dev/nvme1n1 /dev/nvme2n1 --yes
@@ -22,46 +19,52 @@ Examples:
 
 /// What follows the options in the help.
 fn after_help() -> String {
-    [ABOUT_INPUTS, &FormatExit::help(), EXAMPLES].join("\n\n")
+    [&FormatExit::help(), EXAMPLES].join("\n\n")
 }
 
 const FORMAT_HELP: &str = "\
-On a terminal nothing is written without --yes: what would be written where is shown instead. In a script
-either --yes or --dry-run is needed.
+On a terminal nothing is written without --yes; it shows what would be written where. A script must
+give --yes or --dry-run.
 
-Devices that are mounted, held by another device, swap in use, claimed or part of the root disk are never
-written. A device that holds a file system, RAID, LVM, a partition table, another Tidelog pool or anything
-else that is not blank is written only if it is named twice:
+Devices that are mounted, held by another device, swap in use, claimed or part of the root disk are
+never written. A device that holds a file system, RAID, LVM, a partition table, another Tidelog pool
+or anything else that is not blank is written only if it is named twice:
   tidelog-format format /dev/nvme1n1 --overwrite /dev/nvme1n1 --yes
 
 A pool has no redundancy: losing one device loses the tensors of the whole pool.";
 
 const LBA_HELP: &str = "\
-A format is how a namespace is divided into blocks. Most drives are delivered with blocks of 512 bytes, and many are
-faster with 4096, in which Tidelog reads and writes anyway. Only formats without metadata are chosen; of several with
-blocks of that size the one that performs best, as the drive says.
+An LBA format says how a namespace is divided into blocks. Most drives are delivered with blocks of
+512 bytes, and many are faster with 4096; Tidelog reads and writes 4096 anyway. Only formats without
+metadata are chosen. Of several with the same block size, the one is chosen that is the fastest
+according to the drive.
 
   tidelog-format lba /dev/nvme1n1                  lists them; reads only
   tidelog-format lba /dev/nvme1n1 --lba 4096       says what would be done; add --yes to do it
 
-The drive erases the whole namespace, which may take minutes. The same devices are refused as by format.";
+The drive erases the whole namespace, which may take minutes. `lba` refuses the devices that `format`
+refuses.";
 
 const CALIBRATE_HELP: &str = "\
-Reads and writes one after the other with 1 to 64 operations in flight on each device, all devices at once, and takes the
-smallest depth that reaches 97 % of the best in both. Whoever opens the pool and names no depth gets this one. It takes some
-seconds; nobody may have the pool open.
+Measures writes and reads with 1 to 64 operations in flight on each device, on all devices at once,
+and stores the smallest depth that reaches 97 % of the best in both. A program that opens the pool
+without naming a depth gets this one. It takes some seconds; the pool must not be open.
 
-No tensor is written over: only segments that the log says are free are written, 256 MiB of each device at most, and a pool
-without any is refused. If it is interrupted, all tensors are there, and the depth is the old one.
+No tensor is overwritten: only segments that are free in the log are written, at most 256 MiB of each
+device. A pool without free segments is refused. After an interruption all tensors are there, and the
+depth is the old one.
 
-A stripe unit cannot be changed any more; `format --calibrate` measures both before the pool is made.";
+The stripe unit of a pool cannot be changed; `format --calibrate` measures both before it makes the
+pool.";
 
 const TAKE_OVER_HELP: &str = "\
-A namespace that is reached over a fabric (NVMe over TCP, RDMA, Fibre Channel) has an owner: the host that has a pool on
-it open. Other hosts are refused until the owner closes the pool. A host that died gives nothing back; this does it
-in its place. MAKE SURE THAT THE HOST IS GONE: nothing keeps it from writing, and two writers destroy a pool.
+A namespace that is reached over a fabric (NVMe over TCP, RDMA, Fibre Channel) has an owner: the host
+that has a pool on it open. Other hosts are refused until the owner closes the pool. A host that died
+never closes it; `take-over` ends its ownership. MAKE SURE THAT THE HOST IS GONE: nothing stops it
+from writing, and two writers destroy a pool.
 
-A host is called by TIDELOG_HOST_ID in its environment, or by /etc/nvme/hostid, or by /etc/machine-id.";
+The name of a host is TIDELOG_HOST_ID in its environment, else the content of /etc/nvme/hostid, else
+of /etc/machine-id.";
 
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
@@ -85,22 +88,22 @@ pub enum FormatCommand {
     Inspect(PoolArgs),
     /// Verify every structure and every byte of every durable tensor; reads only
     Check(PoolArgs),
-    /// Check, write damaged copies again from the good ones, and check again
+    /// Check, replace damaged copies by the good ones, and check again
     Repair(RepairArgs),
     /// Remove Tidelog's own signatures, and nothing else
     Wipe(WipeArgs),
     /// Show the LBA formats of an `NVMe` namespace; give it another one
     #[command(after_help = LBA_HELP)]
     Lba(LbaArgs),
-    /// Measure at which depth a pool's devices are fast, and store it
+    /// Measure which depth a pool's devices need, and store it
     #[command(after_help = CALIBRATE_HELP)]
     Calibrate(WipeArgs),
-    /// Take remote namespaces away from a host that owned them and is gone
+    /// Take over remote namespaces from a host that owned them and is gone
     #[command(after_help = TAKE_OVER_HELP)]
     TakeOver(WipeArgs),
     /// Find pools among the block devices and the given paths
     List(ListArgs),
-    /// Say what to do instead: a pool's devices are fixed when it is formatted
+    /// Explain why a device cannot be added to a pool, and what to do instead
     Add(AddArgs),
     /// Write shell completions to standard output
     ///
@@ -140,11 +143,11 @@ pub struct FormatArgs {
     /// Whether to write.
     #[command(flatten)]
     pub intent: Intent,
-    /// Make no files: refuse a DEVICE that is not there, such as Tidelog's file in a directory that
-    /// nothing is mounted on
+    /// Make no files: refuse a DEVICE that does not exist, such as a file on a file system that is
+    /// not mounted
     #[arg(long)]
     pub must_exist: bool,
-    /// This device may lose what it holds; repeat its name exactly as it is given in DEVICE
+    /// Allow this device to lose what it holds; repeat its name exactly as in DEVICE
     #[arg(long, value_name = "DEVICE")]
     pub overwrite: Vec<String>,
     /// Bytes to use of each device; the size of files that are made
@@ -160,13 +163,13 @@ pub struct FormatArgs {
     /// One segment's slice of each device; by default 4MiB, less in small pools
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment_size: Option<ByteCount>,
-    /// Parts of the pool that one process each may own
+    /// Into how many parts the pool is divided; each may be owned by one process
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub shares: u32,
-    /// Percent of every device that is never written, to spare the drives (0 to 90)
+    /// Percentage of every device that is never written, so that the drives wear less (0 to 90)
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
     pub over_provision: u8,
-    /// Deallocate block devices as a whole first
+    /// Discard (TRIM) whole block devices first
     #[arg(long)]
     pub discard: bool,
     /// Go through the page cache.
@@ -201,12 +204,12 @@ pub struct RepairArgs {
     /// they are
     #[arg(long, value_name = "TENSOR")]
     pub drop_damaged: Vec<String>,
-    /// Take devices that are older copies of themselves as they are, where what was used last is
-    /// lost for good
+    /// Accept devices that are older copies of themselves; only if the newer copies are lost for
+    /// good
     #[arg(long)]
     pub accept_older_copies: bool,
-    /// Write the start of devices anew where something else was made since they were the pool's,
-    /// such as a file system: that is lost then
+    /// Take back devices whose start was overwritten since, for example by a new file system, which
+    /// is lost then
     #[arg(long)]
     pub accept_overwritten_start: bool,
 }
@@ -228,13 +231,13 @@ pub struct LbaArgs {
     /// A whole NVMe namespace that the kernel drives
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// Bytes in a block, of the format that it shall have
+    /// Choose a format with blocks of this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub lba: Option<ByteCount>,
     /// Whether to write.
     #[command(flatten)]
     pub intent: Intent,
-    /// The device may lose what it holds; repeat its name exactly as it is given in DEVICE
+    /// Allow the device to lose what it holds; repeat its name exactly as in DEVICE
     #[arg(long, value_name = "DEVICE")]
     pub overwrite: Vec<String>,
 }
@@ -242,7 +245,7 @@ pub struct LbaArgs {
 /// Arguments of `list`.
 #[derive(Args, Clone, Debug)]
 pub struct ListArgs {
-    /// Files and directories to look at, besides all block devices
+    /// Files and directories to search, in addition to all block devices
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
 }
@@ -250,7 +253,16 @@ pub struct ListArgs {
 /// Arguments of `add`.
 #[derive(Args, Clone, Debug)]
 pub struct AddArgs {
-    /// What the pool has and what was to come
+    /// The pool's devices, and the device to add
     #[arg(value_name = "DEVICE")]
     pub devices: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_help_has_sentences_only() {
+        let help = super::after_help();
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
+    }
 }

@@ -128,9 +128,9 @@ fn help_for_controller(name: &str) -> &'static str {
     match name.filter(|name| name.meaningless().is_none()).map(|name| name.pci_address().is_some())
     {
         Some(true) => {
-            "`tidelog-doctor check` shows the controllers and who has them, `tidelog-doctor bind` hands one over"
+            "`tidelog-doctor check` shows the controllers and their drivers, `tidelog-doctor bind` takes one from the kernel"
         }
-        Some(false) => "look whether its target is up, and lists this host (hostnqn: in the name)",
+        Some(false) => "check that its target runs and allows this host (hostnqn: in the name)",
         None => "",
     }
 }
@@ -140,7 +140,7 @@ impl From<OpenError> for FormatFailure {
         let (exit, help) = match &error {
             OpenError::ShareHeld { .. } => (
                 FormatExit::Refused,
-                "end that process, or use `inspect`, which only looks and needs no lock",
+                "end that process, or use `inspect`, which only reads and needs no lock",
             ),
             OpenError::OwnedElsewhere { .. } => (FormatExit::Refused, OWNED_ELSEWHERE),
             OpenError::Superblock { device, source: SuperblockError::Absent }
@@ -179,13 +179,12 @@ impl From<OpenError> for FormatFailure {
             ),
             OpenError::OlderCopy { .. } => (
                 FormatExit::Damaged,
-                "only if what was used last is lost for good: tidelog-format repair --accept-older-copies",
+                "only if the newer copies are lost for good: tidelog-format repair --accept-older-copies",
             ),
             OpenError::OverwrittenStart { .. } => (
                 FormatExit::Refused,
-                "if what was made there counts: tidelog-format wipe takes the rest of the pool \
-                 away; only if the pool counts, and that may be lost: tidelog-format repair \
-                 --accept-overwritten-start",
+                "to keep what was made there: tidelog-format wipe removes the rest of the pool; to keep \
+                 the pool, and lose that: tidelog-format repair --accept-overwritten-start",
             ),
             OpenError::Recovery { .. } => (
                 FormatExit::Damaged,
@@ -219,9 +218,7 @@ impl From<FormatError> for FormatFailure {
                 DeviceOpenError::InUse { .. }
                 | DeviceOpenError::Used { .. }
                 | DeviceOpenError::Missing { .. },
-            ) => {
-                (FormatExit::Refused, "it was free a moment ago; look at it again before you go on")
-            }
+            ) => (FormatExit::Refused, "it was free a moment ago; check it before you continue"),
             FormatError::Device(DeviceOpenError::NoDirect { .. }) => {
                 (FormatExit::Failed, "add --buffered to go through the page cache")
             }
@@ -241,7 +238,7 @@ impl From<CalibrateError> for FormatFailure {
             CalibrateError::NoRoom => Self::new(
                 FormatExit::Refused,
                 error.to_string(),
-                "delete tensors, or format a pool anew with --calibrate",
+                "delete tensors, or format the pool again with --calibrate",
             ),
             _ => Self::new(FormatExit::Failed, error.to_string(), "the pool is as it was"),
         }

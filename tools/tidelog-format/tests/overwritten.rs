@@ -141,7 +141,7 @@ fn a_first_superblock_that_has_rotted_on_a_block_device_is_repaired_by_opening()
 fn shows_it_is_taken_back(devices: &[&str]) {
     tool(&[&["repair"], devices].concat()).expect(4);
     let repaired = tool(&[&["repair", "--accept-overwritten-start"], devices].concat()).expect(1);
-    assert!(repaired.out.contains("start written anew"), "{repaired}");
+    assert!(repaired.out.contains("start written again"), "{repaired}");
     assert!(repaired.out.contains("1 durable tensor(s)"), "{repaired}");
     tool(&[&["check"], devices].concat()).expect(0);
     put(devices, &["another"]);

@@ -8,28 +8,28 @@ use tidelog_command_line::{OutputFormat, PlanExit};
 use tidelog_planner::hardware::known_drives;
 
 const ABOUT_INPUTS: &str = "\
-A trace is what one training step did: record one without its hardware (tidelog-plan record), or take the one that
-an offload block wrote. A machine is a JSON file; either what stands in the rack:
+A trace is what one training step did: record one without its hardware (tidelog-plan record), or use
+one that an offload block wrote. A machine is a JSON file. It describes either the whole machine:
   {\"gpus\": 2, \"memory\": 85899345920, \"verify\": 1000000000000,
    \"drives\": {\"model\": \"990 PRO 2TB\", \"count\": 8, \"shared\": true},
    \"pcie\": {\"read\": 55000000000, \"write\": 55000000000},
-   \"host\": {\"read\": 50000000000, \"write\": 50000000000, \"latency_ns\": 20000, \"memory\": 137438953472}}
-or, without \"drives\", what is left of it for one GPU:
+   \"host\": {\"read\": 50000000000, \"write\": 50000000000, \"latency_ns\": 20000,
+            \"memory\": 137438953472}}
+or, without \"drives\", the part of it that one GPU has:
   {\"budget\": 85899345920, \"staging\": 0, \"verify\": 1000000000000,
    \"ssd\": {\"read\": 16000000000, \"write\": 16000000000, \"latency_ns\": 80000}}
-in bytes, bytes per second and nanoseconds; \"pcie\" and \"host\" are optional. docs/plan.md has every field.
-
-Plan";
+in bytes, bytes per second and nanoseconds. \"pcie\" and \"host\" are optional. docs/plan.md has all
+other fields.";
 
 const EXAMPLES: &str = "\
 Examples:
   tidelog-plan record gpt2-xl -o trace.json
       a training step of a model, without its weights and its GPU
   tidelog-plan compare trace.json machine.json
-      every policy beside the bound that none can beat
+      every policy, and the lower bound that none can beat
   tidelog-plan plan trace.json machine.json > plan.json
   tidelog-plan explain trace.json machine.json --plan plan.json
-      what the time went for, and what another SSD or more memory would bring
+      where the time goes, and what another SSD or more memory would bring
   tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
   tidelog-plan endurance trace.json machine.json
       how long the drives last, and what a smaller write budget costs
@@ -64,19 +64,19 @@ pub(crate) enum PlanCommand {
     Plan(PlanArgs),
     /// Simulate one iteration in the steady state
     Simulate(StepArgs),
-    /// Every policy on one trace and machine, and the lower bound
+    /// Compare every policy on one trace and machine with the lower bound
     Compare(Inputs),
-    /// Why a tensor leaves, why a kernel waits, what other hardware would bring
+    /// Explain why a tensor leaves, why a kernel waits, and what other hardware would bring
     Explain(ExplainArgs),
-    /// Terabytes a day, how long each drive lasts, and what writing less would cost
+    /// Show terabytes a day, how long each drive lasts, and what writing less would cost
     Endurance(EnduranceArgs),
-    /// The step as Chrome trace events, to standard output (ui.perfetto.dev opens them)
+    /// Write the step as Chrome trace events to standard output (ui.perfetto.dev opens them)
     Export(StepArgs),
-    /// The HTML page of a step, to standard output; it needs no network
+    /// Write the HTML page of a step to standard output; it needs no network
     Report(ReportArgs),
-    /// A machine file from the JSON of tidelog-bench
+    /// Make a machine file from the JSON results of tidelog-bench
     Calibrate(CalibrateArgs),
-    /// Completions for a shell, to standard output
+    /// Write completions for a shell to standard output
     Completions {
         /// Which shell
         shell: Shell,
@@ -98,7 +98,7 @@ pub(crate) struct PlanSource {
     /// A plan file; without one a plan is made
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub(crate) plan: Option<PathBuf>,
-    /// Who plans
+    /// Which policy plans
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: PolicyName,
 }
@@ -117,10 +117,10 @@ pub(crate) struct StepArgs {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) inputs: Inputs,
-    /// Who plans
+    /// Which policy plans
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: PolicyName,
-    /// Terabytes a day that the SSDs may take from one GPU: the fastest plan that keeps to it
+    /// Terabytes a day that one GPU may write to the SSDs; the fastest plan within them is made
     #[arg(long, value_name = "TB")]
     pub(crate) write_budget: Option<f64>,
 }
@@ -137,7 +137,7 @@ pub(crate) enum PolicyName {
     Algorithm1Printed,
     /// TERAIO's algorithm 1, size x time
     Algorithm1Benefit,
-    /// No plan: the least recently used leaves on demand
+    /// No plan: the least recently used storage leaves on demand
     Lru,
 }
 
@@ -152,13 +152,13 @@ pub(crate) struct ExplainArgs {
     /// An op by its number in the trace; may be given several times
     #[arg(long, value_name = "NUMBER")]
     pub(crate) op: Vec<u32>,
-    /// How many SSDs the machine file's rates are of, where it does not say
+    /// How many SSDs have the rates of the machine file, if the file does not say
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) drives: Option<u32>,
-    /// Memory that a change of the machine would add, in GiB
+    /// How much memory a larger machine would add, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 64)]
     pub(crate) memory: u64,
-    /// Leave out what other hardware would bring: each change is planned anew
+    /// Leave out what other hardware would bring, which takes a new plan for each change
     #[arg(long)]
     pub(crate) no_what_if: bool,
 }
@@ -175,14 +175,14 @@ pub(crate) struct EnduranceArgs {
 /// Drives that the machine file does not name.
 #[derive(Debug, Args)]
 pub(crate) struct DriveArgs {
-    /// The drives, where the machine file does not name any
+    /// The drives, if the machine file names none
     #[arg(long, value_name = "MODEL", value_parser = models())]
     pub(crate) drive: Option<String>,
     /// How many of them
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) count: u32,
-    /// Bytes that reach the drives for a hundred that the plan writes: checksums, and tensors that
-    /// are moved to free space (106 in a pool that is 80 % full)
+    /// Bytes written to the drives for 100 bytes that the plan writes. Checksums, and tensors that
+    /// are moved to free space, make it more (106 in a pool that is 80 % full)
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(100..))]
     pub(crate) amplification: u32,
 }
@@ -194,7 +194,7 @@ pub(crate) struct ReportArgs {
     pub(crate) step: StepArgs,
     #[command(flatten)]
     pub(crate) drives: DriveArgs,
-    /// Without the lower bound and what writing less would cost: both take many times the time of a
+    /// Leave out the lower bound and what writing less would cost, which take far longer than a
     /// plan
     #[arg(long)]
     pub(crate) quick: bool,
@@ -203,23 +203,23 @@ pub(crate) struct ReportArgs {
 /// What was measured, and where it goes.
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// Outputs of tidelog-bench --output-format=json: reads alone, writes alone, any mixes
+    /// Results of tidelog-bench --output-format=json: only reads, only writes, and mixed, if any
     #[arg(required = true, value_name = "BENCH.json")]
     pub(crate) runs: Vec<PathBuf>,
-    /// A machine file of the first kind to take the rest from; memory and rating stay as they are
-    /// there
+    /// A machine file with "drives", for all that is not measured, such as memory and the drives'
+    /// rating
     #[arg(long, value_name = "FILE")]
     pub(crate) base: Option<PathBuf>,
-    /// The memory of each GPU in GiB, where there is no base
+    /// The memory of each GPU in GiB, if there is no --base
     #[arg(long, value_name = "GIB", required_unless_present = "base")]
     pub(crate) memory: Option<u64>,
-    /// Where a GPU is, as 0000:3b:00.0: what its link carries is each GPU's limit
+    /// The PCI address of a GPU, such as 0000:3b:00.0: the rate of its link limits each GPU
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) gpu_at: Option<String>,
-    /// Where the kernel shows the links
+    /// The folder in which the kernel shows the links of PCI devices
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub(crate) sysfs: PathBuf,
-    /// What the drives are called: one of the list has its rating from there
+    /// The model of the drives; the rating of a known model is filled in
     #[arg(long, value_name = "MODEL", default_value = "measured")]
     pub(crate) drive: String,
     /// Where to write; standard output if it is not given
@@ -237,7 +237,7 @@ pub(crate) struct RecordArgs {
     /// Where to write; standard output if it is not given
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output_file: Option<PathBuf>,
-    /// Whose kernels: a100, h100-nvl, h200, rtx-4090, or a file like those in planner/machines
+    /// The GPU: a100, h100-nvl, h200, rtx-4090, or a file like those in planner/machines
     #[arg(long, default_value = "h100-nvl")]
     pub(crate) gpu: String,
     /// Arithmetic: fp32, tf32, or bf16 under autocast
@@ -271,6 +271,12 @@ fn models() -> PossibleValuesParser {
 mod tests {
     use super::PlanCli;
     use clap::CommandFactory;
+
+    #[test]
+    fn the_help_has_sentences_only() {
+        let help = super::after_help();
+        assert!(help.lines().all(|line| line.is_empty() || line.contains([' ', ':'])), "{help}");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

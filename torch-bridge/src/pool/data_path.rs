@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use tidelog_engine::path::{Backend, PathChoice, PathKind};
-use tidelog_engine::units::ByteCount;
-use tidelog_gds::queue::QueueOptions;
 use tidelog_gds::{CallerRegion, Compat, GdsBackend, GdsOptions};
 
 use crate::error::Failure;
@@ -43,12 +41,10 @@ impl DataPath {
     }
 
     /// What the engine is to choose from, and what opens the path where that is none of the
-    /// engine's. The ring on the GPU is as large as the one in host memory. What lies in the arena
-    /// is read and written in place.
+    /// engine's. What lies in the arena is read and written in place.
     pub(super) fn open(
         self,
         place: MemoryPlace,
-        staging: ByteCount,
         arena: Option<CallerRegion>,
     ) -> Result<(PathChoice, Option<Arc<dyn Backend>>), Failure> {
         let compat = match self {
@@ -64,10 +60,8 @@ impl DataPath {
             let why = "the data path gds moves a GPU's memory: name the GPU, or take another path";
             return Err(Failure::pool(why));
         };
-        let whole = QueueOptions::default().chunk;
-        let queue = QueueOptions { staging, chunk: whole.min(staging), ..QueueOptions::default() };
         let registered = arena.into_iter().collect();
-        let options = GdsOptions { gpu: number.into(), library: None, compat, queue, registered };
+        let options = GdsOptions { gpu: number.into(), library: None, compat, registered };
         Ok((PathChoice::Auto, Some(Arc::new(GdsBackend(options)))))
     }
 }

@@ -62,11 +62,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
         }
     }
     let devices = DeviceSpec::parse_list(config.devices).map_err(Failure::pool)?;
-    let (path, backend) = DataPath::named(config.data_path)?.open(
-        config.place,
-        ByteCount(config.staging),
-        config.arena,
-    )?;
+    let (path, backend) = DataPath::named(config.data_path)?.open(config.place, config.arena)?;
     let mut made = None;
     if !config.must_exist && devices.iter().all(|device| !device.exists()) {
         let device_size = device_size(&devices, config.size).map_err(Failure::pool)?;

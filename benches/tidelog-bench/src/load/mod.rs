@@ -2,14 +2,12 @@
 
 mod content;
 mod lfsr;
-mod permutation;
 mod stamp;
 mod stream;
 mod zones;
 
 pub use content::Filler;
 pub use lfsr::Lfsr;
-pub use permutation::Permutation;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
 pub use stream::{BlockRange, FileOrder, FileWindow, OffsetStream};
 pub use zones::{Zoned, Zones};

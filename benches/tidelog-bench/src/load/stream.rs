@@ -1,8 +1,8 @@
 //! The order in which a job visits its files.
 
 use super::lfsr::Lfsr;
-use super::permutation::Permutation;
 use crate::option::{Distribution, Draw, JobOptions, Sizes};
+use crate::permutation::Permutation;
 
 /// The part of one file that a job works on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,20 +30,20 @@ impl JobOptions {
             );
         }
         if engine != PathKind::Spdk && self.filename.iter().any(is_controller) {
-            return wrong("a controller goes by no path but its own: give ioengine=tidelog-spdk");
+            return wrong("a controller needs ioengine=tidelog-spdk");
         }
         if engine == PathKind::Spdk && self.level == Level::Raw && self.numjobs > 1 {
             return wrong("a controller serves one job: give numjobs=1");
         }
         if self.time_based && self.runtime.is_none() {
-            return wrong("time_based runs for all of runtime, which is not given");
+            return wrong("time_based needs runtime");
         }
         self.check_raw()?;
         self.check_kernel(engine)?;
         if self.offload.is_some_and(|offload| offload != (engine == PathKind::Posix)) {
             return wrong(
-                "io_submit_mode: tidelog-posix has threads that submit (offload), the other data paths have none \
-                 (inline), and need none: no submission waits for a completion there",
+                "io_submit_mode: tidelog-posix submits from threads of its own (offload), the other data paths \
+                 from the job's thread (inline)",
             );
         }
         if self.level == Level::Raw && !self.sizes.are_multiples_of(ALIGNMENT as u64) {
@@ -91,7 +91,7 @@ impl JobOptions {
         }
         match self.overwrite.iter().find(|name| !self.filename.contains(name)) {
             Some(name) => wrong(&format!(
-                "overwrite={name}: no filename is called exactly that; it repeats a name, letter for letter"
+                "overwrite={name}: no filename is exactly that; overwrite repeats a name, letter for letter"
             )),
             None => Ok(()),
         }
@@ -127,7 +127,7 @@ impl JobOptions {
         }
         if self.verify_dump && self.verify && !self.load.writes {
             return wrong(
-                "verify_dump: what another job wrote cannot be made again to be compared; give it to the job that writes",
+                "verify_dump: only the job that writes knows what a block should be; give it to that job",
             );
         }
         if self.load.add != 0 && !matches!(self.sizes, Sizes::One(_)) {
@@ -147,12 +147,12 @@ impl JobOptions {
         }
         if !is_even && self.verify {
             return wrong(
-                "verify needs each block written in its turn: leave random_distribution out",
+                "verify needs each block to be written once: leave random_distribution out",
             );
         }
         if self.lfsr && (!matches!(self.sizes, Sizes::One(_)) || self.norandommap || !is_even) {
             return wrong(
-                "random_generator=lfsr gives each block its turn: it needs one block size, and neither norandommap nor \
+                "random_generator=lfsr takes each block once: it needs one block size, and neither norandommap nor \
                  random_distribution",
             );
         }
@@ -171,7 +171,7 @@ impl JobOptions {
             return wrong("zonesize, zonerange and zoneskip are multiples of 4096 bytes");
         }
         if self.strided && self.zonesize < self.sizes.most() {
-            return wrong("zonesize has room for one operation at least");
+            return wrong("zonesize must hold at least one operation");
         }
         if !self.strided && !self.zbd && multiples.iter().any(|it| *it > 0) {
             return wrong(
@@ -183,7 +183,7 @@ impl JobOptions {
         }
         if self.latency_target.is_some() == self.latency_window.is_zero() {
             return wrong(
-                "latency_target and latency_window go together: each depth is tried so long",
+                "latency_target and latency_window go together: the window is how long each depth is tried",
             );
         }
         let is_held_back = self.rate.iter().chain(&self.rate_iops).any(Option::is_some);

@@ -1,7 +1,7 @@
 //! Where random operations go: `random_distribution=`.
 
 use super::value::{KbBase, bytes};
-use crate::load::Permutation;
+use crate::permutation::Permutation;
 
 /// What a user asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl Distribution {
             "random" if rest.is_empty() => Ok(Self::Even),
             "zipf" => match number(0.0, 10.0, 1.1, "theta")? {
                 theta if (theta - 1.0).abs() < 1e-9 => {
-                    Err("theta of 1 has no sum; take 1.01".to_owned())
+                    Err("theta cannot be 1; use 1.01".to_owned())
                 }
                 theta => Ok(Self::Zipf(theta)),
             },

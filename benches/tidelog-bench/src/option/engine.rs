@@ -21,14 +21,10 @@ pub fn engine_named(name: &str) -> Result<PathKind, BenchError> {
             "this data path moves memory of a GPU, which is not measured here; tidelog-uring moves the host's"
         }
         (Some(kind), _) => return Ok(kind),
-        (None, "io_uring") => {
-            "this is fio's own engine; take tidelog-uring here, and fio for fio's"
-        }
-        (None, "io_uring_cmd") => {
-            "this is fio's own engine; take tidelog-uring-cmd here, and fio for fio's"
-        }
+        (None, "io_uring") => "this engine is fio's own; use tidelog-uring here",
+        (None, "io_uring_cmd") => "this engine is fio's own; use tidelog-uring-cmd here",
         (None, "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap") => {
-            "this is fio's own engine; take tidelog-posix here, and fio for fio's"
+            "this engine is fio's own; use tidelog-posix here"
         }
         (None, _) => {
             "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix, tidelog-spdk and tidelog-sim"

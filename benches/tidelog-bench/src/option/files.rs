@@ -30,7 +30,7 @@ pub fn with_files(jobs: &[JobOptions]) -> Result<Vec<JobOptions>, BenchError> {
         };
         if job.level == Level::Log || !job.filename.is_empty() {
             if job.nrfiles > 1 {
-                let what = "nrfiles: files that are named are as many as their names";
+                let what = "nrfiles: filename already says how many files there are";
                 return Err(BenchError::usage(what).within(&job.name));
             }
             let all = |names: &[String]| names.iter().map(|name| within(name)).collect();
@@ -39,7 +39,7 @@ pub fn with_files(jobs: &[JobOptions]) -> Result<Vec<JobOptions>, BenchError> {
             continue;
         }
         if job.name.contains('/') {
-            let what = "a name with a slash is none for a file: give filename";
+            let what = "a job whose name has a slash needs filename";
             return Err(BenchError::usage(what).within(&job.name));
         }
         let clones = (0..job.numjobs).map(|clone| {

@@ -14,8 +14,6 @@ use super::logs::LogOptions;
 use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
-use crate::load::Zones;
-use crate::run::RunThread;
 use crate::workload::Workload;
 
 /// What a job's operations address.
@@ -138,8 +136,6 @@ pub struct JobOptions {
     pub max_open_zones: usize,
     /// Whether what was not written is read.
     pub read_beyond_wp: bool,
-    /// The zones of each file, with `zbd`.
-    pub zones: Vec<Arc<Zones>>,
     /// That part.
     pub zonesize: u64,
     /// The zone; as large as that part where it is 0.
@@ -213,8 +209,6 @@ pub struct JobOptions {
     pub logs: LogOptions,
     /// What `k` means from here on.
     pub kb_base: KbBase,
-    /// Its place among those that run beside it, once it does.
-    pub(crate) member: Option<Arc<RunThread>>,
     /// The options as they were given, in order.
     pub given: Vec<(String, String)>,
 }
@@ -276,7 +270,6 @@ impl Default for JobOptions {
             zbd: false,
             max_open_zones: 0,
             read_beyond_wp: false,
-            zones: Vec::new(),
             zonesize: 0,
             zonerange: 0,
             zoneskip: 0,
@@ -313,7 +306,6 @@ impl Default for JobOptions {
             fixedbufs: true,
             logs: LogOptions::default(),
             kb_base: KbBase::default(),
-            member: None,
             given: Vec::new(),
         }
     }

@@ -79,10 +79,7 @@ impl JobOptions {
             );
         }
         if submission.is_some() && !submits {
-            return wrong(
-                "sqthread_poll: a thread of the kernel takes submissions of tidelog-uring and \
-                 tidelog-uring-cmd alone",
-            );
+            return wrong("sqthread_poll works with tidelog-uring and tidelog-uring-cmd only");
         }
         if memory.is_some() && engine == PathKind::Spdk {
             return wrong(
@@ -147,7 +144,7 @@ pub(super) fn memory_policy(text: &str) -> Result<MemoryPolicy, String> {
         ("local", "") => Ok(MemoryPolicy::Local),
         ("prefer", _) => match set()?[..] {
             [node] => Ok(MemoryPolicy::Preferred(node)),
-            _ => Err("one node is preferred".to_owned()),
+            _ => Err("prefer takes one node".to_owned()),
         },
         ("bind", _) => set().map(MemoryPolicy::Bind),
         ("interleave", _) => set().map(MemoryPolicy::Interleave),

@@ -30,4 +30,4 @@ pub use refused::no_option;
 pub use sizes::Sizes;
 pub use steady::{SteadyState, check_steady};
 pub use table::{OPTIONS, OptionGroup, OptionSpec, apply, find};
-pub use zoned::with_zones;
+pub use zoned::check_zones;

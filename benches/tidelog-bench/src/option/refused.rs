@@ -8,12 +8,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("iomem", "memory comes from the data path, in huge pages where there are any"),
     (
         "fill_device",
-        "it fills a file system that others need to its last byte; give size, or a block device",
+        "it would fill the file system to its last byte; give size, or use a block device",
     ),
-    (
-        "fill_fs",
-        "it fills a file system that others need to its last byte; give size, or a block device",
-    ),
+    ("fill_fs", "it would fill the file system to its last byte; give size, or use a block device"),
     ("verify_pattern", "blocks carry stamps, and between them bytes that do not compress"),
     ("verify_interval", "each block carries one stamp; give bs"),
     ("verify_async", "blocks are compared where they are read"),
@@ -39,7 +36,7 @@ pub fn no_option(name: &str) -> String {
     let meant = nearest.filter(|(steps, known)| *steps <= 1.max(known.len() / 4));
     let meant = meant.map_or_else(String::new, |(_, known)| format!(" (did you mean {known}?)"));
     format!(
-        "{name} is no option here{meant}. One that was ignored could change what is measured, so it is \
-         refused; --help lists what there is"
+        "{name} is no option here{meant}. It is refused, since ignoring it could change what is measured; \
+         --help lists all options"
     )
 }

@@ -89,7 +89,7 @@ pub fn check_steady(jobs: &[JobOptions]) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&job.name));
         if let Some(steady) = job.steady {
             if steady.limit == 0.0 {
-                return wrong("ss_dur, ss_ramp and ss_interval are of ss, which is not given");
+                return wrong("ss_dur, ss_ramp and ss_interval need ss, which is not given");
             }
             if steady.interval < Duration::from_millis(10) || steady.intervals() < 2 {
                 return wrong(

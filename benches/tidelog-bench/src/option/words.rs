@@ -99,8 +99,7 @@ pub(super) fn kind_of_verify(text: &str) -> Result<bool, String> {
     match text.trim() {
         "crc32c" | "crc32c-intel" => Ok(true),
         "0" => Ok(false),
-        _ => Err("there is crc32c (with the processor's instruction where it has one); what fio writes with another kind \
-                  is not told from damage, and is not made here".to_owned()),
+        _ => Err("there is crc32c; fio's other kinds are not supported".to_owned()),
     }
 }
 

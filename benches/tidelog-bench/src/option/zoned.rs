@@ -1,20 +1,18 @@
 //! `zonemode=zbd`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::job::{JobOptions, Level};
 use super::sizes::Sizes;
 use crate::exit::BenchError;
-use crate::load::Zones;
 
-/// Gives jobs the zones of their files; those that work on the same have the same.
+/// Whether jobs with zones, and those that work on the same files, agree on them.
 ///
 /// # Errors
 /// Options that do not go together.
-pub fn with_zones(mut jobs: Vec<JobOptions>) -> Result<Vec<JobOptions>, BenchError> {
-    let mut known: BTreeMap<String, ((u64, usize), Arc<Zones>)> = BTreeMap::new();
-    for job in &mut jobs {
+pub fn check_zones(jobs: &[JobOptions]) -> Result<(), BenchError> {
+    let mut known: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+    for job in jobs {
         let within = |what: &str| BenchError::usage(what).within(&job.name);
         if !job.zbd {
             if job.max_open_zones > 0 || job.read_beyond_wp {
@@ -23,19 +21,16 @@ pub fn with_zones(mut jobs: Vec<JobOptions>) -> Result<Vec<JobOptions>, BenchErr
             continue;
         }
         check(job).map_err(within)?;
-        let (size, most_open) = (job.zonesize, job.max_open_zones);
+        let how = (job.zonesize, job.max_open_zones);
         for file in &job.filename {
-            let made = || ((size, most_open), Arc::new(Zones::new(size, most_open)));
-            let (how, zones) = known.entry(file.clone()).or_insert_with(made);
-            if *how != (size, most_open) {
+            if *known.entry(file).or_insert(how) != how {
                 return Err(within(
                     "zonesize and max_open_zones are the same for all jobs of a file",
                 ));
             }
-            job.zones.push(Arc::clone(zones));
         }
     }
-    Ok(jobs)
+    Ok(())
 }
 
 fn check(job: &JobOptions) -> Result<(), &'static str> {

@@ -5,14 +5,12 @@ mod json;
 mod logs;
 mod normal;
 mod terse;
-mod units;
 
 pub use group::{GroupReport, reports};
 pub use json::document;
 pub use logs::{log_files, log_lines};
 pub use normal::{introduction, text};
 pub use terse::lines;
-pub use units::{rate, short_count};
 
 /// The version that reports carry. Tools for fio look at it.
 pub const VERSION: &str = concat!("tidelog-bench-", env!("CARGO_PKG_VERSION"));

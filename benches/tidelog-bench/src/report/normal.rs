@@ -6,8 +6,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::group::GroupReport;
-use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::disks::DiskUse;
+use crate::figures::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::option::{JobOptions, Sizes, engine_name};
 use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
 

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::interrupt::is_interrupted;
+use crate::load::Zones;
 use crate::option::{ExitWhat, JobOptions};
 use crate::stats::Steady;
 
@@ -64,9 +65,9 @@ impl Beside {
     }
 }
 
-/// One thread among them. It is over when this is dropped.
+/// One thread among them, and what it shares with others. It is over when this is dropped.
 #[derive(Debug)]
-pub(crate) struct RunThread {
+pub(super) struct RunThread {
     beside: Arc<Beside>,
     name: String,
     group: usize,
@@ -76,11 +77,13 @@ pub(crate) struct RunThread {
     steady: Option<Arc<Steady>>,
     /// Its operations of the flow.
     operations: AtomicU64,
+    /// The zones of each file, with `zbd`, for all jobs that work on it.
+    pub(super) zones: Vec<Arc<Zones>>,
 }
 
 impl RunThread {
-    /// A thread of this job.
-    pub(super) fn new(beside: &Arc<Beside>, job: &JobOptions) -> Self {
+    /// A thread of this job, whose files have these zones.
+    pub(super) fn new(beside: &Arc<Beside>, job: &JobOptions, zones: Vec<Arc<Zones>>) -> Self {
         Self {
             beside: Arc::clone(beside),
             name: job.name.clone(),
@@ -92,6 +95,7 @@ impl RunThread {
                 shared.map_or_else(|| Arc::new(Steady::new(wanted)), Arc::clone)
             }),
             operations: AtomicU64::new(0),
+            zones,
         }
     }
 
@@ -118,7 +122,7 @@ impl RunThread {
     }
 
     /// Whether another job's end is this one's, too.
-    pub(crate) fn is_stopped(&self) -> bool {
+    pub(super) fn is_stopped(&self) -> bool {
         let Beside { ended_groups, ended, ended_all, .. } = &*self.beside;
         ended.load(Ordering::Relaxed)
             || ended_all.load(Ordering::Relaxed)
@@ -180,7 +184,7 @@ mod tests {
     fn operations_of_a_flow_are_shared_by_weight_until_one_is_over() {
         let jobs = [job("light", 1), job("heavy", 8)];
         let beside = Arc::new(Beside::new(&jobs, &Arc::default()));
-        let members = jobs.each_ref().map(|job| RunThread::new(&beside, job));
+        let members = jobs.each_ref().map(|job| RunThread::new(&beside, job, Vec::new()));
         let mut taken = [0_u32; 2];
         for _ in 0..9000 {
             for (member, taken) in members.iter().zip(&mut taken) {
@@ -205,7 +209,8 @@ mod tests {
             let first = JobOptions { exitall: true, exit_what: what, ..job("first", 0) };
             let jobs = [first, job("same", 0), JobOptions { group: 1, ..job("other", 0) }];
             let beside = Arc::new(Beside::new(&jobs, &all));
-            let [first, same, other] = jobs.each_ref().map(|job| RunThread::new(&beside, job));
+            let [first, same, other] =
+                jobs.each_ref().map(|job| RunThread::new(&beside, job, Vec::new()));
             assert!(!same.is_stopped());
             drop(first);
             assert_eq!(

@@ -5,26 +5,29 @@ mod pools;
 mod replay;
 mod tensors;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::path::Capabilities;
 use tidelog_engine::pool::{Batch, Pool, PutOptions, TensorKey};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome, Urgency};
 
+use super::beside::RunThread;
 use super::budget::Budget;
 use super::start::JobEnd;
 use super::throttle::Throttle;
 use crate::direction::DataDirection;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Origin, Permutation, check};
+use crate::load::{BadBlock, Origin, check};
 use crate::option::JobOptions;
+use crate::permutation::Permutation;
 use crate::stats::{OperationLatency, Recorder};
 
 use memory::JobMemory;
 use tensors::{Tensor, tensors};
 
 pub(super) use pools::Pools;
-pub use pools::{device_size, make_pool};
+pub use pools::make_pool;
 pub(super) use replay::Replay;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
@@ -33,6 +36,7 @@ const THROTTLED_MAX: Duration = Duration::from_millis(100);
 /// A log job that is ready to run.
 pub(super) struct LogJob {
     job: JobOptions,
+    member: Arc<RunThread>,
     pool: Pool,
     capabilities: Capabilities,
     tensors: Vec<Tensor>,
@@ -72,6 +76,7 @@ impl LogJob {
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
+        member: &Arc<RunThread>,
         origin: Origin,
         pool: Option<Pool>,
     ) -> Result<Self, BenchError> {
@@ -102,6 +107,7 @@ impl LogJob {
             origin,
             ended: JobEnd::default(),
             job: job.clone(),
+            member: Arc::clone(member),
             pool,
             tensors,
         };
@@ -191,7 +197,7 @@ impl LogJob {
     }
 
     fn is_over(&self, recorder: &Recorder, now: Instant) -> bool {
-        self.ended.is_over(&self.job) || self.budget.is_spent(recorder, now)
+        self.ended.is_over(&self.job, &self.member) || self.budget.is_spent(recorder, now)
     }
 
     /// Begins with the tensor whose turn it is; returns whether something was begun.
@@ -364,7 +370,7 @@ impl LogJob {
             if !wanted(&self.tensors[place]) {
                 continue;
             }
-            if self.ended.is_over(&self.job) {
+            if self.ended.is_over(&self.job, &self.member) {
                 break;
             }
             let tag = loop {

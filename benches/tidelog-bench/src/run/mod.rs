@@ -14,8 +14,7 @@ mod start;
 mod throttle;
 mod usage;
 
-pub(crate) use beside::RunThread;
 pub use interrupt::{is_interrupted, take_signals};
-pub use log::{device_size, make_pool};
+pub use log::make_pool;
 pub use start::{JobEnd, JobResult, RunStatus, run};
 pub use usage::Usage;

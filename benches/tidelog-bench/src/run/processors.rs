@@ -29,7 +29,7 @@ pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
     let set = wanted.iter().try_for_each(|processor| set.set(*processor)).map(|()| set);
     set.and_then(|set| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
-        let what = format!("{}: cannot run on the processors that were asked for alone", job.name);
+        let what = format!("{}: cannot run only on the processors that were asked for", job.name);
         BenchError::System { what, source: error.into() }
     })
 }
@@ -47,7 +47,7 @@ fn processors_of(nodes: &Nodes, sysfs: &Path) -> Result<Vec<usize>, String> {
     let list = |name: &str| {
         let text = fs::read_to_string(sysfs.join(name));
         text.map(|text| text.trim().to_owned())
-            .map_err(|_| "this kernel does not tell of NUMA nodes".to_owned())
+            .map_err(|_| "this kernel shows no NUMA nodes".to_owned())
     };
     let there = processors(&list("online")?)?;
     let wanted = match nodes {

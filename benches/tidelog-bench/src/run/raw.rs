@@ -3,6 +3,7 @@
 mod completed;
 mod next;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::DmaBuffer;
@@ -15,6 +16,7 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 use completed::CompletedIo;
 
 use super::backlog::Backlog;
+use super::beside::RunThread;
 use super::budget::Budget;
 use super::depth::{Depth, DepthStep};
 use super::dump;
@@ -34,6 +36,7 @@ const THROTTLED_MAX: Duration = Duration::from_millis(100);
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
     job: JobOptions,
+    member: Arc<RunThread>,
     path: Box<dyn DataPath>,
     rings_early: bool,
     stream: OffsetStream,
@@ -122,6 +125,7 @@ impl RawJob {
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
+        member: &Arc<RunThread>,
         origin: Origin,
         provider: Box<dyn PathProvider>,
     ) -> Result<Self, BenchError> {
@@ -174,6 +178,7 @@ impl RawJob {
             begun_in_pass: 0,
             ended: JobEnd::default(),
             job: job.clone(),
+            member: Arc::clone(member),
             rings_early: path.capabilities().kind == PathKind::Spdk,
             path,
         })
@@ -187,7 +192,7 @@ impl RawJob {
     /// Runs the job, and reads back what it wrote if that was asked for.
     pub(super) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         self.go_through(Phase::Load, recorder);
-        self.job.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
+        self.member.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
         self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
@@ -242,7 +247,7 @@ impl RawJob {
     /// Begins operations until the queue is full or the phase is over.
     fn fill_up(&mut self, phase: &mut Phase, recorder: &mut Recorder, now: Instant) {
         let is_time_up = *phase == Phase::Load && self.budget.is_time_up(recorder, now);
-        if is_time_up || self.ended.is_over(&self.job) {
+        if is_time_up || self.ended.is_over(&self.job, &self.member) {
             return;
         }
         while self.has_room(*phase)
@@ -358,7 +363,7 @@ impl RawJob {
     }
 
     fn steady(&self) -> Option<&Steady> {
-        self.job.member.as_ref()?.steady()
+        self.member.steady()
     }
 }
 

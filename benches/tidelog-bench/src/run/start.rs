@@ -1,5 +1,6 @@
 //! Starting jobs together, and collecting what became of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,7 +17,7 @@ use super::raw::RawJob;
 use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
-use crate::load::{BadBlock, Origin};
+use crate::load::{BadBlock, Origin, Zones};
 use crate::option::{JobOptions, engine_name};
 use crate::stats::{Lateness, LiveCounters, Recorder, SteadyResult};
 use crate::target::Targets;
@@ -64,12 +65,11 @@ impl JobEnd {
     }
 
     /// Whether nothing more shall be begun.
-    pub(super) fn is_over(&self, job: &JobOptions) -> bool {
-        let is_stopped = || job.member.as_ref().is_some_and(|member| member.is_stopped());
+    pub(super) fn is_over(&self, job: &JobOptions, member: &RunThread) -> bool {
         self.failure.is_some()
             || (job.verify_fatal && self.bad > 0)
             || is_interrupted()
-            || is_stopped()
+            || member.is_stopped()
     }
 }
 
@@ -113,16 +113,40 @@ pub fn run(
     let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
     let ended_all = Arc::default();
+    let zones = zones_of(groups);
     for (index, jobs) in groups.iter().enumerate() {
         if is_interrupted() || AtomicBool::load(&ended_all, Ordering::Relaxed) {
             break;
         }
         let pools = Pools::open(jobs)?;
         let beside = Arc::new(Beside::new(jobs, &ended_all));
-        results.extend(run_group(index, jobs, targets, &pools, &beside, run, live, status)?);
+        results.extend(run_group(
+            index,
+            jobs,
+            targets,
+            &pools,
+            (&beside, &zones),
+            run,
+            live,
+            status,
+        )?);
         pools.close()?;
     }
     Ok(results)
+}
+
+/// The zones of each file that has any.
+type ZonesByFile = BTreeMap<String, Arc<Zones>>;
+
+fn zones_of(groups: &[Vec<JobOptions>]) -> ZonesByFile {
+    let mut all = ZonesByFile::new();
+    for job in groups.iter().flatten().filter(|job| job.zbd) {
+        for file in &job.filename {
+            let zones = || Arc::new(Zones::new(job.zonesize, job.max_open_zones));
+            all.entry(file.clone()).or_insert_with(zones);
+        }
+    }
+    all
 }
 
 /// What a thread leaves: its job, and what it counted unless it panicked.
@@ -142,21 +166,22 @@ fn run_group(
     jobs: &[JobOptions],
     targets: &Targets,
     pools: &Pools,
-    beside: &Arc<Beside>,
+    (beside, zones): (&Arc<Beside>, &ZonesByFile),
     run: u64,
     live: &Live,
     status: &RunStatus,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
     for job in jobs {
+        let of_file = |file: &String| zones.get(file).filter(|_| job.zbd).cloned();
         for clone in job.first_clone..job.first_clone + job.numjobs {
-            let member = Some(Arc::new(RunThread::new(beside, job)));
-            let job = &JobOptions { member, ..job.clone() };
+            let zones = job.filename.iter().filter_map(of_file).collect();
+            let member = Arc::new(RunThread::new(beside, job, zones));
             let provider = targets.provider(job)?;
             let counters = live.watch(group);
             let origin =
                 Origin { run, writer: (group as u64) << 32 | threads.len() as u64, pass: 0 };
-            threads.push(start_thread(job, clone, origin, provider, pools, counters)?);
+            threads.push(start_thread(job, clone, member, origin, provider, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -223,6 +248,7 @@ fn run_group(
 fn start_thread(
     job: &JobOptions,
     clone: u32,
+    member: Arc<RunThread>,
     origin: Origin,
     provider: Option<Box<dyn PathProvider>>,
     pools: &Pools,
@@ -230,18 +256,17 @@ fn start_thread(
 ) -> Result<Thread, BenchError> {
     let (tell, ready) = channel();
     let (start, begin) = channel();
-    let (mut options, seen) = (job.clone(), Arc::clone(&counters));
+    let (options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
         let made = pin(&options).and_then(|()| match (provider, options.plan.clone()) {
-            (Some(provider), _) => RawJob::prepare(&options, clone, origin, provider)
+            (Some(provider), _) => RawJob::prepare(&options, clone, &member, origin, provider)
                 .map(|job| Job::Raw(Box::new(job))),
             (None, Some(plan)) => {
-                Replay::prepare(&options, plan, pool).map(|job| Job::Replay(Box::new(job)))
+                Replay::prepare(&options, &member, plan, pool).map(|job| Job::Replay(Box::new(job)))
             }
-            (None, None) => {
-                LogJob::prepare(&options, clone, origin, pool).map(|job| Job::Log(Box::new(job)))
-            }
+            (None, None) => LogJob::prepare(&options, clone, &member, origin, pool)
+                .map(|job| Job::Log(Box::new(job))),
         });
         let job = match made {
             Ok(job) => job,
@@ -252,11 +277,8 @@ fn start_thread(
         };
         tell.send(Ok(job.path())).ok()?;
         begin.recv().ok()?;
-        // The last to know it is this thread: the job is over when it is.
-        let member = options.member.take();
-        if let Some(member) = &member {
-            member.wait_for_beginning(&options);
-        }
+        // This thread is the last to have it: the job is over when it is.
+        member.wait_for_beginning(&options);
         let mut recorder = Recorder::new(options.ramp_time, options.lat_percentiles, counters);
         if options.logs.is_any() {
             recorder = recorder.with_timeline(options.logs.window);
@@ -274,13 +296,7 @@ fn start_thread(
         what: "cannot start a thread".to_owned(),
         source,
     })?;
-    Ok(Thread {
-        options: JobOptions { member: None, ..job.clone() },
-        counters: seen,
-        ready,
-        start,
-        handle,
-    })
+    Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
 }
 
 /// What a job has counted so far. One that waits for an operation is waited for, but not long: what

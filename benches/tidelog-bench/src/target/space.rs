@@ -10,6 +10,22 @@ use tidelog_device_safety::{NamedDevice, TargetKind};
 use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
+use crate::option::JobOptions;
+use crate::option::value::Amount;
+
+/// Room on each device besides tensors: superblocks, change log, checkpoints.
+const METADATA_ROOM: ByteCount = ByteCount::mib(64);
+
+/// What a file must have for a job's tensors, each twice: one that is put again exists twice
+/// meanwhile.
+pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
+    let Some(Amount::Bytes(size)) = job.size else { return None };
+    let wanted = size.saturating_mul(2).saturating_mul(u64::from(job.numjobs));
+    // What is beyond all devices is refused when it is reserved.
+    let each = wanted.div_ceil(job.filename.len() as u64).min(u64::MAX / 2);
+    // A fraction of each device goes to the index, and another is kept for reclamation.
+    Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
+}
 
 /// What the files of a run will take, by file.
 #[derive(Debug, Default)]

@@ -30,7 +30,7 @@ pub fn windows(
         };
         if wanted > rest || wanted < job.sizes.most() {
             let what = format!(
-                "{name}: from byte {start} on there are {}, and {} are to be worked on in blocks of up to {}",
+                "{name}: there are {} from byte {start} on, and the job needs {}, in blocks of up to {}",
                 ByteCount(rest),
                 ByteCount(wanted),
                 ByteCount(job.sizes.most()),

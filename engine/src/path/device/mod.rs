@@ -1,6 +1,7 @@
 //! Devices as an operating system knows them: regular files, files in a directory, block devices.
 
 pub mod blank;
+mod claim;
 mod controller;
 pub(super) mod lock;
 mod spec;
@@ -16,7 +17,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use self::claim::Claim;
 use super::DeviceCapabilities;
 use super::operation::Action;
 use crate::memory::ALIGNMENT;
@@ -150,6 +153,7 @@ pub struct Device {
     size: ByteCount,
     logical_block: u32,
     direct: bool,
+    claim: Option<Arc<Claim>>,
 }
 
 impl Device {
@@ -162,16 +166,29 @@ impl Device {
         if !mode.buffered {
             flags |= libc::O_DIRECT;
         }
-        if mode.exclusive && kind == DeviceKind::Block {
-            flags |= libc::O_EXCL;
-        }
+        let is_claimed = mode.exclusive && kind == DeviceKind::Block;
+        let claim = is_claimed.then(|| Claim::take(&path)).transpose();
+        let claim = claim.map_err(|source| open_error(&path, source))?;
         let file = OpenOptions::new()
             .read(true)
             .write(!mode.read_only)
             .custom_flags(flags)
             .open(&path)
             .map_err(|source| open_error(&path, source))?;
-        Self::describe(file, path, kind, !mode.buffered)
+        let device = Self::describe(file, path, kind, !mode.buffered)?;
+        match claim {
+            Some(claim) => device.with_claim(claim),
+            None => Ok(device),
+        }
+    }
+
+    /// The same with the claim on it: its name may stand for another device than a moment ago.
+    fn with_claim(self, claim: Claim) -> Result<Self, DeviceOpenError> {
+        let metadata = self.file.metadata().map_err(|source| open_error(&self.path, source))?;
+        if DeviceIdentity::of(&metadata) != claim.device() {
+            return Err(DeviceOpenError::Changed { path: self.path });
+        }
+        Ok(Self { claim: Some(Arc::new(claim)), ..self })
     }
 
     /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write
@@ -220,13 +237,13 @@ impl Device {
         if logical_block as usize > ALIGNMENT {
             return Err(DeviceOpenError::Block { path, block: logical_block });
         }
-        Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct })
+        Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct, claim: None })
     }
 
     /// The same device once more, for a second way to it.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (file, path) = (self.file.try_clone()?, self.path.clone());
-        Ok(Self { file, path, ..*self })
+        Ok(Self { file, path, claim: self.claim.clone(), ..*self })
     }
 
     /// The open file.

@@ -243,7 +243,7 @@ impl Status {
             Self::Nvme { code_type: GENERIC, code: BY_REQUEST | QUEUE_GONE, .. } => true,
             Self::Nvme { code_type, .. } => code_type == PATH,
             Self::Errno(errno) => errno == libc::ECANCELED || self.is_removal(),
-            Self::Short { .. } | Self::Library { .. } => false,
+            Self::Short { .. } | Self::ErrorLibrary { .. } => false,
         }
     }
 }

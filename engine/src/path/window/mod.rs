@@ -1,6 +1,6 @@
-//! A window in a GPU's memory: chunks that devices read and write themselves, and that transfers
-//! pass through, each taken through copy and I/O in the one order that is right. What moves bytes
-//! between chunks and devices is whoever has the window: cuFile's batches in the crate
+//! A window in a GPU's memory: chunks that devices read and write themselves, and that requests
+//! pass through, each in one chunk, taken through copy and I/O in the one order that is right. What
+//! moves bytes between chunks and devices is whoever has the window: cuFile's batches in the crate
 //! `tidelog-gds`, commands of a controller by peer DMA here ([`Windowed`]).
 //!
 //! The rules, because devices are not ordered with a GPU's streams and nothing else keeps them:
@@ -18,8 +18,7 @@
 //! - An answer means that no device touches the caller's memory any more. Where that cannot be
 //!   known there is no answer, and the memory is leaked. A chunk in that state is never used again.
 
-mod copies;
-mod parts;
+mod active;
 mod passage;
 mod path;
 mod ring;
@@ -27,12 +26,11 @@ mod ring;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::operation::{Action, Operation, Status};
-use crate::memory::GpuSlice;
+use super::operation::{Action, Operation, Refusal, Status};
+use crate::memory::{GpuCopies, GpuSlice, WindowSize};
 use crate::units::DeviceIndex;
 
-pub use copies::{Copied, OpenedWindow, WindowCopies, WindowCopy, WindowDirection, WindowSize};
-use parts::WindowParts;
+use active::WindowTable;
 pub use path::Windowed;
 use ring::ChunkRing;
 
@@ -46,7 +44,7 @@ pub enum DmaDirection {
 }
 
 /// One transfer that is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct WindowRequest {
     /// The caller's name for it.
     pub tag: u64,
@@ -54,7 +52,7 @@ pub struct WindowRequest {
     pub device: DeviceIndex,
     /// Where on it: a multiple of 4 KiB.
     pub offset: u64,
-    /// How much: a multiple of 4 KiB.
+    /// How much: a multiple of 4 KiB, and no more than a chunk.
     pub length: u32,
     /// Which way.
     pub direction: DmaDirection,
@@ -88,12 +86,12 @@ pub struct WindowCompletion {
     pub checksum: Option<u32>,
 }
 
-/// A part of a request, as a device is to move it.
+/// A request, as its device is to move it.
 #[derive(Clone, Copy, Debug)]
-pub struct PartTransfer {
-    /// The part's number, to tell the window by what became of it.
-    pub part: u32,
-    /// The tag of its request.
+pub struct WindowTransfer {
+    /// Its place in the window, to tell the window by what became of it.
+    pub slot: u32,
+    /// The tag of the request.
     pub tag: u64,
     /// The device.
     pub device: DeviceIndex,
@@ -107,7 +105,7 @@ pub struct PartTransfer {
     pub place: TransferPlace,
 }
 
-/// Where a part's bytes are for its device.
+/// Where a request's bytes are for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferPlace {
     /// In this chunk of the window.
@@ -121,9 +119,9 @@ pub enum TransferPlace {
     },
 }
 
-/// What became of a part that was ready.
+/// What became of a transfer that was ready.
 #[derive(Clone, Copy, Debug)]
-pub enum PartStatus {
+pub enum TransferStatus {
     /// Its device has it.
     Taken,
     /// The device moved so many of its bytes, and is done with its memory.
@@ -132,18 +130,6 @@ pub enum PartStatus {
     Failed(Status),
     /// It failed, and a device may use its memory at any time from now on.
     Lost(Status),
-}
-
-/// A request that is being worked on.
-struct Active {
-    request: WindowRequest,
-    /// Bytes of which parts were begun.
-    begun: u32,
-    /// Parts that have not ended.
-    parts: u32,
-    /// Of the parts that have ended, where each lies: what they bring to the checksum of the whole.
-    checksum: u32,
-    failure: Option<Failure>,
 }
 
 #[derive(Clone, Copy)]
@@ -167,58 +153,47 @@ impl Failure {
     }
 }
 
-impl Active {
-    fn has_more(&self) -> bool {
-        self.failure.is_none() && self.begun < self.request.length
-    }
-
-    fn is_over(&self) -> bool {
-        self.parts == 0 && !self.has_more()
-    }
-}
-
 /// Requests by way of one GPU's memory, driven by one thread.
 pub struct Window {
-    copies: Box<dyn WindowCopies>,
+    copies: Box<dyn GpuCopies>,
     /// Where the chunks begin for the GPU.
     base: u64,
     /// Memory of the caller's that devices reach.
     regions: Vec<Range<u64>>,
-    requests: Vec<Option<Active>>,
-    free: Vec<u32>,
-    /// Requests that have parts to begin.
-    waiting: VecDeque<u32>,
+    /// Requests that may be there at once.
+    depth: usize,
+    /// Those that have no place yet.
+    waiting: VecDeque<WindowRequest>,
     ring: ChunkRing,
-    parts: WindowParts,
+    active: WindowTable,
     completions: Vec<WindowCompletion>,
 }
 
 impl Window {
     /// How many slots `copies` of a window of this size need.
     pub fn slots(size: WindowSize) -> u32 {
-        WindowParts::count(size.chunks)
+        WindowTable::count(size.chunks)
     }
 
     /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
     /// many devices, of which none gets all chunks. `copies` has as many [`slots`](Self::slots) as
     /// it takes.
     pub fn new(
-        copies: Box<dyn WindowCopies>,
+        copies: Box<dyn GpuCopies>,
         base: u64,
         size: WindowSize,
         (devices, depth): (usize, u32),
     ) -> Self {
-        let depth = depth.max(1);
+        let depth = depth.max(1) as usize;
         Self {
             copies,
             base,
             regions: Vec::new(),
-            requests: std::iter::repeat_with(|| None).take(depth as usize).collect(),
-            free: (0..depth).rev().collect(),
-            waiting: VecDeque::with_capacity(depth as usize),
+            depth,
+            waiting: VecDeque::with_capacity(depth),
             ring: ChunkRing::new(size, devices),
-            parts: WindowParts::new(size.chunks, devices),
-            completions: Vec::with_capacity(depth as usize),
+            active: WindowTable::new(size.chunks, devices),
+            completions: Vec::with_capacity(depth),
         }
     }
 
@@ -234,22 +209,26 @@ impl Window {
 
     /// Requests that have not been answered, and completions that were not handed out.
     pub fn in_flight(&self) -> usize {
-        self.requests.len() - self.free.len() + self.completions.len()
+        self.unanswered() + self.completions.len()
+    }
+
+    fn unanswered(&self) -> usize {
+        self.waiting.len() + self.active.len()
     }
 
     /// Whether nothing is on its way, not even what was answered.
     pub fn is_idle(&self) -> bool {
-        self.in_flight() == 0 && self.parts.is_empty()
+        self.in_flight() == 0
     }
 
     /// Whether the GPU is at work, which wakes nobody when it is done.
     pub fn is_copying(&self) -> bool {
-        self.parts.is_any_copied()
+        self.active.is_any_copied()
     }
 
-    /// Whether devices have parts, or may still use their memory.
+    /// Whether devices have transfers, or may still use their memory.
     pub fn is_any_in_flight(&self) -> bool {
-        self.parts.is_any_in_flight()
+        self.active.is_any_in_flight()
     }
 
     /// Adds memory of the caller's that devices reach: aligned transfers of it need no copy.
@@ -260,16 +239,22 @@ impl Window {
         self.regions.push(region);
     }
 
-    /// Takes a request, or gives it back when the window is full.
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// The window is full, or the request longer than a chunk of it.
     ///
     /// # Safety
     /// The request lies within its device. Its memory is as long as it says, and until its answer
     /// it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
-    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
-        let Some(slot) = self.free.pop() else { return Err(request) };
-        let active = Active { request, begun: 0, parts: 0, checksum: 0, failure: None };
-        self.requests[slot as usize] = Some(active);
-        self.waiting.push_back(slot);
+    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), Refusal> {
+        if request.length > self.size().chunk {
+            return Err(Refusal::Invalid("the extent is longer than a chunk of the GPU's window"));
+        }
+        if self.unanswered() >= self.depth {
+            return Err(Refusal::Full);
+        }
+        self.waiting.push_back(request);
         Ok(())
     }
 
@@ -278,7 +263,7 @@ impl Window {
     /// [given](Self::ready) to it.
     pub fn advance(&mut self) {
         self.look_at_copies();
-        self.begin_parts();
+        self.begin_waiting();
     }
 
     /// Hands out an answer, in whatever order.
@@ -294,13 +279,12 @@ impl Window {
     /// Asks that requests end soon: the one with this tag, or all. What has not reached a device
     /// does not.
     pub fn abort(&mut self, tag: Option<u64>) {
-        for slot in 0..self.requests.len() as u32 {
-            let Some(active) = &mut self.requests[slot as usize] else { continue };
-            if tag.is_none_or(|tag| active.request.tag == tag)
-                && active.begun < active.request.length
-            {
-                active.failure.get_or_insert(Failure::cancelled());
-                self.settle(slot);
+        for _ in 0..self.waiting.len() {
+            let Some(request) = self.waiting.pop_front() else { break };
+            if tag.is_none_or(|tag| request.tag == tag) {
+                self.answer(request, Err(Failure::cancelled()));
+            } else {
+                self.waiting.push_back(request);
             }
         }
         self.cancel_ready(tag);
@@ -311,20 +295,13 @@ impl Window {
         self.copies.stop()
     }
 
-    /// Completes a request that is over.
-    fn settle(&mut self, slot: u32) {
-        let Some(active) = &self.requests[slot as usize] else { return };
-        if !active.is_over() {
-            return;
-        }
-        let Some(active) = self.requests[slot as usize].take() else { return };
-        self.free.push(slot);
-        let Active { request, checksum, failure, .. } = active;
+    /// Completes a request that is over, by its checksum or by what is wrong.
+    fn answer(&mut self, request: WindowRequest, result: Result<u32, Failure>) {
         self.completions.push(WindowCompletion {
             tag: request.tag,
-            result: failure.map_or(Ok(()), |failure| Err(failure.status)),
-            by_device: failure.is_some_and(|failure| failure.by_device),
-            checksum: failure.is_none().then_some(checksum),
+            result: result.map(drop).map_err(|failure| failure.status),
+            by_device: result.is_err_and(|failure| failure.by_device),
+            checksum: result.ok(),
         });
     }
 }
@@ -332,17 +309,20 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{CopyError, GpuCopy, GpuEvent};
+
+    const CHUNK: u32 = 8192;
 
     /// A GPU that is done at once, and copies nothing.
     struct AtOnce;
 
     // SAFETY: nothing is ever touched.
-    unsafe impl WindowCopies for AtOnce {
-        unsafe fn begin(&mut self, _: u32, _: &WindowCopy) -> Result<(), Status> {
+    unsafe impl GpuCopies for AtOnce {
+        unsafe fn begin(&mut self, _: u32, _: &GpuCopy) -> Result<(), CopyError> {
             Ok(())
         }
 
-        fn is_done(&mut self, _: u32) -> Result<bool, Status> {
+        fn is_done(&mut self, _: u32) -> Result<bool, CopyError> {
             Ok(true)
         }
 
@@ -350,66 +330,96 @@ mod tests {
             0
         }
 
+        fn record(&mut self, _: GpuEvent) -> Result<(), CopyError> {
+            Ok(())
+        }
+
         fn stop(&mut self) -> bool {
             true
         }
     }
 
+    fn window(chunks: u32, devices: usize) -> Window {
+        Window::new(Box::new(AtOnce), 0, WindowSize { chunk: CHUNK, chunks }, (devices, 24))
+    }
+
+    fn submit(window: &mut Window, device: u8, tag: u64, direction: DmaDirection, length: u32) {
+        let device = DeviceIndex(device);
+        // SAFETY: nothing ever touches the memory.
+        let memory = unsafe { GpuSlice::new(4096, 0..length, length, None) };
+        let request = WindowRequest { tag, device, offset: 0, length, direction, memory };
+        // SAFETY: as above.
+        unsafe { window.submit(request) }.unwrap();
+    }
+
+    fn ready(window: &Window) -> Vec<WindowTransfer> {
+        let mut list = Vec::new();
+        window.ready(&mut list);
+        list
+    }
+
+    /// Whether a request waits for a chunk, its chunk is being filled, or it is ready.
     #[test]
-    fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device() {
-        let size = WindowSize { chunk: 4096, chunks: 1 };
-        for taken in [false, true] {
-            let mut window = Window::new(Box::new(AtOnce), 0, size, (1, 2));
-            // SAFETY: nothing ever touches the memory.
-            let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
-            let (device, direction) = (DeviceIndex(0), DmaDirection::Write);
-            let request =
-                WindowRequest { tag: 7, device, offset: 0, length: 8192, direction, memory };
-            // SAFETY: as above.
-            unsafe { window.submit(request) }.unwrap();
-            window.advance();
-            window.advance();
-            let mut ready = Vec::new();
-            window.ready(&mut ready);
-            assert_eq!(ready.len(), 1, "of two parts one has the only chunk");
-            if taken {
-                window.tell(ready[0].part, PartStatus::Taken);
-            }
+    fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device_and_never_gets_there() {
+        for rounds in 0..3 {
+            let mut window = window(1, 1);
+            submit(&mut window, 0, 7, DmaDirection::Write, CHUNK);
+            (0..rounds).for_each(|_| window.advance());
+            submit(&mut window, 0, 8, DmaDirection::Write, CHUNK);
             window.abort(Some(7));
-            if taken {
-                window.tell(ready[0].part, PartStatus::Moved(4096));
-            }
+            window.advance();
             let answer = window.next_answer().unwrap();
-            assert_eq!(answer.result, Err(Status::Errno(libc::ECANCELED)));
-            assert!(!answer.by_device);
+            assert_eq!((answer.tag, answer.result), (7, Err(Status::Errno(libc::ECANCELED))));
+            assert!(!answer.by_device && !window.has_completions());
+            (0..2).for_each(|_| window.advance());
+            let tags: Vec<u64> = ready(&window).iter().map(|transfer| transfer.tag).collect();
+            assert_eq!(tags, [8], "after {rounds} rounds");
         }
+    }
+
+    #[test]
+    fn what_a_device_has_ends_as_it_ends_there() {
+        let mut window = window(1, 1);
+        submit(&mut window, 0, 7, DmaDirection::Write, CHUNK);
+        (0..2).for_each(|_| window.advance());
+        let slot = ready(&window)[0].slot;
+        window.tell(slot, TransferStatus::Taken);
+        window.abort(None);
+        assert!(!window.has_completions());
+        window.tell(slot, TransferStatus::Moved(CHUNK));
+        assert_eq!(window.next_answer().unwrap().result, Ok(()));
+    }
+
+    #[test]
+    fn what_is_longer_than_a_chunk_is_refused() {
+        let mut window = window(4, 1);
+        // SAFETY: nothing ever touches the memory.
+        let memory = unsafe { GpuSlice::new(4096, 0..CHUNK + 1, CHUNK + 1, None) };
+        let (device, direction, length) = (DeviceIndex(0), DmaDirection::Write, CHUNK + 4096);
+        let request = WindowRequest { tag: 1, device, offset: 0, length, direction, memory };
+        // SAFETY: as above.
+        let refused = unsafe { window.submit(request) };
+        assert!(matches!(refused, Err(Refusal::Invalid(why)) if why.contains("than a chunk")));
+        assert!(window.is_idle());
     }
 
     /// A device that does not answer keeps what it has; the others go on with their part of the
     /// ring.
     #[test]
     fn a_device_that_keeps_its_chunks_leaves_some_to_the_others() {
-        const REQUESTS: u64 = 8;
-        let size = WindowSize { chunk: 4096, chunks: 8 };
-        let mut window = Window::new(Box::new(AtOnce), 0, size, (3, 3 * REQUESTS as u32));
-        let submit = |window: &mut Window, device: u8, tag| {
-            let (device, direction) = (DeviceIndex(device), DmaDirection::Read);
-            // SAFETY: nothing ever touches the memory.
-            let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
-            let request = WindowRequest { tag, device, offset: 0, length: 8192, direction, memory };
-            // SAFETY: as above.
-            unsafe { window.submit(request) }.unwrap();
-        };
-        (0..REQUESTS).for_each(|tag| submit(&mut window, 0, tag));
-        (0..2).for_each(|tag| submit(&mut window, tag as u8 + 1, REQUESTS + tag));
-        let (mut ready, mut answered) = (Vec::new(), Vec::new());
+        const REQUESTS: u64 = 16;
+        let mut window = window(8, 3);
+        (0..REQUESTS).for_each(|tag| submit(&mut window, 0, tag, DmaDirection::Read, CHUNK));
+        for tag in 0..2 {
+            submit(&mut window, tag as u8 + 1, REQUESTS + tag, DmaDirection::Read, CHUNK);
+        }
+        let mut answered = Vec::new();
         for _ in 0..8 {
             window.advance();
-            window.ready(&mut ready);
-            for part in &ready {
-                window.tell(part.part, PartStatus::Taken);
-                if part.device != DeviceIndex(0) {
-                    window.tell(part.part, PartStatus::Moved(part.length));
+            for transfer in ready(&window) {
+                window.tell(transfer.slot, TransferStatus::Taken);
+                if transfer.device != DeviceIndex(0) {
+                    window.tell(transfer.slot, TransferStatus::Moved(transfer.length));
                 }
             }
             answered.extend(std::iter::from_fn(|| window.next_answer()).map(|it| it.tag));

@@ -1,25 +1,26 @@
 //! A data path whose devices reach other devices' memory, made to reach a GPU's: by way of a window
 //! there.
 //!
-//! Operations of a GPU's memory are taken through the window, and their parts are peer DMA for the
-//! path inside; all other operations are that path's as they are. No byte of the GPU's comes to the
-//! host.
+//! Operations of a GPU's memory are taken through the window, and are peer DMA for the path inside;
+//! all other operations are that path's as they are. No byte of the GPU's comes to the host.
 
 use std::io;
 use std::time::Duration;
 
-use super::copies::{OpenedWindow, WindowSize};
-use super::{PartStatus, PartTransfer, TransferPlace, Window, WindowCompletion, WindowRequest};
+use super::{
+    TransferPlace, TransferStatus, Window, WindowCompletion, WindowRequest, WindowTransfer,
+};
 use crate::memory::peer::{PeerBuffer, PeerRegion};
-use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError};
+use crate::memory::{
+    DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError, OpenedWindow, WindowSize,
+};
 use crate::path::gate::Gate;
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused, Status};
 use crate::path::slots::{Slots, conclude};
-use crate::path::{Capabilities, DataPath, PeerReach, PeerUnreachable, Waker};
+use crate::path::{Capabilities, DataPath, Feature, PathError, PeerReach, PeerUnreachable, Waker};
 use crate::units::ByteCount;
 
-/// Tags from here on are ours, for the parts that the path inside gets: the rest is the part's
-/// number.
+/// Tags from here on are ours, for the transfers that the path inside gets: the rest is the slot.
 const OURS: u64 = 1 << 63;
 /// How long a thread that waits for the GPU alone naps between two looks: copies wake nobody.
 const NAP: Duration = Duration::from_micros(20);
@@ -46,9 +47,9 @@ struct Open {
     region: PeerRegion,
     /// Each chunk, unless the path inside has it.
     chunks: Vec<Option<PeerBuffer>>,
-    /// Parts that the path inside has.
+    /// Transfers that the path inside has.
     in_flight: usize,
-    ready: Vec<PartTransfer>,
+    ready: Vec<WindowTransfer>,
 }
 
 impl<P: DataPath + ?Sized> Windowed<P> {
@@ -59,7 +60,7 @@ impl<P: DataPath + ?Sized> Windowed<P> {
         Self { open: None, gate, capabilities, slots, looks: 0, path }
     }
 
-    /// Takes a window's parts as far as they go now.
+    /// Takes a window's requests as far as they go now.
     fn advance(&mut self) {
         if let Some(open) = &mut self.open
             && !open.window.is_idle()
@@ -88,11 +89,8 @@ impl<P: DataPath + ?Sized> Windowed<P> {
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which
         // stays until the completion (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { open.window.submit(request) };
-        // The window has as many places as there are slots.
-        match taken.err().and_then(|_| self.slots.take(slot)) {
-            Some(operation) => Err(Refused { reason: Refusal::Full, operation }),
-            None => Ok(()),
-        }
+        let Err(reason) = taken else { return Ok(()) };
+        self.slots.take(slot).map_or(Ok(()), |operation| Err(Refused { reason, operation }))
     }
 
     /// The completion of the operation that an answer is about.
@@ -136,7 +134,7 @@ impl Open {
         Ok(Self { window, region, chunks, in_flight: 0, ready: Vec::new() })
     }
 
-    /// Gives the parts that are ready to the path, as many as it takes.
+    /// Gives the transfers that are ready to the path, as many as it takes.
     fn give<P: DataPath + ?Sized>(&mut self, slots: &Slots, path: &mut P) {
         let mut ready = std::mem::take(&mut self.ready);
         self.window.ready(&mut ready);
@@ -148,7 +146,7 @@ impl Open {
                 continue;
             };
             let operation = Operation {
-                tag: OURS | u64::from(transfer.part),
+                tag: OURS | u64::from(transfer.slot),
                 device: transfer.device,
                 extent: Extent::new(transfer.offset, transfer.length.into()),
                 action: match of.action {
@@ -159,39 +157,41 @@ impl Open {
                 priority: of.priority,
             };
             let told = match path.submit(operation) {
-                Ok(()) => PartStatus::Taken,
+                Ok(()) => TransferStatus::Taken,
                 Err(Refused { reason, operation }) => {
                     self.chunks[chunk as usize] = chunk_of(operation.action.into_memory());
                     match reason {
                         // What its device has in flight makes room.
                         Refusal::Full => continue,
-                        Refusal::Latched(cause) => PartStatus::Failed(cause.status),
-                        Refusal::Invalid(_) => PartStatus::Failed(Status::Errno(libc::EINVAL)),
+                        Refusal::Latched(cause) => TransferStatus::Failed(cause.status),
+                        Refusal::Invalid(_) => TransferStatus::Failed(Status::Errno(libc::EINVAL)),
                     }
                 }
             };
-            self.in_flight += usize::from(matches!(told, PartStatus::Taken));
-            self.window.tell(transfer.part, told);
+            self.in_flight += usize::from(matches!(told, TransferStatus::Taken));
+            self.window.tell(transfer.slot, told);
         }
         self.ready = ready;
     }
 
-    /// Takes a part back.
+    /// Takes a transfer back.
     fn take_back(&mut self, completion: Completion) {
-        let part = (completion.tag & !OURS) as u32;
-        let Some(PartTransfer { place: TransferPlace::Chunk(chunk), length, .. }) =
-            self.window.transfer(part)
+        let slot = (completion.tag & !OURS) as u32;
+        let Some(WindowTransfer { place: TransferPlace::Chunk(chunk), length, .. }) =
+            self.window.transfer(slot)
         else {
             return;
         };
         self.in_flight -= 1;
         self.chunks[chunk as usize] = chunk_of(completion.memory);
         let told = match completion.result {
-            Ok(()) => PartStatus::Moved(length),
-            Err(error) if self.chunks[chunk as usize].is_some() => PartStatus::Failed(error.status),
-            Err(error) => PartStatus::Lost(error.status),
+            Ok(()) => TransferStatus::Moved(length),
+            Err(error) if self.chunks[chunk as usize].is_some() => {
+                TransferStatus::Failed(error.status)
+            }
+            Err(error) => TransferStatus::Lost(error.status),
         };
-        self.window.tell(part, told);
+        self.window.tell(slot, told);
     }
 }
 
@@ -222,13 +222,16 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         self.path.register_peer(region)
     }
 
-    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, size: WindowSize) -> Result<(), GpuError> {
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, size: WindowSize) -> Result<Feature, PathError> {
         if self.open.is_some() {
-            return Err(GpuError("the data path reaches a GPU already".into()));
+            return Ok(Feature::Off("the data path reaches a GPU already".into()));
         }
-        self.open = Some(Open::new(gpu, size, &mut *self.path)?);
+        match Open::new(gpu, size, &mut *self.path) {
+            Ok(open) => self.open = Some(open),
+            Err(GpuError(why)) => return Ok(Feature::Off(why)),
+        }
         self.refresh();
-        Ok(())
+        Ok(Feature::On)
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
@@ -265,9 +268,9 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
                 }
                 at += 1;
             } else {
-                let part = completions.swap_remove(at);
+                let transfer = completions.swap_remove(at);
                 if let Some(open) = &mut self.open {
-                    open.take_back(part);
+                    open.take_back(transfer);
                 }
             }
         }
@@ -311,17 +314,17 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         }
         let Some(open) = &mut self.open else { return };
         for slot in slots {
-            let in_flight: Vec<u32> = open.window.parts_on_devices(Some(slot.into())).collect();
-            for part in in_flight {
-                self.path.abort(OURS | u64::from(part));
+            let in_flight: Vec<u32> = open.window.requests_on_devices(Some(slot.into())).collect();
+            for transfer in in_flight {
+                self.path.abort(OURS | u64::from(transfer));
             }
             open.window.abort(Some(slot.into()));
         }
     }
 
     fn in_flight(&self) -> usize {
-        let parts = self.open.as_ref().map_or(0, |open| open.in_flight);
-        self.path.in_flight() - parts + self.slots.in_flight()
+        let transfers = self.open.as_ref().map_or(0, |open| open.in_flight);
+        self.path.in_flight() - transfers + self.slots.in_flight()
     }
 
     fn abort_all(&mut self) {

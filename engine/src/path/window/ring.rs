@@ -5,7 +5,7 @@
 //! SSD. So the allocator's tensors are never registered: their bytes are copied to a chunk of this
 //! ring, or from it.
 
-use super::copies::WindowSize;
+use crate::memory::WindowSize;
 use crate::path::shares::Shares;
 use crate::units::DeviceIndex;
 

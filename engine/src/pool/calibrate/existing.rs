@@ -7,7 +7,7 @@ use crate::layout::{Geometry, Superblock};
 use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space};
 use crate::path::{Extent, MemberSource, OpenMode};
 use crate::pool::media::{MetadataIo, metadata_only};
-use crate::pool::members::{Member, MemberAccess, Members};
+use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::open::arrange;
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
 use crate::schedule::Reactor;
@@ -68,7 +68,7 @@ fn with_media<T>(
 ) -> Result<T, CalibrateError> {
     let mode = OpenMode { buffered, ..OpenMode::default() };
     let provider = members.best_provider(mode)?;
-    let reactor = Reactor::start(provider, metadata_only())?;
+    let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
     let done = act(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })?;
     reactor.close()?;
     Ok(done)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::CalibrateError;
 use crate::memory::{DmaBuffer, DmaPool, Memory};
 use crate::path::{Action, Completion, DataPath, Extent, Operation, OperationKind};
+use crate::schedule::DrainError;
 use crate::units::{ByteCount, DeviceIndex};
 
 /// How long one figure is measured, at least.
@@ -43,22 +44,19 @@ impl<'a> Meter<'a> {
         Ok(Self { path, memory, area, clock })
     }
 
-    /// Bytes per second in operations of `chunk` bytes, `depth` of them in flight on each device.
-    pub(super) fn rate(
-        &mut self,
-        kind: OperationKind,
-        chunk: ByteCount,
-        depth: u32,
-    ) -> Result<f64, CalibrateError> {
-        let rate = self.run(kind, chunk, depth);
-        if rate.is_err() {
-            // The space may belong to tensors again once the locks are given back.
-            self.path.drain(Instant::now() + TIMEOUT, &mut Vec::new());
+    /// Ends what is in flight after an error: the space may belong to tensors again once the locks
+    /// are given back.
+    pub(super) fn give_up(mut self, why: CalibrateError) -> CalibrateError {
+        match self.path.drain(Instant::now() + TIMEOUT, &mut Vec::new()) {
+            0 => why,
+            in_flight => {
+                CalibrateError::Left { why: Box::new(why), left: DrainError { in_flight } }
+            }
         }
-        rate
     }
 
-    fn run(
+    /// Bytes per second in operations of `chunk` bytes, `depth` of them in flight on each device.
+    pub(super) fn rate(
         &mut self,
         kind: OperationKind,
         chunk: ByteCount,

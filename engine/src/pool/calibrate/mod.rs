@@ -103,6 +103,14 @@ pub enum CalibrateError {
     /// The data path did not end.
     #[error(transparent)]
     Drain(#[from] DrainError),
+    /// Measuring failed, and the data path did not end.
+    #[error("{why}; {left}")]
+    Left {
+        /// Why it failed.
+        why: Box<CalibrateError>,
+        /// What the devices may still do.
+        left: DrainError,
+    },
 }
 
 impl From<Refused> for CalibrateError {
@@ -139,5 +147,9 @@ fn measure(
     let begun = Instant::now();
     let sweep =
         CalibrationSweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
-    sweep.run(provider, progress)
+    let found = sweep.run(provider, progress);
+    if let Err(CalibrateError::Left { left, .. }) = &found {
+        let _ = members.note(Err(*left));
+    }
+    found
 }

@@ -58,11 +58,19 @@ impl CalibrationSweep<'_> {
         provider: Box<dyn PathProvider>,
         progress: &mut dyn FnMut(CalibrateProgress),
     ) -> Result<Calibration, CalibrateError> {
-        let units: Vec<Point> = self.points(self.units.iter().map(|&unit| (unit, DEPTH)));
         let largest = self.units.iter().max().ok_or(CalibrateError::NoRoom)?;
         let memory = MEMORY_MAX.min(largest.0 * u64::from(DEPTH_MAX) * self.devices as u64);
         let path = provider.open(DEPTH_MAX)?.path;
         let mut meter = Meter::new(path, ByteCount(memory), self.area, self.clock)?;
+        self.choose(&mut meter, progress).map_err(|why| meter.give_up(why))
+    }
+
+    fn choose(
+        &self,
+        meter: &mut Meter<'_>,
+        progress: &mut dyn FnMut(CalibrateProgress),
+    ) -> Result<Calibration, CalibrateError> {
+        let units: Vec<Point> = self.points(self.units.iter().map(|&unit| (unit, DEPTH)));
         let mut done = 0;
         let total = ROUNDS * (if self.units.len() > 1 { units.len() } else { 0 } + DEPTHS.len());
         let mut step = || {
@@ -74,11 +82,11 @@ impl CalibrationSweep<'_> {
         let unit = if let [only] = self.units {
             *only
         } else {
-            measurements = medians(&mut meter, &units, &mut step)?;
+            measurements = medians(meter, &units, &mut step)?;
             smallest_that_is_enough(&measurements).ok_or(CalibrateError::NoRoom)?.chunk
         };
         let depths = self.points(DEPTHS.into_iter().map(|depth| (unit, depth)));
-        let by_depth = medians(&mut meter, &depths, &mut step)?;
+        let by_depth = medians(meter, &depths, &mut step)?;
         let chosen = smallest_that_is_enough(&by_depth).ok_or(CalibrateError::NoRoom)?;
         let (stripe_unit, depth) = (chosen.chunk, chosen.depth);
         measurements.extend(by_depth);

@@ -14,7 +14,7 @@ use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
 use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
-use crate::pool::members::{Member, MemberAccess, Members};
+use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::open::{Damaged, arrange};
 use crate::pool::pieces::{self, PieceGroup};
 use crate::pool::start;
@@ -247,6 +247,7 @@ fn check_members(
         ..ReactorOptions::default()
     };
     let reactor = Reactor::start(members.best_provider(mode)?, options)?;
+    let reactor = MembersReactor::new(&members, reactor);
     let names = members.names();
     let mut damage = damage_of_devices(&members, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };

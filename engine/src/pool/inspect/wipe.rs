@@ -26,7 +26,7 @@ pub fn wipe<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
 ) -> Result<Vec<Wiped>, OpenError> {
-    let members = Members(Members::open(sources, &MemberAccess::alone(buffered))?);
+    let members = Members::new(Members::open(sources, &MemberAccess::alone(buffered))?);
     let plans = plans(&members)?;
     let zeroes = vec![0; BLOCK_BYTES as usize];
     for (member, plan) in members.0.iter().zip(&plans) {

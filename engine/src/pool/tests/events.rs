@@ -89,6 +89,55 @@ fn an_older_copy_shows_after_a_power_cut_too() {
     }
 }
 
+/// The count says nothing of it: the index does, where the device has a copy of that, and checksums
+/// do.
+#[test]
+fn a_device_that_is_older_within_one_killed_run_gives_errors_and_never_other_bytes() {
+    for older in 0..3 {
+        let disks = disks_of_a_pool();
+        let pool = Pool::open(&disks, &quick()).unwrap();
+        (1..3).for_each(|number| commit(&pool, number));
+        let mut copy = disks[older].snapshot();
+        (3..6).for_each(|number| commit(&pool, number));
+        cut_power(&disks, PowerCut::KeepAll);
+        drop(pool);
+        disks[older].swap(&mut copy);
+
+        let name = |number: u8| format!("tensor {number}");
+        let report = check(&disks, false, &mut |_| ()).unwrap();
+        let mut lost: Vec<_> = report.damaged_tensors().filter_map(|it| it.name.clone()).collect();
+        lost.sort_unstable();
+        assert_eq!(lost, (3..6).map(name).collect::<Vec<_>>(), "sim{older}");
+        let is_named = |damage: &Damage| match damage {
+            Damage::IndexCopy { device, .. } => *device == format!("sim{older}"),
+            Damage::Tensor(_) => false,
+            other => panic!("{other}"),
+        };
+        // The index is on two devices.
+        assert_eq!(report.damage.iter().any(is_named), older < 2, "{:?}", report.damage);
+
+        let pool = Pool::open(&disks, &quick()).unwrap();
+        assert_eq!(pool.durable_tensors().unwrap().len(), 6, "every commit had returned");
+        // What is put now may take space in which the device has bytes of nobody.
+        commit(&pool, 6);
+        for number in 0..7 {
+            let memory = Destination::buffer(2_000_000);
+            let read = pool.get(&*name(number), 0..2_000_000, memory, Urgency::Urgent, None);
+            let read = read.unwrap();
+            match read.wait() {
+                Ok(_) => assert_eq!(read.take_bytes().unwrap(), vec![number; 2_000_000]),
+                Err(error) => {
+                    assert!((3..6).contains(&number), "{error}");
+                    assert!(error.to_string().contains(&format!("sim{older}")), "{error}");
+                }
+            }
+        }
+        pool.close().unwrap();
+        let report = check(&disks, false, &mut |_| ()).unwrap();
+        assert!(report.damage.iter().all(|it| matches!(it, Damage::Tensor(_))), "{report:?}");
+    }
+}
+
 #[test]
 fn devices_that_went_on_apart_are_no_pool_together() {
     let disks = disks_of_a_pool();

@@ -6,6 +6,7 @@ mod durable;
 mod events;
 mod format;
 mod housekeeping;
+mod in_doubt;
 mod index;
 mod names;
 mod puts;

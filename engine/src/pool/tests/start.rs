@@ -4,8 +4,11 @@ use super::*;
 use crate::layout::{
     BLOCK_BYTES, HOLDERS_OFFSET, METADATA_OFFSET, OWNER_OFFSET, SUPERBLOCK_OFFSET,
 };
+use crate::path::OperationKind;
+use crate::path::sim::Fault;
 use crate::pool::CalibrateError;
 use crate::pool::inspect::{self, Damage};
+use crate::schedule::TransferError;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -115,4 +118,31 @@ fn what_leaves_all_blocks_but_one_is_told_by_its_name() {
     let (disks, content) = closed();
     disks[1].overwrite(0, &partition);
     assert_eq!(get(&open(&disks), 1).unwrap(), content, "without its signature that is no table");
+}
+
+#[test]
+fn a_write_that_goes_astray_to_the_start_costs_its_own_tensor_alone() {
+    // Stripe units of four blocks, which go to another place on the same disk.
+    for place in (0..METADATA_OFFSET).step_by(8 * BLOCK).chain([BLOCK_BYTES, 3 * BLOCK_BYTES]) {
+        let (disks, content) = closed();
+        let pool = open(&disks);
+        disks[1].plan_fault(OperationKind::Write, 0, Fault::Misdirected(place));
+        commit(&pool, &[(2, &bytes(2, 300_000))], &[]).unwrap();
+        pool.close().unwrap();
+        let hits_superblock = (place..place + 4 * BLOCK_BYTES).contains(&SUPERBLOCK_OFFSET);
+        if hits_superblock {
+            let refused = Pool::open(&disks, &quick()).map(drop);
+            assert!(matches!(refused, Err(OpenError::OverwrittenStart { .. })), "{refused:?}");
+            let taken = inspect::accept_overwritten_start(&disks, false).unwrap();
+            assert_eq!(taken.iter().map(|it| &*it.device).collect::<Vec<_>>(), ["sim1"]);
+        }
+        let pool = open(&disks);
+        assert_eq!(get(&pool, 1).unwrap(), content);
+        let error = start_get(&pool, 2, 0..300_000).wait().unwrap_err();
+        assert!(matches!(error, TransferError::Checksum { .. }), "{place}: {error}");
+        pool.close().unwrap();
+        let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
+        let [Damage::Tensor(lost)] = &report.damage[..] else { panic!("{:?}", report.damage) };
+        assert_eq!(lost.id, TensorId(2));
+    }
 }

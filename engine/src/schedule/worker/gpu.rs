@@ -14,12 +14,11 @@ use std::time::Duration;
 use super::completion::may_read_again;
 use super::{BeginResult, PieceInFlight, QueuePlace, Worker};
 use crate::memory::{
-    CopyResult, DmaBuffer, DmaPool, GpuDirection, GpuError, GpuEvent, PendingCopies,
+    CopyResult, DmaBuffer, DmaPool, GpuDirection, GpuError, GpuEvent, PendingCopies, WindowSize,
 };
-use crate::path::backend::WindowSize;
 use crate::path::{Action, DataPath, DeviceError, Feature};
 use crate::schedule::active::Job;
-use crate::schedule::options::ReactorOptions;
+use crate::schedule::options::{ReactorOptions, StartError};
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
 
@@ -50,25 +49,23 @@ impl OnGpu {
         chunks: usize,
         staging: &DmaPool,
         path: &mut dyn DataPath,
-    ) -> Result<(Self, Option<GpuStats>), GpuError> {
+    ) -> Result<(Self, Option<GpuStats>), StartError> {
         let Some(gpu) = options.gpu.as_deref() else {
             let (copies, ready) = (PendingCopies::none(), VecDeque::new());
             return Ok((Self { copies, reached: false, ready }, None));
         };
         let opened = gpu.open(chunks as u32, staging)?;
         let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
-        // Pieces are no longer than a chunk of staging memory, so each passes through the window in
-        // one part.
+        // Pieces are no longer than a chunk of staging memory, so each fits into one of the window.
         let window = WindowSize::new(options.staging.0, options.chunk.0 as u32);
-        let unreached = path.reach_gpu(gpu, window).err();
-        let reached = unreached.is_none();
         let stats = GpuStats {
             name: gpu.name(),
             page_locked: unless(opened.why_unlocked.clone()),
             checksums: unless(opened.why_no_checksums.clone()),
-            reached: unless(unreached.map(|GpuError(why)| why)),
+            reached: path.reach_gpu(gpu, window)?,
         };
-        let copies = PendingCopies::of(opened, chunks as u32);
+        let (copies, reached) =
+            (PendingCopies::of(opened, chunks as u32), stats.reached == Feature::On);
         Ok((Self { copies, reached, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
     }
 
@@ -155,11 +152,13 @@ impl Worker {
         let Piece { tensor_offset, length, .. } = active.pieces[piece];
         let (part, about) = (0..length as usize, Copied { flight, awaited: true });
         let copies = &mut self.on_gpu.copies;
-        let what = match active.job {
-            Job::Verify { .. } if copies.take_checksums() => GpuDirection::Checksum,
-            _ => GpuDirection::Out,
+        let begun = match active.job {
+            Job::Verify { .. } if copies.take_checksums() => {
+                copies.begin_check(memory, tensor_offset, chunk, length, about)
+            }
+            _ => copies.begin(GpuDirection::Fill, memory, tensor_offset, chunk, part, about),
         };
-        match copies.begin(what, memory, tensor_offset, chunk, part, about) {
+        match begun {
             Ok(()) => {
                 active.copying += 1;
                 self.queues.advance(place, &active.links);
@@ -185,7 +184,7 @@ impl Worker {
         let (wanted, awaited) = (piece.wanted(), active.landed.is_none());
         let part = wanted.skip as usize..(wanted.skip + wanted.take) as usize;
         let (copies, about) = (&mut self.on_gpu.copies, Copied { flight, awaited });
-        match copies.begin(GpuDirection::In, memory, piece.tensor_offset, chunk, part, about) {
+        match copies.begin(GpuDirection::Drain, memory, piece.tensor_offset, chunk, part, about) {
             Ok(()) => active.copied_in(piece),
             Err((error, chunk)) => {
                 self.keep(flight, Some(chunk));
@@ -215,9 +214,9 @@ impl Worker {
         self.complete_copies();
     }
 
-    fn complete_copy(&mut self, (Copied { flight, awaited }, chunk): CopyResult<Copied>) {
-        let mut chunk = match chunk {
-            Ok(chunk) => chunk,
+    fn complete_copy(&mut self, (Copied { flight, awaited }, result): CopyResult<Copied>) {
+        let (mut chunk, checksum) = match result {
+            Ok(ended) => ended,
             Err(error) => return self.lose_copy(flight, awaited, error),
         };
         let Some(active) = self.transfers.get_mut(&flight.transfer).filter(|_| awaited) else {
@@ -229,7 +228,7 @@ impl Worker {
                 return self.write_copied(flight, chunk);
             }
             Job::Verify { .. } if self.on_gpu.copies.take_checksums() => {
-                active.compare_checksum(flight.piece, first_word(&chunk));
+                active.compare_checksum(flight.piece, checksum);
             }
             Job::Verify { .. } => active.compare(flight.piece, &chunk),
             _ => {}
@@ -291,9 +290,4 @@ impl Worker {
         }
         self.on_gpu.ready.len() < waiting
     }
-}
-
-/// What the GPU has put at the beginning of a chunk.
-fn first_word(chunk: &DmaBuffer) -> u32 {
-    u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]])
 }

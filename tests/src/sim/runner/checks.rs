@@ -63,12 +63,17 @@ impl Runner<'_> {
             let bytes = content.bytes();
             self.compare(&format!("durable {id}"), Some(id), content, &outcome, &ticket, &bytes)?;
         }
-        let lost = self.lost.iter();
-        let lost = lost.filter(|(id, content)| self.model.durable.get(id) == Some(content)).count();
-        if lost as u64 > self.allowed_errors.damaged {
-            let damaged = self.allowed_errors.damaged;
+        let (lost, damaged) = (self.count_lost(), self.allowed_errors.damaged);
+        if lost > damaged {
             return Err(format!("{lost} tensors are lost where {damaged} could be damaged"));
         }
         Ok(())
+    }
+
+    /// How many durable tensors were found damaged and not written again since.
+    pub(super) fn count_lost(&self) -> u64 {
+        let is_there =
+            |(id, content): &(&u16, &Content)| self.model.durable.get(id) == Some(content);
+        self.lost.iter().filter(is_there).count() as u64
     }
 }

@@ -1,6 +1,9 @@
 //! What is done to the disks, and what may go wrong because of it.
 
-use tidelog_engine::layout::METADATA_OFFSET;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use tidelog_engine::layout::{BLOCK_BYTES, METADATA_OFFSET, SUPERBLOCK_OFFSET};
 use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
 use tidelog_engine::schedule::TransferError;
@@ -20,9 +23,24 @@ pub(in crate::sim) struct AllowedErrors {
     pub(super) damaged: u64,
     /// The copy of the metadata that was hurt since the pool was opened.
     pub(super) metadata: Option<usize>,
+    /// Disks of which a superblock may have been hurt since the pool was opened, and which one.
+    pub(super) superblocks: BTreeMap<usize, Superblock>,
     /// A disk is gone.
     pub(super) removed: bool,
 }
+
+/// One of a disk's two.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Superblock {
+    First,
+    Second,
+}
+
+/// The longest write. In the superblock's neighbourhood a longer one may hit it.
+const WRITE_MAX: u64 = 32 << 10;
+/// Of operations that go astray, one of so many goes to the first superblock and what is beside it.
+const TO_START: u16 = 4;
+const START: u64 = 16 << 10;
 
 impl AllowedErrors {
     pub(super) fn any(&self) -> bool {
@@ -34,12 +52,18 @@ impl Runner<'_> {
     pub(super) fn plan(&mut self, disk: u8, nth: u8, see_fault: OneTimeFault) {
         let index = usize::from(disk);
         let size = self.disks[index].size().0;
-        // Not to the start: what overwrites more than a block there is taken for a file system's
-        // doing, and the pool is refused until somebody says otherwise.
-        let place = |at: u16| METADATA_OFFSET + u64::from(at) * ((size - METADATA_OFFSET) >> 16);
+        let place = |at: u16| {
+            let of = if at.is_multiple_of(TO_START) { START } else { size };
+            u64::from(at) * (of >> 16)
+        };
         let silent =
             matches!(see_fault, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_));
         if silent && !self.may_hurt_metadata(index) {
+            return;
+        }
+        if let OneTimeFault::WriteMisdirected(at) = see_fault
+            && !self.may_hurt_superblock(index, place(at)..place(at) + WRITE_MAX)
+        {
             return;
         }
         let (kind, fault) = match see_fault {
@@ -75,6 +99,17 @@ impl Runner<'_> {
         self.disks[index].plan_fault(kind, nth.into(), fault);
     }
 
+    /// Only one of a disk's superblocks may be hurt at a time.
+    fn may_hurt_superblock(&mut self, disk: usize, bytes: Range<u64>) -> bool {
+        let last = self.disks[disk].size().0 - BLOCK_BYTES;
+        let copy = match bytes {
+            bytes if bytes.start < SUPERBLOCK_OFFSET + BLOCK_BYTES => Superblock::First,
+            bytes if bytes.end > last => Superblock::Second,
+            _ => return true,
+        };
+        *self.allowed_errors.superblocks.entry(disk).or_insert(copy) == copy
+    }
+
     /// Only one copy of the metadata may be hurt at a time, and there must be two.
     pub(super) fn may_hurt_metadata(&self, disk: usize) -> bool {
         self.script.disks > 1
@@ -91,7 +126,10 @@ impl Runner<'_> {
         };
         let place = begin + u64::from(at) * (end - begin) / 65_536;
         if metadata || self.is_of_index(place)? {
-            if (metadata && index > 1) || !self.may_hurt_metadata(index) {
+            if (metadata && index > 1)
+                || !self.may_hurt_metadata(index)
+                || !self.may_hurt_superblock(index, place..place + 1)
+            {
                 return Ok(());
             }
             self.allowed_errors.metadata = Some(copy_on(index));
@@ -126,9 +164,15 @@ impl Runner<'_> {
         for index in 0..self.disks.len() {
             for (kind, fault) in self.disks[index].take_struck() {
                 // What was written, and up to two tensors where it went instead.
-                self.allowed_errors.damaged += match fault {
-                    Fault::Lost => 1,
-                    Fault::Misdirected(_) if kind == OperationKind::Write => 3,
+                self.allowed_errors.damaged += match (kind, fault) {
+                    (_, Fault::Lost) => 1,
+                    (OperationKind::Write, Fault::Misdirected(place))
+                        if place < METADATA_OFFSET =>
+                    {
+                        self.astray.insert(index);
+                        1
+                    }
+                    (OperationKind::Write, Fault::Misdirected(_)) => 3,
                     _ => 0,
                 };
                 self.see_fault(struck(kind, fault), under);

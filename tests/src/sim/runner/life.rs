@@ -1,12 +1,13 @@
 //! Opening, closing, and coming back after the power went.
 
 use tidelog_engine::path::sim::SimDisk;
-use tidelog_engine::pool::{OpenOptions, Pool};
+use tidelog_engine::pool::inspect::accept_overwritten_start;
+use tidelog_engine::pool::{OpenError, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
 use super::faults::{AllowedErrors, struck_by};
-use super::{Check, Runner};
-use crate::sim::coverage::Under;
+use super::{Check, Runner, text};
+use crate::sim::coverage::{FaultSeen, Under};
 
 /// How the pool is opened.
 pub(super) fn options() -> OpenOptions {
@@ -49,19 +50,23 @@ impl Runner<'_> {
 
     pub(super) fn open(&mut self) -> Check {
         self.disks.iter().for_each(SimDisk::clear_faults);
+        // Also what struck while the pool was closed.
+        self.count_struck(Under::Rest);
         // Two lost writes in a row may lose both that tell of an event.
         let options = OpenOptions {
             accept_older_copies: self.allowed_errors.metadata.is_some(),
             ..options()
         };
-        // A second cut may come while recovery is under way; then it begins again.
-        for _ in 0..3 {
+        // A second cut may come while recovery is under way; then it begins again, as it does
+        // once a disk that was overwritten is taken back.
+        for _ in 0..4 {
             match Pool::open(&self.disks, &options) {
                 Ok(pool) => {
                     self.pool = Some(pool);
                     self.openings += 1;
                     break;
                 }
+                Err(OpenError::OverwrittenStart { device, .. }) => self.take_back(&device)?,
                 Err(_) if self.is_down() => {
                     self.see_fault(struck_by(self.cut), Under::Open);
                     self.figures.crashes += 1;
@@ -73,5 +78,23 @@ impl Runner<'_> {
         let AllowedErrors { damaged, .. } = self.allowed_errors;
         self.allowed_errors = AllowedErrors { damaged, ..AllowedErrors::default() };
         self.resolve_doubt()
+    }
+
+    /// A disk is refused for what stands at its start, which a write that went astray has left
+    /// there: says that it is the pool's all the same.
+    fn take_back(&mut self, device: &str) -> Check {
+        let taken = accept_overwritten_start(&self.disks, false).map_err(text)?;
+        if taken.iter().all(|it| it.device != device) {
+            return Err(format!("{device} is refused and not taken back: {taken:?}"));
+        }
+        for disk in taken {
+            let of = |index: &usize| disk.device == format!("sim{index}");
+            let Some(index) = self.astray.iter().copied().find(of) else {
+                return Err(format!("{} was not overwritten: {}", disk.device, disk.found));
+            };
+            self.astray.remove(&index);
+            self.see_fault(FaultSeen::StartOverwritten, Under::Open);
+        }
+        Ok(())
     }
 }

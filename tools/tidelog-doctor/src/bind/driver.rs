@@ -70,7 +70,7 @@ pub(super) fn check(
         Some(group) if driver == VFIO => check_neighbours(controller, group, sysfs),
         Some(group) if translates(group, sysfs) => {
             let what =
-                format!("{address} is behind an IOMMU, through which {driver} gives it no memory");
+                format!("{address} is behind an IOMMU, and {driver} cannot map memory for it");
             refused(what, "use --driver vfio-pci")
         }
         _ => Ok(()),
@@ -123,6 +123,6 @@ fn check_neighbours(
     }
     let what =
         format!("{} shares IOMMU group {group} with {}", controller.address, others.join(", "));
-    let help = "the kernel hands over whole groups: move the SSD to another slot";
+    let help = "a group can only be bound as a whole: move the SSD to another slot";
     Err(DoctorFailure::new(DoctorExit::Refused, what, help))
 }

@@ -132,7 +132,7 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, DoctorFail
             return Err(DoctorFailure::new(
                 DoctorExit::Usage,
                 what,
-                "name one of them; they go one by one",
+                "name one of them; each is bound by itself",
             ));
         }
     };
@@ -141,7 +141,7 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, DoctorFail
     }
     let what =
         format!("{} is no NVMe controller (class {:06x})", controller.address, controller.class);
-    Err(DoctorFailure::new(DoctorExit::Refused, what, "only NVMe controllers are handed over"))
+    Err(DoctorFailure::new(DoctorExit::Refused, what, "only NVMe controllers can be bound"))
 }
 
 fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<BindStep> {
@@ -172,7 +172,7 @@ fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Bin
 /// the message says so.
 pub fn carry_out(plan: &BindPlan, machine: &SystemPaths) -> Result<(), DoctorFailure> {
     let undo =
-        format!("what was done before stays; tidelog-doctor unbind {} undoes it", plan.address);
+        format!("earlier steps stay done; tidelog-doctor unbind {} undoes them", plan.address);
     for step in &plan.steps {
         write(step).map_err(|error| {
             let what = format!("cannot write {:?} to {}: {error}", step.text, step.file.display());

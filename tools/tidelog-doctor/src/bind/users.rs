@@ -48,7 +48,7 @@ pub(super) fn hold(
         holds.iter().map(|reason| format!("{name}: {reason}; it stays as it is")).collect();
     let others = machine.sysfs.pci_of_block(name).into_iter().map(|it| it.address);
     notes.extend(others.filter(|other| *other != controller.address).map(|other| {
-        format!("{name}: the kernel still has it through {other}; hand that over, too, before anything is written")
+        format!("{name}: the kernel still has it through {other}; bind that too before anything is written")
     }));
     Ok(HeldNamespace { notes, _claim: claim })
 }
@@ -94,7 +94,7 @@ impl Namespace<'_> {
     /// It may be anybody's then.
     fn unknown(&self, why: &str) -> DoctorFailure {
         let (address, name) = (&self.controller.address, self.name);
-        let what = format!("{address}: nobody can say who uses {name}: {why}");
+        let what = format!("{address}: cannot find out who uses {name}: {why}");
         let help = "run it where /sys and /dev are the machine's own, outside of containers";
         DoctorFailure::new(DoctorExit::Refused, what, help)
     }
@@ -152,7 +152,7 @@ impl User {
     fn help(&self) -> String {
         match self {
             Self::Process(process) => {
-                format!("end it first, so that it lets go (kill {process}), and try again")
+                format!("end it first (kill {process})")
             }
             Self::Elsewhere => {
                 "end the program that drives it, on the host or in another container".into()

@@ -29,8 +29,7 @@ pub(super) fn run(args: &LbaArgs, system: &System) -> Result<CommandReport, Form
     drive.refuse_others()?;
     let chosen = drive.choose(size)?;
     if chosen == drive.facts.format() {
-        let text =
-            format!("{} has blocks of {size} already; nothing is to be done.\n", args.device);
+        let text = format!("{} has blocks of {size} already; nothing to do.\n", args.device);
         return Ok(drive.report(text, false, Some(chosen)));
     }
     // Metadata is a matter of the format that it is to lose.

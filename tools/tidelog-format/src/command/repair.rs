@@ -46,7 +46,7 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, F
     let mut text = String::new();
     for OverwrittenStart { device, found } in &overwritten {
         let what = format!("{device}: it had {found}");
-        let _ = writeln!(text, "start written anew: {}", printable(&what));
+        let _ = writeln!(text, "start written again: {}", printable(&what));
     }
     for (share, older) in &accepted {
         let what = format!("{} (share {share}): {}", older.device, older.why);

@@ -22,7 +22,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, PlanFailure
             let base = read_machine(path)?.hardware.ok_or_else(|| {
                 let file = path.display();
                 PlanFailure::Usage(format!(
-                    "{file} describes no drives: --base wants a machine with \"drives\""
+                    "{file} describes no drives: --base needs a machine with \"drives\""
                 ))
             })?;
             base.with_measured(measured)

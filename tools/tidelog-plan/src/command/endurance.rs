@@ -114,7 +114,8 @@ pub(super) fn draw(
 fn found(step: &LoadedStep) -> Result<Vec<StepChoice>, PlanFailure> {
     let plan = step.plan.clone().ok_or_else(|| {
         PlanFailure::Usage(
-            "policy lru makes no plan, and none that writes less; see --help".to_owned(),
+            "policy lru makes no plan, so none that writes less: choose another --policy"
+                .to_owned(),
         )
     })?;
     let mut known = vec![StepChoice { plan, simulation: step.simulation.clone() }];
@@ -145,7 +146,7 @@ fn wearing(step: &LoadedStep, arguments: &DriveArgs) -> Result<Wearing, PlanFail
             })
         }
         (None, None) => Err(PlanFailure::Usage(
-            "the machine file names no drives: say --drive MODEL --count COUNT, or give it \"drives\"".to_owned(),
+            "the machine file names no drives: add \"drives\" to it, or use --drive MODEL --count COUNT".to_owned(),
         )),
     }
 }
@@ -173,9 +174,9 @@ fn sentences(wearing: &Wearing, wear: &DriveWear, text: &mut String) {
     let _ = match (wearing.endurance, wear.lifetime_steps) {
         (None, _) => writeln!(
             text,
-            "  How much may be written to one is not known (\"tbw\" or \"dwpd\" of the drives)."
+            "  The rating of the drives is not known (\"tbw\" or \"dwpd\" in the machine file)."
         ),
-        (Some(_), None) => writeln!(text, "  Nothing wears them out."),
+        (Some(_), None) => writeln!(text, "  Nothing is written: the drives do not wear out."),
         (Some(rating), Some(steps)) => writeln!(
             text,
             "  A drive is rated for {} TB: it lasts {}, {steps} steps.",

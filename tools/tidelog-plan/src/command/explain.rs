@@ -75,7 +75,7 @@ pub(crate) fn explain(
         }
     }
     if !found.is_empty() {
-        text += "With other hardware, planned and simulated anew\n";
+        text += "With other hardware, planned and simulated again\n";
         text += &found.iter().map(|one| changed(&step, one)).collect::<String>();
     }
     Ok(text)
@@ -86,7 +86,7 @@ fn overview(step: &LoadedStep, text: &mut String) {
     let stall = step.simulation.stall_time();
     let _ = writeln!(
         text,
-        "{}, {}: a step of {}, {} of the time without a budget; {} of it ops wait",
+        "{}, {}: a step of {}, {} of the time without a budget; ops wait for {} of it",
         step.trace.name,
         step.simulation.policy,
         time(length),
@@ -120,9 +120,9 @@ fn changes(step: &LoadedStep, arguments: &ExplainArgs) -> Vec<MachineChange> {
 fn one_of(trace: &Trace, text: &str) -> Result<PlanStorage, PlanFailure> {
     match find(trace, text).as_slice() {
         [one] => Ok(*one),
-        [] => Err(PlanFailure::NotFound(format!(
-            "no storage of the trace is called {text:?}, or a part of it"
-        ))),
+        [] => {
+            Err(PlanFailure::NotFound(format!("no storage of the trace has {text:?} in its name")))
+        }
         several => {
             let names = several.iter().take(LISTED).map(|storage| trace.label(*storage));
             let more = several.len().saturating_sub(LISTED);

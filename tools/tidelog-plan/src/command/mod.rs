@@ -24,7 +24,9 @@ pub(crate) use record::record;
 
 pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, PlanFailure> {
     if arguments.policy == PolicyName::Lru {
-        return Err(PlanFailure::Usage("policy lru makes no plan; see --help".to_owned()));
+        return Err(PlanFailure::Usage(
+            "policy lru makes no plan: choose another --policy".to_owned(),
+        ));
     }
     let source = crate::cli::PlanSource { plan: None, policy: arguments.policy };
     let step = LoadedStep::read(&arguments.inputs, &source)?;

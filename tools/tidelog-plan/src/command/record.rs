@@ -44,7 +44,7 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
         .map_err(|error| not_there(&arguments.python, &error))?;
     if !done.status.success() {
         return Err(PlanFailure::Recorder(format!(
-            "the recorder ended with {}; what it said stands above",
+            "the recorder ended with {}; its messages are above",
             done.status
         )));
     }

@@ -65,7 +65,7 @@ impl<'a> Words<'a> {
             None => "beginning of the step".to_owned(),
         };
         let storage = waited.waited_for.as_ref();
-        let waited_for = storage.map_or_else(|| "room".to_owned(), |each| self.storage(each));
+        let waited_for = storage.map_or_else(|| "memory".to_owned(), |each| self.storage(each));
         Stall { op, begin: waited.begin, end: waited.end, waited_for }
     }
 

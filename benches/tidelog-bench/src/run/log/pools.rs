@@ -8,11 +8,8 @@ use tidelog_engine::schedule::StartError;
 use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
-use crate::option::value::Amount;
 use crate::option::{JobOptions, Level};
-
-/// Room on each device besides tensors: superblocks, change log, checkpoints.
-const METADATA_ROOM: ByteCount = ByteCount::mib(64);
+use crate::target::device_size;
 
 /// Open pools, each by the options that decide what it is.
 pub(crate) struct Pools(Vec<(Key, Pool)>);
@@ -106,17 +103,6 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
 
 fn controllers(names: &[String]) -> Vec<ControllerName> {
     names.iter().filter_map(|name| DeviceSpec::new(name).controller()).collect()
-}
-
-/// What a file must have for a job's tensors, each twice: one that is put again exists twice
-/// meanwhile.
-pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
-    let Some(Amount::Bytes(size)) = job.size else { return None };
-    let wanted = size.saturating_mul(2).saturating_mul(u64::from(job.numjobs));
-    // What is beyond all devices is refused when it is reserved.
-    let each = wanted.div_ceil(job.filename.len() as u64).min(u64::MAX / 2);
-    // A fraction of each device goes to the index, and another is kept for reclamation.
-    Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
 }
 
 fn open_pool(job: &JobOptions, engine: PathKind, buffers: ByteCount) -> Result<Pool, BenchError> {

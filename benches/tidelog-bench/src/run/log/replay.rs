@@ -12,6 +12,7 @@ use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 
+use super::super::beside::RunThread;
 use super::super::start::JobEnd;
 use crate::direction::DataDirection;
 use crate::exit::BenchError;
@@ -25,6 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// A workload that is ready to be replayed.
 pub(crate) struct Replay {
     job: JobOptions,
+    member: Arc<RunThread>,
     workload: Arc<Workload>,
     pool: Pool,
     capabilities: Capabilities,
@@ -55,6 +57,7 @@ impl Replay {
     /// Puts every storage that moves, so that the first iteration finds what it gets.
     pub(crate) fn prepare(
         job: &JobOptions,
+        member: &Arc<RunThread>,
         workload: Arc<Workload>,
         pool: Option<Pool>,
     ) -> Result<Self, BenchError> {
@@ -64,7 +67,7 @@ impl Replay {
         let (room, needed) = (pool.description().capacity.0 / 2, workload.bytes());
         if needed > room {
             let what = format!(
-                "the plan moves storages of {} in all; the pool has room for {}, each twice",
+                "the plan moves storages of {} in all; the pool has space for {}, since each is there twice",
                 ByteCount(needed),
                 ByteCount(room)
             );
@@ -75,6 +78,7 @@ impl Replay {
             capabilities: stats.reactor.capabilities,
             ids: (0..workload.storages.len()).map(id).collect(),
             job: job.clone(),
+            member: Arc::clone(member),
             workload,
             pool,
             flights: BTreeMap::new(),
@@ -115,7 +119,9 @@ impl Replay {
                 self.lateness.iterations += 1;
                 self.lateness.time = clock - begun;
             }
-            if self.ended.is_over(&self.job) || (within == 0 && self.is_over(recorder, clock)) {
+            if self.ended.is_over(&self.job, &self.member)
+                || (within == 0 && self.is_over(recorder, clock))
+            {
                 break;
             }
             clock = self.wait_for(op, clock, recorder);

@@ -35,7 +35,7 @@ impl RawJob {
             let Flight { place, direction, priority, pass, is_check, slat, issued } =
                 self.flights[tag];
             if direction == DataDirection::Write
-                && let Some(zones) = self.job.zones.get(place.file)
+                && let Some(zones) = self.member.zones.get(place.file)
             {
                 zones.landed(place.offset, place.length);
             }

@@ -86,7 +86,7 @@ impl RawJob {
 
     /// Where an operation goes, if its file has zones.
     fn zoned(&self, place: BlockRange, direction: DataDirection) -> Zoned {
-        let Some(zones) = self.job.zones.get(place.file) else { return Zoned::To(place.offset) };
+        let Some(zones) = self.member.zones.get(place.file) else { return Zoned::To(place.offset) };
         let window = self.stream.window(place.file);
         match direction {
             DataDirection::Write => zones.write(window, place, self.origin.writer, self.job.verify),
@@ -100,7 +100,7 @@ impl RawJob {
     fn direction_in(&self, place: BlockRange, drawn: DataDirection) -> DataDirection {
         let is_empty = |zones: &Arc<Zones>| zones.are_empty(self.stream.window(place.file));
         let is_mix = self.job.load.is_mix() && !self.job.read_beyond_wp;
-        let zones = self.job.zones.get(place.file).filter(|_| is_mix);
+        let zones = self.member.zones.get(place.file).filter(|_| is_mix);
         if zones.is_some_and(is_empty) { DataDirection::Write } else { drawn }
     }
 
@@ -119,7 +119,7 @@ impl RawJob {
             }
             (self.thought_after, self.thinks_until) = (0, None);
         }
-        if self.job.member.as_ref().is_none_or(|member| member.takes_turn()) {
+        if self.member.takes_turn() {
             return false;
         }
         // What still is in flight may be waited for first, since others go on meanwhile; without a
@@ -143,7 +143,7 @@ impl RawJob {
                 self.origin.pass += 1;
                 self.begun_in_pass = 0;
                 if self.job.verify && self.job.load.writes {
-                    for (file, zones) in self.job.zones.iter().enumerate() {
+                    for (file, zones) in self.member.zones.iter().enumerate() {
                         zones.reset(self.stream.window(file));
                     }
                 }

@@ -19,17 +19,17 @@ pub fn rate(bytes_per_second: f64) -> String {
 }
 
 /// The same in decimal units: `2147MB/s`.
-pub(super) fn decimal_rate(bytes_per_second: f64) -> String {
+pub(crate) fn decimal_rate(bytes_per_second: f64) -> String {
     format!("{}/s", scaled(bytes_per_second / 1000.0, 1000.0, ["kB", "MB", "GB", "TB"]))
 }
 
 /// An amount in binary units: `1984KiB`.
-pub(super) fn amount(bytes: f64) -> String {
+pub(crate) fn amount(bytes: f64) -> String {
     scaled(bytes / 1024.0, 1024.0, ["KiB", "MiB", "GiB", "TiB"])
 }
 
 /// The same in decimal units: `2032kB`.
-pub(super) fn decimal_amount(bytes: f64) -> String {
+pub(crate) fn decimal_amount(bytes: f64) -> String {
     scaled(bytes / 1000.0, 1000.0, ["kB", "MB", "GB", "TB"])
 }
 
