@@ -11,10 +11,10 @@ use crate::conformance::Failure;
 pub const OF_TWO: &[Row] = &[("while one controller is reset another goes on", another_goes_on)];
 
 const EXTENT: Extent = Extent::new(1 << 20, 4096);
-/// The devices, and the tag of what is in flight on the one that is reset.
+/// The devices, and the tag of what is in flight on the one that is reset, as no read has it.
 const GOES_ON: u8 = 0;
 const IS_RESET: u8 = 1;
-const LOST: u64 = u64::MAX;
+const LOST: u64 = u64::MAX - 1;
 
 fn read(pool: &DmaPool) -> Result<Action, Failure> {
     Ok(Action::read(pool.take(EXTENT.length.0 as usize).ok_or("no buffer")?))
