@@ -47,6 +47,15 @@ fn what_is_written_raw_reads_back_and_is_not_written_again_unless_named_twice() 
 }
 
 #[test]
+fn what_finds_no_place_in_a_queue_waits() {
+    let test = "what_finds_no_place_in_a_queue_waits";
+    let Some((_target, names, _alone)) = served(test, Transport::Tcp) else { return };
+    // The target's queues have 128 entries, of which one stays empty.
+    let ran = job(&names[..1], &["--rw=write", "--bs=4k", "--iodepth=200", "--verify=crc32c"]);
+    assert!(ran.expect(0).out.contains("takes 127 commands at once"));
+}
+
+#[test]
 fn a_pool_is_made_of_blank_ones_and_is_no_place_to_write_raw() {
     let test = "a_pool_is_made_of_blank_ones_and_is_no_place_to_write_raw";
     let Some((_target, names, _alone)) = served(test, Transport::Tcp) else { return };

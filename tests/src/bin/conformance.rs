@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathChoice};
 use tidelog_tests::conformance::{
-    Failure, Fault, InjectedStatus, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
+    Failure, Fault, InjectedStatus, Noticed, PLACEMENT_ROWS, ROWS, Stage, WHERE_DISCARDS_FAIL,
+    exit_code, find, told,
 };
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each.
@@ -35,6 +36,9 @@ struct Arguments {
     /// The rows of devices that place data by handles (FDP) instead.
     #[arg(long)]
     placement: bool,
+    /// The rows of devices that fail every discard instead.
+    #[arg(long, conflicts_with = "placement")]
+    failing_discards: bool,
     /// The pages of SPDK's memory: huge, plain or auto.
     #[arg(long, default_value = "auto")]
     pages: String,
@@ -93,8 +97,13 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         };
         return Ok(told(name, &fault.happen(&stage)));
     }
+    let rows = match (arguments.placement, arguments.failing_discards) {
+        (true, _) => PLACEMENT_ROWS,
+        (_, true) => WHERE_DISCARDS_FAIL,
+        _ => ROWS,
+    };
     let mut good = true;
-    for (name, row) in if arguments.placement { PLACEMENT_ROWS } else { ROWS } {
+    for (name, row) in rows {
         good &= told(name, &row(&stage));
     }
     Ok(good)

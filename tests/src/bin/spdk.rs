@@ -9,10 +9,11 @@ use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
 use tidelog_engine::path::{DeviceSpec, PathKind};
 use tidelog_tests::conformance::{Failure, Stage, exit_code, told};
 use tidelog_tests::load::{Ledger, Load, LoadOptions};
-use tidelog_tests::machine::Watchdog;
+use tidelog_tests::machine::{Watchdog, read_behind_the_end};
 use tidelog_tests::peer as tensors;
 use tidelog_tests::spdk::{
-    COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, WHERE_READS_ARE_SLOW, peer,
+    COMMAND_TIMEOUT, OF_TWO, ON_EVERY_CONTROLLER, Row, WHERE_COMMANDS_COME_BACK,
+    WHERE_READS_ARE_SLOW, path_to, peer,
 };
 
 /// Peer DMA, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
@@ -33,6 +34,16 @@ enum Part {
     Commands {
         /// Controllers, separated by commas, such as spdk:0000:01:00.0.
         devices: String,
+    },
+    /// One of two controllers on the bus is reset, and the other one is read meanwhile.
+    Beside {
+        /// The controllers, separated by a comma.
+        devices: String,
+    },
+    /// Ends by a fault (SIGBUS), once it has said that it has the controller.
+    Fault {
+        /// The controller.
+        device: String,
     },
     /// Controllers write out of another device's memory, striped, and read back into it.
     Peer {
@@ -129,9 +140,15 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     })?;
     match &arguments.part {
         Part::Commands { devices } => {
-            let specs = DeviceSpec::parse_list(devices)?;
-            let rows = ON_EVERY_CONTROLLER.iter().chain(WHERE_COMMANDS_COME_BACK);
-            Ok(rows.fold(true, |good, (name, row)| told(name, &row(&specs)) && good))
+            all_told(devices, ON_EVERY_CONTROLLER.iter().chain(WHERE_COMMANDS_COME_BACK))
+        }
+        Part::Beside { devices } => all_told(devices, OF_TWO),
+        Part::Fault { device } => {
+            let path = path_to(&DeviceSpec::parse_list(device)?, 4)?;
+            println!("it has {device}");
+            println!("{:?}", read_behind_the_end());
+            drop(path);
+            Ok(false)
         }
         Part::Peer { devices, address, bar } => {
             let specs = DeviceSpec::parse_list(devices)?;
@@ -156,17 +173,18 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             Ok(told("every byte of the tensors is right from the other side of a BAR", &verified))
         }
         Part::Own { devices, format } => own(DeviceSpec::parse_list(devices)?, *format),
-        Part::Slow { device } => {
-            let specs = DeviceSpec::parse_list(device)?;
-            Ok(WHERE_READS_ARE_SLOW
-                .iter()
-                .fold(true, |good, (name, row)| told(name, &row(&specs)) && good))
-        }
+        Part::Slow { device } => all_told(device, WHERE_READS_ARE_SLOW),
         Part::Leave { devices } => {
             let left = leave(DeviceSpec::parse_list(devices)?);
             Ok(told("a pool is under load as the process ends", &left))
         }
     }
+}
+
+/// Runs rows on these controllers, and tells of each how it ended.
+fn all_told<'a>(devices: &str, rows: impl IntoIterator<Item = &'a Row>) -> Result<bool, Failure> {
+    let specs = DeviceSpec::parse_list(devices)?;
+    Ok(rows.into_iter().fold(true, |good, (name, row)| told(name, &row(&specs)) && good))
 }
 
 fn tensors(specs: Vec<DeviceSpec>, address: &str, bar: u8) -> Result<String, Failure> {

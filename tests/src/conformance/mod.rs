@@ -1,6 +1,7 @@
 //! What the engine must do on every data path and device: the same rows whatever they are, on
 //! devices that the caller passes and that lose what they hold.
 
+mod discards;
 mod fault;
 mod placement;
 mod rows;
@@ -13,6 +14,7 @@ use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
+pub use discards::WHERE_DISCARDS_FAIL;
 pub use fault::{Fault, InjectedStatus, Noticed};
 pub use placement::PLACEMENT_ROWS;
 pub use rows::{ROWS, find};

@@ -4,6 +4,7 @@
 
 mod directory;
 mod fake_gpu;
+mod fault;
 mod limit;
 mod loop_device;
 mod mount;
@@ -17,6 +18,7 @@ use std::process::{Command, Stdio};
 
 pub use directory::Directory;
 pub use fake_gpu::FakeGpu;
+pub use fault::read_behind_the_end;
 pub use limit::MemoryLimit;
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use mount::Mount;

@@ -2,6 +2,7 @@
 //! time-outs, peer DMA. And SPDK's own target program, which serves controllers where there are
 //! none.
 
+mod beside;
 mod path;
 pub mod peer;
 pub mod target;
@@ -12,6 +13,7 @@ use tidelog_engine::path::spdk::{Controller, SpdkPath};
 use tidelog_engine::path::{Action, Completion, DataPath, DeviceSpec, Extent, Operation};
 use tidelog_engine::units::DeviceIndex;
 
+pub use beside::OF_TWO;
 pub use path::{
     ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, WHERE_READS_ARE_HELD, WHERE_READS_ARE_SLOW,
 };

@@ -1,12 +1,10 @@
 //! Attaching: as whom, how many namespaces of one controller, what an error says; and what the
 //! library leaves of the process and of the machine that it runs on.
 
-use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
-use memmap2::Mmap;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::spdk::{AttachError, Controller, SpdkPath};
@@ -14,6 +12,7 @@ use tidelog_engine::path::{DataPath, DeviceSpec};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::conformance::Failure;
+use tidelog_tests::machine::read_behind_the_end;
 use tidelog_tests::spdk::target::{LISTED_HOST, Target};
 
 use crate::processes::{OPEN, Row, attach, format};
@@ -145,23 +144,9 @@ fn closing_leaves_nothing(target: &Target) -> Result<String, Failure> {
     Ok(String::new())
 }
 
-/// Reads behind the end of a file that is mapped: the system sends `SIGBUS`.
-#[allow(unsafe_code)]
+/// Prints what it has read, if it lives.
 pub(crate) fn fault() -> ExitCode {
-    let read = || -> std::io::Result<u8> {
-        let path = std::env::temp_dir().join(format!("tidelog-fault-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        std::fs::remove_file(path)?;
-        file.set_len(4096)?;
-        // SAFETY: it is not changed, but for its length, of which the fault is to tell.
-        let map = unsafe { Mmap::map(&file)? };
-        file.set_len(0)?;
-        // SAFETY: the address is mapped.
-        Ok(unsafe { map.as_ptr().read_volatile() })
-    };
-    // SAFETY: a process that hangs ends by itself.
-    unsafe { libc::alarm(20) };
-    println!("{:?}", read());
+    println!("{:?}", read_behind_the_end());
     ExitCode::SUCCESS
 }
 

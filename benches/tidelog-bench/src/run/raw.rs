@@ -2,6 +2,7 @@
 
 mod completed;
 mod next;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +10,12 @@ use std::time::{Duration, Instant};
 use tidelog_engine::memory::DmaBuffer;
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Extent, IoPriority, Operation, PathKind,
-    PathProvider, Refusal,
+    PathProvider,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 use completed::CompletedIo;
+use waiting::Waiting;
 
 use super::backlog::Backlog;
 use super::beside::RunThread;
@@ -55,6 +57,8 @@ pub(super) struct RawJob {
     /// What comes next, if its time has not come, and that time.
     held: Option<(BlockRange, DataDirection)>,
     due: Option<Instant>,
+    /// What was begun and found no place.
+    waiting: Option<Waiting>,
     /// Buffers of operations that have no use for one, by tag.
     parked: Vec<Option<DmaBuffer>>,
     /// Places that were trimmed, and are to be written next.
@@ -163,6 +167,7 @@ impl RawJob {
             thinks_until: None,
             held: None,
             due: None,
+            waiting: None,
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
             trimmed: Vec::with_capacity(job.iodepth as usize),
             random: fastrand::Rng::with_seed(seed ^ 1),
@@ -246,6 +251,10 @@ impl RawJob {
 
     /// Begins operations until the queue is full or the phase is over.
     fn fill_up(&mut self, phase: &mut Phase, recorder: &mut Recorder, now: Instant) {
+        // Also when the time is up: it was begun before.
+        if !self.send_waiting(*phase, recorder) {
+            return;
+        }
         let is_time_up = *phase == Phase::Load && self.budget.is_time_up(recorder, now);
         if is_time_up || self.ended.is_over(&self.job, &self.member) {
             return;
@@ -350,16 +359,7 @@ impl RawJob {
             (DeviceIndex(place.file as u8), Extent::new(place.offset, place.length));
         let operation =
             Operation { priority, ..Operation::new(tag as u64, device, extent, action) };
-        let Err(refused) = self.path.submit(operation) else { return true };
-        let why = match refused.reason {
-            Refusal::Full => "its queue is full".to_owned(),
-            Refusal::Invalid(why) => why.to_owned(),
-            Refusal::Latched(error) => error.to_string(),
-        };
-        let buffer = refused.operation.action.into_buffer().or_else(|| self.parked[tag].take());
-        self.idle.extend(buffer.map(|buffer| (tag, buffer)));
-        self.ended.fail(format!("{}: refused: {why}", self.job.filename[place.file]));
-        false
+        self.send(tag, operation)
     }
 
     fn steady(&self) -> Option<&Steady> {

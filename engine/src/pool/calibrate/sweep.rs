@@ -61,18 +61,24 @@ impl CalibrationSweep<'_> {
         let largest = self.units.iter().max().ok_or(CalibrateError::NoRoom)?;
         let memory = MEMORY_MAX.min(largest.0 * u64::from(DEPTH_MAX) * self.devices as u64);
         let path = provider.open(DEPTH_MAX)?.path;
+        // A controller may take less at once than it was asked for.
+        let takes = (path.capabilities().depth / self.devices.max(1) as u32).max(1);
         let mut meter = Meter::new(path, ByteCount(memory), self.area, self.clock)?;
-        self.choose(&mut meter, progress).map_err(|why| meter.give_up(why))
+        self.choose(&mut meter, takes, progress).map_err(|why| meter.give_up(why))
     }
 
+    /// Measures with at most `takes` operations in flight on each device, and chooses.
     fn choose(
         &self,
         meter: &mut Meter<'_>,
+        takes: u32,
         progress: &mut dyn FnMut(CalibrateProgress),
     ) -> Result<Calibration, CalibrateError> {
-        let units: Vec<Point> = self.points(self.units.iter().map(|&unit| (unit, DEPTH)));
+        let depths: Vec<u32> = DEPTHS.into_iter().filter(|&depth| depth <= takes).collect();
+        let of_units = self.units.iter().map(|&unit| (unit, DEPTH.min(takes)));
+        let units: Vec<Point> = self.points(of_units);
         let mut done = 0;
-        let total = ROUNDS * (if self.units.len() > 1 { units.len() } else { 0 } + DEPTHS.len());
+        let total = ROUNDS * (if self.units.len() > 1 { units.len() } else { 0 } + depths.len());
         let mut step = || {
             done += 1;
             progress(CalibrateProgress { done, total });
@@ -85,7 +91,7 @@ impl CalibrationSweep<'_> {
             measurements = medians(meter, &units, &mut step)?;
             smallest_that_is_enough(&measurements).ok_or(CalibrateError::NoRoom)?.chunk
         };
-        let depths = self.points(DEPTHS.into_iter().map(|depth| (unit, depth)));
+        let depths = self.points(depths.iter().map(|&depth| (unit, depth)));
         let by_depth = medians(meter, &depths, &mut step)?;
         let chosen = smallest_that_is_enough(&by_depth).ok_or(CalibrateError::NoRoom)?;
         let (stripe_unit, depth) = (chosen.chunk, chosen.depth);

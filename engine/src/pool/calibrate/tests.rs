@@ -10,7 +10,8 @@ use crate::layout::TensorId;
 use crate::memory::{Destination, DmaPool, Source};
 use crate::path::sim::{Fault, SimDisk, SimPath};
 use crate::path::{
-    Capabilities, Completion, DataPath, OpenedPath, Operation, OperationKind, PathProvider, Waker,
+    Capabilities, Completion, DataPath, OpenedPath, Operation, OperationKind, PathProvider,
+    Refusal, Waker,
 };
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
@@ -23,6 +24,8 @@ struct Model {
     each: Duration,
     bandwidth: u64,
     now: Arc<AtomicU64>,
+    /// How many operations each takes at once.
+    places: u32,
 }
 
 struct ModelPath {
@@ -36,7 +39,7 @@ struct ModelPath {
 
 impl PathProvider for Model {
     fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
-        let inner = SimPath::new(self.disks.clone(), depth)?;
+        let inner = SimPath::new(self.disks.clone(), depth.min(self.places))?;
         let free_at = vec![0; self.disks.len()];
         let path = Box::new(ModelPath { inner, model: *self, free_at, due: Vec::new() });
         Ok(OpenedPath { path, why_not: Vec::new() })
@@ -56,6 +59,9 @@ unsafe impl DataPath for ModelPath {
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if self.due.len() >= self.inner.capabilities().depth as usize {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
         let free_at = &mut self.free_at[usize::from(operation.device.0)];
         let moving = operation.extent.length.0 * 1000 / self.model.bandwidth;
         let ready = self.model.now.load(Relaxed) + self.model.each.as_nanos() as u64;
@@ -97,9 +103,18 @@ unsafe impl DataPath for ModelPath {
 }
 
 fn calibrated(each: Duration, bandwidth: u64, units: &[ByteCount]) -> Calibration {
+    calibrated_with(u32::MAX, each, bandwidth, units)
+}
+
+fn calibrated_with(
+    places: u32,
+    each: Duration,
+    bandwidth: u64,
+    units: &[ByteCount],
+) -> Calibration {
     let disks: Vec<SimDisk> = (0..2).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
     let now = Arc::new(AtomicU64::new(0));
-    let model = Model { disks, each, bandwidth, now: Arc::clone(&now) };
+    let model = Model { disks, each, bandwidth, now: Arc::clone(&now), places };
     let area = [Extent::new(1 << 20, 8 << 20), Extent::new(16 << 20, 16 << 20)];
     let clock = move || Duration::from_nanos(now.load(Relaxed));
     let sweep = CalibrationSweep { devices: 2, area: &area, units, clock: &clock };
@@ -120,6 +135,16 @@ fn the_depth_is_what_latency_and_bandwidth_ask_for() {
     assert!((4.5e8..5.1e8).contains(&alone.write), "{alone:?}");
     let fastest = slow_answers.measurements.iter().map(|it| it.read).fold(0.0, f64::max);
     assert!((7.5e9..8.01e9).contains(&fastest), "{fastest}");
+}
+
+#[test]
+fn no_depth_is_tried_that_a_device_does_not_take() {
+    for (places, deepest) in [(63, 32), (20, 16), (1, 1)] {
+        let found = calibrated_with(places, Duration::from_millis(1), 40_000, &STRIPE_UNITS);
+        let depths = found.measurements.iter().map(|it| it.depth);
+        assert!(depths.clone().all(|depth| depth <= places), "{found:?}");
+        assert_eq!((found.depth, depths.last()), (deepest, Some(deepest)), "of {places}");
+    }
 }
 
 #[test]
