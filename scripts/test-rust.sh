@@ -7,7 +7,7 @@ mkdir -p target
 # A test program tells times only where RUSTC_BOOTSTRAP allows it; cargo itself must not see that
 # variable, or it builds everything anew.
 cargo test --workspace --lib --bins --tests --examples \
-    --config 'target."cfg(all())".runner=["env", "RUSTC_BOOTSTRAP=1"]' -- -Zunstable-options --report-time |
+    --config 'target."cfg(all())".runner=["env", "RUSTC_BOOTSTRAP=1"]' --no-fail-fast -- -Zunstable-options --report-time |
     tee "$log"
 cargo test --workspace --doc
 echo "The tests that took longest:"

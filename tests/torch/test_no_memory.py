@@ -47,7 +47,7 @@ def given_back(monkeypatch):
     """How often what the allocator keeps for later went back."""
     times = []
     plain = _heap.Heap.release
-    monkeypatch.setattr(_heap.Heap, "give_back", lambda heap: (times.append(1), plain(heap)))
+    monkeypatch.setattr(_heap.Heap, "release", lambda heap: (times.append(1), plain(heap)))
     return times
 
 

@@ -179,9 +179,9 @@ size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 // `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
 //
 // # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay
-// allocated, and which nobody writes after `after`, until the ticket is released; `after` is null
-// or an event that stays open as long. `ticket` points to one `uint64_t`.
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+// which nobody writes after `after`, until the ticket is released; `after` is null or an event
+// that stays open as long. `ticket` points to one `uint64_t`.
 int32_t tide_put_gpu(uint64_t pool,
                      const char *name,
                      uint64_t address,
@@ -197,10 +197,9 @@ int32_t tide_put_gpu(uint64_t pool,
 // are there.
 //
 // # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay
-// allocated, and which nobody else touches after `after`, until the ticket is released and
-// `landed` has happened; both are null or events that stay open until the release. `ticket` points
-// to one `uint64_t`.
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+// which nobody else touches after `after`, until the ticket is released and `landed` has happened;
+// both are null or events that stay open until the release. `ticket` points to one `uint64_t`.
 int32_t tide_get_gpu(uint64_t pool,
                      const char *name,
                      uint64_t offset,
@@ -216,9 +215,9 @@ int32_t tide_get_gpu(uint64_t pool,
 // once. No more of them is in host memory than staging holds.
 //
 // # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay
-// allocated, and which nobody writes after `after`, until the call returns; `after` is null or an
-// event that stays open as long.
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+// which nobody writes after `after`, until the call returns; `after` is null or an event that
+// stays open as long.
 int32_t tide_batch_put_gpu(uint64_t batch,
                            const char *name,
                            uint64_t address,
@@ -229,9 +228,9 @@ int32_t tide_batch_put_gpu(uint64_t batch,
 // must exist.
 //
 // # Safety
-// `options` points to options as long as their `size` says, whose texts are
-// NUL-terminated; `pool` points to one `uint64_t`. An arena that the options name stays allocated
-// until the pool is closed.
+// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
+// points to one `uint64_t`. An arena that the options name stays allocated until the pool is
+// closed.
 int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 
 // Closes a pool: waits for its transfers and releases the share.
@@ -242,8 +241,8 @@ int32_t tide_pool_close(uint64_t pool);
 // `tide_ticket_drop`.
 //
 // # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the
-// ticket is released; `ticket` points to one `uint64_t`.
+// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
+// released; `ticket` points to one `uint64_t`.
 int32_t tide_put(uint64_t pool,
                  const char *name,
                  const void *address,
@@ -254,8 +253,8 @@ int32_t tide_put(uint64_t pool,
 // Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
 //
 // # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until
-// the ticket is released; `ticket` points to one `uint64_t`.
+// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
+// is released; `ticket` points to one `uint64_t`.
 int32_t tide_get(uint64_t pool,
                  const char *name,
                  uint64_t offset,
@@ -321,8 +320,8 @@ int32_t tide_batch_drop(uint64_t batch);
 // opens the share, starts the reactor. A pool that was made is told in the statistics (`made`).
 //
 // # Safety
-// `options` points to options as long as their `size` says, whose texts are
-// NUL-terminated; `session` points to one `uint64_t`.
+// `options` points to options as long as their `size` says, whose texts are NUL-terminated;
+// `session` points to one `uint64_t`.
 int32_t tide_session_open(const struct tide_session_options *options, uint64_t *session);
 
 // Closes a session: cancels what is in flight, waits until no device or copy touches the caller's
@@ -407,9 +406,9 @@ int32_t tide_session_next_action(uint64_t session, struct tide_action *action);
 // before. Null: at once. When a storage is settled its bytes are there, for any stream.
 //
 // # Safety
-// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has
-// one. They stay alive, and for `TIDE_ALLOCATE` nobody else touches them after `after`, until the
-// storage is released or settled. So does the event.
+// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
+// stay alive, and for `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is
+// released or settled. So does the event.
 int32_t tide_session_action_done(uint64_t session,
                                  uint64_t sequence,
                                  uint64_t address,

@@ -62,6 +62,9 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     if request.parse_only {
         return Ok(BenchExit::Clean);
     }
+    // Before anything is claimed: who sees the claim may send a signal.
+    run::take_signals()
+        .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
     targets.look_at(&jobs)?;
@@ -74,8 +77,6 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
             output::say(&report::introduction(job, job.group))?;
         }
     }
-    run::take_signals()
-        .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
     let disks = Disks::under(&jobs);
     let output = RefCell::new(output);
     let tell =

@@ -17,6 +17,7 @@ use tidelog_tests::conformance::{
 /// instead. Ends with 1 where a row fails.
 #[derive(Parser)]
 #[command(version)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 struct Arguments {
     /// The devices, separated by commas: block devices, files that exist, or (for spdk)
     /// controllers.
