@@ -16,7 +16,7 @@ mod native {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    use super::find::{Found, PkgConfig};
+    use super::find::{InstalledSpdk, PkgConfig};
 
     /// SPDK's NVMe driver, its environment, and the sockets of NVMe over TCP.
     const PACKAGES: [&str; 3] = ["spdk_nvme", "spdk_env_dpdk", "spdk_sock_modules"];
@@ -38,7 +38,7 @@ mod native {
     }
 
     fn build_with(pkg_config: &PkgConfig) -> Result<(), String> {
-        let Found { version, header } = pkg_config.find(PACKAGES[0])?;
+        let InstalledSpdk { version, header } = pkg_config.find(PACKAGES[0])?;
         println!("cargo:rustc-env=TIDELOG_SPDK_VERSION={version}");
         // Where SPDK is replaced in its place, all of this is done again. Bindgen names the other
         // headers.
