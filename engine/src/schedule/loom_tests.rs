@@ -15,11 +15,11 @@ use loom::thread::{self, JoinHandle};
 use super::active::{Active, Job, Order};
 use super::completion::{CompletionQueue, Notify};
 use super::finish::Finish;
-use super::mailbox::{Abandon, Command, Mailbox};
+use super::mailbox::{Abandon, Mailbox, ReactorMessage};
 use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
-use super::ticket::{Memory, Ticket, TicketShared};
-use super::transfer::{Done, Outcome, Piece, TransferError, Urgency};
+use super::ticket::{Ticket, TicketMemory, TicketShared};
+use super::transfer::{Done, Piece, TransferError, TransferOutcome, Urgency};
 use super::worker::{Staging, Worker};
 use crate::memory::{Destination, Source};
 use crate::path::Waker;
@@ -123,7 +123,7 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
 
 impl Submitted {
     /// Everybody was told of the one end, once; nothing holds the memory any more.
-    fn check_told_once(&self) -> Outcome {
+    fn check_told_once(&self) -> TransferOutcome {
         assert_eq!(self.told.load(Ordering::Relaxed), 1, "told once");
         let (tag, outcome) = self.queue.try_pop().expect("the queue was told");
         assert_eq!(tag, TAG);
@@ -133,7 +133,7 @@ impl Submitted {
     }
 }
 
-fn done() -> Outcome {
+fn done() -> TransferOutcome {
     Ok(Done { bytes: 2 * BYTES as u64, matched: true })
 }
 
@@ -147,7 +147,7 @@ fn loom_an_end_reaches_all_who_wait_before_while_and_after_it_comes() {
         let waiter = thread::spawn(move || clone.wait());
         let reactor = thread::spawn(move || {
             shared.release();
-            shared.finish(done(), Some(Memory::Bytes(vec![5])));
+            shared.finish(done(), Some(TicketMemory::Bytes(vec![5])));
         });
         if let Some(early) = ticket.poll() {
             assert_eq!(early, done());
@@ -289,7 +289,7 @@ fn loom_what_a_dying_thread_never_saw_ends_as_stopped() {
         let abandon = Abandon::new(&mailbox);
         let dying = thread::spawn(move || drop(abandon));
         let submitted = submit(&mailbox);
-        mailbox.send(Command::Cancel(1));
+        mailbox.send(ReactorMessage::Cancel(1));
         if let Ok(ticket) = &submitted.ticket {
             assert!(matches!(ticket.wait(), Err(TransferError::Stopped { .. })));
             dying.join().unwrap();
