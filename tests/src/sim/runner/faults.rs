@@ -24,14 +24,14 @@ pub(in crate::sim) struct AllowedErrors {
     /// The copy of the metadata that was hurt since the pool was opened.
     pub(super) metadata: Option<usize>,
     /// Disks of which a superblock may have been hurt since the pool was opened, and which one.
-    pub(super) superblocks: BTreeMap<usize, Superblock>,
+    pub(super) superblocks: BTreeMap<usize, SuperblockCopy>,
     /// A disk is gone.
     pub(super) removed: bool,
 }
 
 /// One of a disk's two.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Superblock {
+pub(super) enum SuperblockCopy {
     First,
     Second,
 }
@@ -103,8 +103,8 @@ impl Runner<'_> {
     fn may_hurt_superblock(&mut self, disk: usize, bytes: Range<u64>) -> bool {
         let last = self.disks[disk].size().0 - BLOCK_BYTES;
         let copy = match bytes {
-            bytes if bytes.start < SUPERBLOCK_OFFSET + BLOCK_BYTES => Superblock::First,
-            bytes if bytes.end > last => Superblock::Second,
+            bytes if bytes.start < SUPERBLOCK_OFFSET + BLOCK_BYTES => SuperblockCopy::First,
+            bytes if bytes.end > last => SuperblockCopy::Second,
             _ => return true,
         };
         *self.allowed_errors.superblocks.entry(disk).or_insert(copy) == copy
