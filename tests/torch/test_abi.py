@@ -13,7 +13,7 @@ from tidelog import _native
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
 # Of pools without a session, which the Python package does not use, and for people who look.
-NOT_USED = re.compile(r"TIDE_URGENT$|tide_(pool|put|get|delete|length|ticket|batch|version)(_|$)")
+NOT_USED = re.compile(r"TIDE_(URGENT|VERSION_.*)$|tide_(pool|put|get|delete|length|ticket|batch)(_|$)")
 
 SCALARS = {
     "int32_t": ctypes.c_int32,
@@ -79,8 +79,8 @@ def _plain(kind):
 
 def _numbers_before(text, line):
     """The numbers, each with the words behind it, of the comment before this line."""
-    found = re.search(rf"((?:^ *//.*\n)+) *{re.escape(line)}", text, re.MULTILINE)
-    comment = found[1].replace("//", " ") if found is not None else ""
+    found = re.search(rf"/\*((?:(?!\*/).)*)\*/\s*{re.escape(line)}", text, re.DOTALL)
+    comment = found[1].replace("*", " ") if found is not None else ""
     numbered = re.findall(r"\b(\d)\b([^\d,;.]*)", comment)
     return {int(number): words.split() for number, words in numbered}
 
@@ -180,9 +180,9 @@ def _unwrapped(text):
     """Each paragraph of a comment in one line, so that it does not matter where it was wrapped."""
     lines = []
     for line in text.splitlines():
-        goes_on = line.lstrip().startswith("// ") and lines and lines[-1].lstrip().startswith("// ")
+        goes_on = line.lstrip().startswith("* ") and lines and lines[-1].lstrip().startswith("* ")
         if goes_on:
-            lines[-1] += line.strip().removeprefix("//")
+            lines[-1] += line.strip().removeprefix("*")
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
@@ -278,5 +278,5 @@ def test_every_call_is_checked():
 
 def test_every_function_that_is_declared_is_called():
     source = Path(_native.__file__).read_text()
-    unused = [name for name in _native.SIGNATURES if f"_library.{name}" not in source]
+    unused = [name for name in _native.SIGNATURES if f"library.{name}" not in source]
     assert unused == []

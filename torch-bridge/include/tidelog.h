@@ -14,174 +14,333 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Done; nothing is asked of the caller.
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Done; nothing is asked of the caller.
+ */
 #define TIDE_READY 0
 
-// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+/**
+ * Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+ */
 #define TIDE_ACTION 1
 
-// Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+/**
+ * Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+ */
 #define TIDE_WAITING 2
 
-// An argument was wrong; nothing happened.
+/**
+ * An argument was wrong; nothing happened.
+ */
 #define TIDE_INVALID_ARGUMENT -1
 
-// The pool cannot be formatted, opened, read or written, or has no such tensor.
+/**
+ * The pool cannot be formatted, opened, read or written, for none of the reasons that have codes
+ * of their own.
+ */
 #define TIDE_POOL_FAILED -2
 
-// A transfer ended without having moved its bytes: a device failed it, or it was cancelled.
+/**
+ * A device failed a transfer (I/O error).
+ */
 #define TIDE_DEVICE_FAILED -3
 
-// One op's storages exceed the budget.
+/**
+ * One op's storages exceed the budget.
+ */
 #define TIDE_BUDGET_EXCEEDED -4
 
-// The handle belongs to the parent of this forked process.
+/**
+ * The handle belongs to the parent of this forked process.
+ */
 #define TIDE_FORKED -5
 
-// No such handle: closed already, or never given out.
+/**
+ * No such handle: closed already, or never given out.
+ */
 #define TIDE_STALE_HANDLE -6
 
-// An internal error was caught at the boundary.
+/**
+ * An internal error was caught at the boundary.
+ */
 #define TIDE_PANICKED -7
 
-// "No storage" where an error is about none.
+/**
+ * The pool has no tensor of this name.
+ */
+#define TIDE_NOT_FOUND -8
+
+/**
+ * The pool has no room for it; delete something and try again.
+ */
+#define TIDE_FULL -9
+
+/**
+ * Another process or host has the share or the device.
+ */
+#define TIDE_HELD -10
+
+/**
+ * The range is not within the tensor; nothing was read.
+ */
+#define TIDE_OUT_OF_RANGE -11
+
+/**
+ * A device gave back other bytes than were written, twice: they are lost.
+ */
+#define TIDE_CHECKSUM -12
+
+/**
+ * The transfer was cancelled before its end.
+ */
+#define TIDE_CANCELLED -13
+
+/**
+ * "No storage" where an error is about none.
+ */
 #define TIDE_NO_STORAGE UINT32_MAX
 
-// In `flags` of a transfer: it goes before those that are not urgent.
+/**
+ * The version of this header: functions and fields are added with the second number (the first
+ * while that is 0), and nothing that stands is changed before the first one.
+ */
+#define TIDE_VERSION_MAJOR 0
+
+/**
+ * As above.
+ */
+#define TIDE_VERSION_MINOR 1
+
+/**
+ * As above: corrections.
+ */
+#define TIDE_VERSION_PATCH 0
+
+/**
+ * In `flags` of a transfer: it goes before those that are not urgent.
+ */
 #define TIDE_URGENT 1
 
-// Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if
-// it cannot move now: it is not asked for again before the next op.
+/**
+ * Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if
+ * it cannot move now: it is not asked for again before the next op.
+ */
 #define TIDE_EVICT 1
 
-// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
+/**
+ * Free the storage's memory and guard it: its bytes are in the log, or in host memory.
+ */
 #define TIDE_RELEASE 2
 
-// Allocate the storage's memory, keep it alive and guarded, and return its address: its bytes are
-// coming. Return 0 if there is no memory: other storages leave and it is asked again; where none
-// is left that could leave, the op that needs it fails.
+/**
+ * Allocate the storage's memory, keep it alive and guarded, and return its address: its bytes are
+ * coming. Return 0 if there is no memory: other storages leave and it is asked again; where none
+ * is left that could leave, the op that needs it fails.
+ */
 #define TIDE_ALLOCATE 3
 
-// Lift the guard: the storage is resident, no transfer touches it.
+/**
+ * Lift the guard: the storage is resident, no transfer touches it.
+ */
 #define TIDE_SETTLE 4
 
-// In an element of `uses`: the op writes the storage.
+/**
+ * In an element of `uses`: the op writes the storage.
+ */
 #define TIDE_MODIFIES 2147483648
 
-// In the `storage` of a birth: its memory is not the framework's own and must stay.
+/**
+ * In the `storage` of a birth: its memory is not the framework's own and must stay.
+ */
 #define TIDE_UNMOVABLE 4294967296
 
-// How to open a pool.
+/**
+ * How to open a pool.
+ */
 typedef struct tide_pool_options {
-  // `sizeof` this struct: tells which version of it the caller was built with.
+  /**
+   * `sizeof` this struct: tells which version of it the caller was built with.
+   */
   uint64_t size;
-  // Devices of the pool, separated by commas: directories, files or block devices.
+  /**
+   * Devices of the pool, separated by commas: directories, files or block devices.
+   */
   const char *devices;
-  // "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
+  /**
+   * "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
+   */
   const char *data_path;
-  // Bytes of staging buffers.
+  /**
+   * Bytes of staging buffers.
+   */
   uint64_t staging;
-  // Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+  /**
+   * Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+   */
   uint64_t pool_size;
-  // The share of the pool to own.
+  /**
+   * The share of the pool to own.
+   */
   uint32_t share;
-  // Non-zero allows a file system without `O_DIRECT`.
+  /**
+   * Non-zero allows a file system without `O_DIRECT`.
+   */
   uint8_t buffered;
-  // CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0:
-  // none.
+  /**
+   * CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0:
+   * none.
+   */
   uint8_t gpu;
-  // Where that GPU's memory begins that transfers by "gds" read and write in place, without a
-  // copy, from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
-  // `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
-  // (the data path's notes in the statistics say why). 0: none.
+  /**
+   * Where that GPU's memory begins that transfers by "gds" read and write in place, without a
+   * copy, from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
+   * `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
+   * (the data path's notes in the statistics say why). 0: none.
+   */
   uint64_t arena;
-  // Its bytes.
+  /**
+   * Its bytes.
+   */
   uint64_t arena_bytes;
-  // Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
-  // exists; and where a file system is not mounted, its directory is empty, and the pool would
-  // be made on another disk.
+  /**
+   * Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
+   * exists; and where a file system is not mounted, its directory is empty, and the pool would
+   * be made on another disk.
+   */
   uint64_t must_exist;
 } tide_pool_options;
 
-// How to open a session.
+/**
+ * How to open a session.
+ */
 typedef struct tide_session_options {
-  // `sizeof` this struct: tells which version of it the caller was built with.
+  /**
+   * `sizeof` this struct: tells which version of it the caller was built with.
+   */
   uint64_t size;
-  // Devices of the pool, separated by commas: directories, files or block devices.
+  /**
+   * Devices of the pool, separated by commas: directories, files or block devices.
+   */
   const char *devices;
-  // "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
+  /**
+   * "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
+   */
   const char *data_path;
-  // Bytes of storages and staging that may be in memory at once.
+  /**
+   * Bytes of storages and staging that may be in memory at once.
+   */
   uint64_t budget;
-  // Bytes of staging buffers, part of the budget.
+  /**
+   * Bytes of staging buffers, part of the budget.
+   */
   uint64_t staging;
-  // The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of
-  // it is allocated when the session opens, and freed when it closes. Without a GPU it must be
-  // 0.
+  /**
+   * The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of
+   * it is allocated when the session opens, and freed when it closes. Without a GPU it must be
+   * 0.
+   */
   uint64_t host_memory;
-  // Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+  /**
+   * Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+   */
   uint64_t pool_size;
-  // The share of the pool to own.
+  /**
+   * The share of the pool to own.
+   */
   uint32_t share;
-  // Non-zero allows a file system without `O_DIRECT`.
+  /**
+   * Non-zero allows a file system without `O_DIRECT`.
+   */
   uint8_t buffered;
-  // Non-zero never makes a plan.
+  /**
+   * Non-zero never makes a plan.
+   */
   uint8_t reactive;
-  // Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
+  /**
+   * Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
+   */
   uint8_t policy;
-  // Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+  /**
+   * Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+   */
   uint8_t gpu;
-  // Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
-  // exists; and where a file system is not mounted, its directory is empty, and the pool would
-  // be made on another disk.
+  /**
+   * Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
+   * exists; and where a file system is not mounted, its directory is empty, and the pool would
+   * be made on another disk.
+   */
   uint64_t must_exist;
 } tide_session_options;
 
-// A storage that came into being.
+/**
+ * A storage that came into being.
+ */
 typedef struct tide_birth {
-  // The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below
-  // `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
+  /**
+   * The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below
+   * `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
+   */
   uint64_t storage;
-  // Its bytes.
+  /**
+   * Its bytes.
+   */
   uint64_t size;
-  // The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
+  /**
+   * The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
+   */
   uint64_t place;
 } tide_birth;
 
-// A request to the caller, who alone can free and allocate a storage's memory.
+/**
+ * A request to the caller, who alone can free and allocate a storage's memory.
+ */
 typedef struct tide_action {
-  // Hand back to `tide_session_action_done`.
+  /**
+   * Hand back to `tide_session_action_done`.
+   */
   uint64_t sequence;
-  // Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
+  /**
+   * Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
+   */
   uint64_t size;
-  // `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
+  /**
+   * `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
+   */
   uint32_t kind;
-  // The storage's number.
+  /**
+   * The storage's number.
+   */
   uint32_t storage;
 } tide_action;
 
-#ifdef __cplusplus
-extern "C" {
-#endif // __cplusplus
-
-// The version of the library, as text.
+/**
+ * The version of the library, as text: "0.1.0".
+ */
 const char *tide_version(void);
 
-// The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
-// closing NUL), and in `storage`, unless null, the storage it is about or `TIDE_NO_STORAGE`.
-// Returns the text's length.
-//
-// # Safety
-// `buffer` is null or has `capacity` bytes; `storage` is null or points to one `uint32_t`.
+/**
+ * The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
+ * closing NUL), and in `storage`, unless null, the storage it is about or `TIDE_NO_STORAGE`.
+ * Returns the text's length.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes; `storage` is null or points to one `uint32_t`.
+ */
 size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 
-// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
-// `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
-//
-// # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
-// which nobody writes after `after`, until the ticket is released; `after` is null or an event
-// that stays open as long. `ticket` points to one `uint64_t`.
+/**
+ * As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
+ * `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
+ *
+ * # Safety
+ * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+ * which nobody writes after `after`, until the ticket is released; `after` is null or an event
+ * that stays open as long. `ticket` points to one `uint64_t`.
+ */
 int32_t tide_put_gpu(uint64_t pool,
                      const char *name,
                      uint64_t address,
@@ -190,16 +349,18 @@ int32_t tide_put_gpu(uint64_t pool,
                      uint32_t flags,
                      uint64_t *ticket);
 
-// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has
-// happened: the last kernel that uses what was there before; null: at once. With `landed` the
-// ticket is ready, and released, as soon as the copies are on their way: that event was then
-// recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they
-// are there.
-//
-// # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
-// which nobody else touches after `after`, until the ticket is released and `landed` has happened;
-// both are null or events that stay open until the release. `ticket` points to one `uint64_t`.
+/**
+ * As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has
+ * happened: the last kernel that uses what was there before; null: at once. With `landed` the
+ * ticket is ready, and released, as soon as the copies are on their way: that event was then
+ * recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they
+ * are there.
+ *
+ * # Safety
+ * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+ * which nobody else touches after `after`, until the ticket is released and `landed` has happened;
+ * both are null or events that stay open until the release. `ticket` points to one `uint64_t`.
+ */
 int32_t tide_get_gpu(uint64_t pool,
                      const char *name,
                      uint64_t offset,
@@ -210,39 +371,67 @@ int32_t tide_get_gpu(uint64_t pool,
                      uint32_t flags,
                      uint64_t *ticket);
 
-// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read
-// once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at
-// once. No more of them is in host memory than staging holds.
-//
-// # Safety
-// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
-// which nobody writes after `after`, until the call returns; `after` is null or an event that
-// stays open as long.
+/**
+ * As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read
+ * once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at
+ * once. No more of them is in host memory than staging holds.
+ *
+ * # Safety
+ * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
+ * which nobody writes after `after`, until the call returns; `after` is null or an event that
+ * stays open as long.
+ */
 int32_t tide_batch_put_gpu(uint64_t batch,
                            const char *name,
                            uint64_t address,
                            uint64_t length,
                            void *after);
 
-// Opens a share of a pool, formatting it first where its devices are fresh directories, unless it
-// must exist.
-//
-// # Safety
-// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
-// points to one `uint64_t`. An arena that the options name stays allocated until the pool is
-// closed.
+/**
+ * Opens a share of a pool, formatting it first where its devices are fresh directories, unless it
+ * must exist.
+ *
+ * # Safety
+ * `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
+ * points to one `uint64_t`. An arena that the options name stays allocated until the pool is
+ * closed.
+ */
 int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 
-// Closes a pool: waits for its transfers and releases the share.
+/**
+ * Closes a pool: waits for its transfers and releases the share.
+ */
 int32_t tide_pool_close(uint64_t pool);
 
-// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
-// The memory belongs to the library until `tide_ticket_released` says otherwise, also after
-// `tide_ticket_drop`.
-//
-// # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
-// released; `ticket` points to one `uint64_t`.
+/**
+ * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
+ * a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
+ * with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it.
+ * Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_pool_stats(uint64_t pool, char *buffer, size_t capacity);
+
+/**
+ * The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
+ * that has none. Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_pool_list(uint64_t pool, char *buffer, size_t capacity);
+
+/**
+ * Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
+ * The memory belongs to the library until `tide_ticket_released` says otherwise, also after
+ * `tide_ticket_drop`.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
+ * released; `ticket` points to one `uint64_t`.
+ */
 int32_t tide_put(uint64_t pool,
                  const char *name,
                  const void *address,
@@ -250,11 +439,13 @@ int32_t tide_put(uint64_t pool,
                  uint32_t flags,
                  uint64_t *ticket);
 
-// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
-//
-// # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
-// is released; `ticket` points to one `uint64_t`.
+/**
+ * Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
+ * is released; `ticket` points to one `uint64_t`.
+ */
 int32_t tide_get(uint64_t pool,
                  const char *name,
                  uint64_t offset,
@@ -263,116 +454,162 @@ int32_t tide_get(uint64_t pool,
                  uint32_t flags,
                  uint64_t *ticket);
 
-// Forgets the scratch tensor `name`; its space is free once no transfer reads it.
-//
-// # Safety
-// `name` is NUL-terminated.
+/**
+ * Forgets the scratch tensor `name`; its space is free once no transfer reads it.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
 int32_t tide_delete(uint64_t pool, const char *name);
 
-// The length of the tensor `name`, in `length`.
-//
-// # Safety
-// `name` is NUL-terminated; `length` points to one `uint64_t`.
+/**
+ * The length of the tensor `name`, in `length`.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `length` points to one `uint64_t`.
+ */
 int32_t tide_length(uint64_t pool, const char *name, uint64_t *length);
 
-// Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded,
-// `TIDE_WAITING` while it has not ended, an error once it failed. A time-out of 0 only looks.
+/**
+ * Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded,
+ * `TIDE_WAITING` while it has not ended, an error once it failed. A time-out of 0 only looks.
+ */
 int32_t tide_ticket_wait(uint64_t ticket, uint32_t timeout_ms);
 
-// Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error.
+/**
+ * Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error.
+ */
 int32_t tide_ticket_cancel(uint64_t ticket);
 
-// 1 once no device and no copy touches the transfer's memory any more, 0 before.
+/**
+ * 1 once no device and no copy touches the transfer's memory any more, 0 before.
+ */
 int32_t tide_ticket_released(uint64_t ticket);
 
-// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when,
-// keep the ticket until it is released.
+/**
+ * Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when,
+ * keep the ticket until it is released.
+ */
 int32_t tide_ticket_drop(uint64_t ticket);
 
-// Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
-//
-// # Safety
-// `batch` points to one `uint64_t`.
+/**
+ * Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
+ *
+ * # Safety
+ * `batch` points to one `uint64_t`.
+ */
 int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
 
-// Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the
-// memory is the caller's again, which takes as long as the devices do where there is more than
-// staging holds.
-//
-// # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
+/**
+ * Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the
+ * memory is the caller's again, which takes as long as the devices do where there is more than
+ * staging holds.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
+ */
 int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, uint64_t length);
 
-// Adds the deletion of a durable tensor to a batch.
-//
-// # Safety
-// `name` is NUL-terminated.
+/**
+ * Adds the deletion of a durable tensor to a batch.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
 int32_t tide_batch_delete(uint64_t batch, const char *name);
 
-// Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the
-// media.
+/**
+ * Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the
+ * media.
+ */
 int32_t tide_batch_commit(uint64_t batch);
 
-// Drops a batch: nothing in it happens.
+/**
+ * Drops a batch: nothing in it happens.
+ */
 int32_t tide_batch_drop(uint64_t batch);
 
-// Opens a session: formats the pool where its devices are fresh directories, unless it must exist,
-// opens the share, starts the reactor. A pool that was made is told in the statistics (`made`).
-//
-// # Safety
-// `options` points to options as long as their `size` says, whose texts are NUL-terminated;
-// `session` points to one `uint64_t`.
+/**
+ * Opens a session: formats the pool where its devices are fresh directories, unless it must exist,
+ * opens the share, starts the reactor. A pool that was made is told in the statistics (`made`).
+ *
+ * # Safety
+ * `options` points to options as long as their `size` says, whose texts are NUL-terminated;
+ * `session` points to one `uint64_t`.
+ */
 int32_t tide_session_open(const struct tide_session_options *options, uint64_t *session);
 
-// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's
-// memory, releases the share.
+/**
+ * Closes a session: cancels what is in flight, waits until no device or copy touches the caller's
+ * memory, releases the share.
+ */
 int32_t tide_session_close(uint64_t session);
 
-// The address of a `uint32_t` that is non-zero while completions wait to be processed: a cheap
-// look between ops. Null for a stale handle. It is valid until the session is closed.
+/**
+ * The address of a `uint32_t` that is non-zero while completions wait to be processed: a cheap
+ * look between ops. Null for a stale handle. It is valid until the session is closed.
+ */
 const void *tide_session_attention(uint64_t session);
 
-// Changes the budget; takes effect at the next op boundary.
+/**
+ * Changes the budget; takes effect at the next op boundary.
+ */
 int32_t tide_session_set_budget(uint64_t session, uint64_t budget);
 
-// Reports storages that were born and that died. Repeating a report is harmless.
-//
-// # Safety
-// `births` has `birth_count` items and `deaths` has `death_count`.
+/**
+ * Reports storages that were born and that died. Repeating a report is harmless.
+ *
+ * # Safety
+ * `births` has `birth_count` items and `deaths` has `death_count`.
+ */
 int32_t tide_session_sync(uint64_t session,
                           const struct tide_birth *births,
                           size_t birth_count,
                           const uint32_t *deaths,
                           size_t death_count);
 
-// Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2
-// gradient, 3 optimizer state, 4 activation, 5 buffer.
-//
-// # Safety
-// `name` is NUL-terminated.
+/**
+ * Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2
+ * gradient, 3 optimizer state, 4 activation, 5 buffer.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
 int32_t tide_session_name(uint64_t session, uint32_t storage, uint32_t kind, const char *name);
 
-// Reports that a storage now has another size.
+/**
+ * Reports that a storage now has another size.
+ */
 int32_t tide_session_resized(uint64_t session, uint32_t storage, uint64_t size);
 
-// Reports that a resident storage was written by something that is no op.
+/**
+ * Reports that a resident storage was written by something that is no op.
+ */
 int32_t tide_session_modified(uint64_t session, uint32_t storage);
 
-// Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are
-// counted.
+/**
+ * Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are
+ * counted.
+ */
 int32_t tide_session_pin(uint64_t session, uint32_t storage, int32_t on);
 
-// Asks that one storage be moved out now; ready when it is out, or when it cannot go.
+/**
+ * Asks that one storage be moved out now; ready when it is out, or when it cannot go.
+ */
 int32_t tide_session_evict(uint64_t session, uint32_t storage);
 
-// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
+/**
+ * Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
+ */
 int32_t tide_session_step(uint64_t session, int32_t mark);
 
-// Before an op: ready once its storages are resident and its outputs have room. `index` below zero
-// is outside a step.
-//
-// # Safety
-// `name` is NUL-terminated; `uses` has `use_count` items.
+/**
+ * Before an op: ready once its storages are resident and its outputs have room. `index` below zero
+ * is outside a step.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `uses` has `use_count` items.
+ */
 int32_t tide_session_op_begin(uint64_t session,
                               int64_t index,
                               uint64_t fingerprint,
@@ -381,89 +618,115 @@ int32_t tide_session_op_begin(uint64_t session,
                               size_t use_count,
                               uint64_t needs);
 
-// After an op, its births reported: ready once the budget holds with its outputs.
+/**
+ * After an op, its births reported: ready once the budget holds with its outputs.
+ */
 int32_t tide_session_op_end(uint64_t session);
 
-// Processes what completed and evicts until the budget holds.
+/**
+ * Processes what completed and evicts until the budget holds.
+ */
 int32_t tide_session_settle(uint64_t session);
 
-// Looks again at what the last call waits for.
+/**
+ * Looks again at what the last call waits for.
+ */
 int32_t tide_session_resume(uint64_t session);
 
-// Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
+/**
+ * Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
+ */
 int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
 
-// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
-// it is reported done.
-//
-// # Safety
-// `action` points to one `tide_action`.
+/**
+ * The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
+ * it is reported done.
+ *
+ * # Safety
+ * `action` points to one `tide_action`.
+ */
 int32_t tide_session_next_action(uint64_t session, struct tide_action *action);
 
-// Reports a request as done, with the storage's address where one was asked for (0: it cannot be
-// done). On a GPU its memory is touched only once `after`, a `CUevent`, has happened: the last
-// kernel so far that writes an evicted storage, or uses what the memory of an allocated one was
-// before. Null: at once. When a storage is settled its bytes are there, for any stream.
-//
-// # Safety
-// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
-// stay alive, and for `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is
-// released or settled. So does the event.
+/**
+ * Reports a request as done, with the storage's address where one was asked for (0: it cannot be
+ * done). On a GPU its memory is touched only once `after`, a `CUevent`, has happened: the last
+ * kernel so far that writes an evicted storage, or uses what the memory of an allocated one was
+ * before. Null: at once. When a storage is settled its bytes are there, for any stream.
+ *
+ * # Safety
+ * `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
+ * stay alive, and for `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is
+ * released or settled. So does the event.
+ */
 int32_t tide_session_action_done(uint64_t session,
                                  uint64_t sequence,
                                  uint64_t address,
                                  void *after);
 
-// Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a
-// stale handle.
-//
-// # Safety
-// `buffer` is null or has `capacity` bytes.
+/**
+ * Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a
+ * stale handle.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
 size_t tide_session_stats(uint64_t session, char *buffer, size_t capacity);
 
-// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
-// `buffer`: `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last
-// step followed no plan to its end. Simulates, which may take a while. Returns the text's length,
-// 0 for a stale handle.
-//
-// # Safety
-// `buffer` is null or has `capacity` bytes.
+/**
+ * What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
+ * `buffer`: `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last
+ * step followed no plan to its end. Simulates, which may take a while. Returns the text's length,
+ * 0 for a stale handle.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
 size_t tide_session_simulate(uint64_t session, char *buffer, size_t capacity);
 
-// Writes the HTML report to the file `path`.
-//
-// # Safety
-// `path` is NUL-terminated.
+/**
+ * Writes the HTML report to the file `path`.
+ *
+ * # Safety
+ * `path` is NUL-terminated.
+ */
 int32_t tide_session_report(uint64_t session, const char *path);
 
-// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it.
-// Refused before there is a plan.
-//
-// # Safety
-// `path` is NUL-terminated.
+/**
+ * Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it.
+ * Refused before there is a plan.
+ *
+ * # Safety
+ * `path` is NUL-terminated.
+ */
 int32_t tide_session_trace(uint64_t session, const char *path);
 
-// What each op of the step that is about to end took, in nanoseconds: for ops that had not run
-// when they were reported as ended, such as kernels. Without this call the time between the two
-// reports counts.
-//
-// # Safety
-// `durations` has `count` items.
+/**
+ * What each op of the step that is about to end took, in nanoseconds: for ops that had not run
+ * when they were reported as ended, such as kernels. Without this call the time between the two
+ * reports counts.
+ *
+ * # Safety
+ * `durations` has `count` items.
+ */
 int32_t tide_session_durations(uint64_t session, const uint64_t *durations, size_t count);
 
-// The step follows the plan no longer: the caller saw that it does something else.
+/**
+ * The step follows the plan no longer: the caller saw that it does something else.
+ */
 int32_t tide_session_leave_plan(uint64_t session);
 
-// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`
-// how many; 0 while there is no plan. They stay where they are until the next step begins, which
-// may bring another plan for the same ops.
-//
-// # Safety
-// `due` points to one pointer and `count` to one `uint64_t`.
+/**
+ * The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`
+ * how many; 0 while there is no plan. They stay where they are until the next step begins, which
+ * may bring another plan for the same ops.
+ *
+ * # Safety
+ * `due` points to one pointer and `count` to one `uint64_t`.
+ */
 int32_t tide_session_plan(uint64_t session, const uint8_t **due, uint64_t *count);
 
 #ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
+} /* extern "C" */
+#endif
 
-#endif  /* TIDELOG_H */
+#endif /* TIDELOG_H */

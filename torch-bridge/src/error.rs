@@ -2,15 +2,32 @@
 
 use std::fmt::Display;
 
+use tidelog_engine::pool::{
+    CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
+};
+use tidelog_engine::schedule::TransferError;
+
 /// What kind of failure it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
     /// An argument was wrong; nothing happened.
     InvalidArgument,
-    /// The pool cannot be formatted, opened, read or written, or has no such tensor.
+    /// The pool cannot be formatted, opened, read or written, for none of the reasons below.
     Pool,
-    /// A transfer ended without having moved its bytes.
+    /// The pool has no such tensor.
+    NotFound,
+    /// The pool, or its index, has no room.
+    Full,
+    /// Another process or host has the share or the device.
+    Held,
+    /// The range is not within the tensor.
+    OutOfRange,
+    /// A device failed a transfer.
     Transfer,
+    /// A device gave back other bytes than were written.
+    Checksum,
+    /// A transfer was cancelled before its end.
+    Cancelled,
     /// The storages of one op exceed the budget.
     BudgetExceeded,
     /// The handle belongs to the parent of this forked process.
@@ -68,5 +85,68 @@ impl Failure {
     /// The storage that the error is about, if it is about one.
     pub(crate) fn storage(&self) -> Option<u32> {
         self.storage
+    }
+}
+
+/// Makes of an error of the engine a failure of the kind that a function gives it.
+macro_rules! failures {
+    ($($error:ty => $kind:expr;)*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                let kind: fn(&$error) -> FailureKind = $kind;
+                Self::new(kind(&error), error.to_string())
+            }
+        })*
+    };
+}
+
+failures! {
+    Unusable => unusable;
+    FormatError => |error| match error {
+        FormatError::InUse { .. } | FormatError::OwnedElsewhere { .. } => FailureKind::Held,
+        _ => FailureKind::Pool,
+    };
+    OpenError => |error| match error {
+        OpenError::ShareHeld { .. } | OpenError::OwnedElsewhere { .. } => FailureKind::Held,
+        _ => FailureKind::Pool,
+    };
+    PutError => |error| match error {
+        PutError::PoolFull { .. } | PutError::IndexFull { .. } => FailureKind::Full,
+        PutError::Unusable(error) => unusable(error),
+        _ => FailureKind::Pool,
+    };
+    GetError => |error| match error {
+        GetError::Unknown(_) => FailureKind::NotFound,
+        GetError::Range { .. } => FailureKind::OutOfRange,
+        GetError::Unusable(error) => unusable(error),
+        _ => FailureKind::Pool,
+    };
+    DeleteError => |error| match error {
+        DeleteError::Unknown(_) => FailureKind::NotFound,
+        DeleteError::Unusable(error) => unusable(error),
+        DeleteError::IsDurable(_) => FailureKind::Pool,
+    };
+    CommitError => |error| match error {
+        CommitError::IndexFull { .. } => FailureKind::Full,
+        CommitError::Write { source, .. } => transfer(source),
+        CommitError::Unusable(error) => unusable(error),
+        _ => FailureKind::Pool,
+    };
+    TransferError => transfer;
+}
+
+fn unusable(error: &Unusable) -> FailureKind {
+    match error {
+        Unusable::Forked { .. } => FailureKind::Forked,
+        Unusable::Closed => FailureKind::Pool,
+    }
+}
+
+fn transfer(error: &TransferError) -> FailureKind {
+    match error {
+        TransferError::Checksum { .. } => FailureKind::Checksum,
+        TransferError::Cancelled => FailureKind::Cancelled,
+        TransferError::Forked => FailureKind::Forked,
+        _ => FailureKind::Transfer,
     }
 }

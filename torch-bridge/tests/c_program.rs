@@ -57,10 +57,68 @@ fn a_c_program_moves_tensors_and_finds_the_durable_one_again() {
     std::fs::remove_dir_all(&work).unwrap();
 }
 
+/// Compiles an example against the header and the library, and runs it on two directories.
+fn run_example(compiler: &mut Command, source: &str) {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (library, libraries) = library();
+    let work = folder(&source.replace('.', "-"));
+    let program = work.join("program");
+    run(compiler
+        .args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-g"])
+        .arg("-I")
+        .arg(package.join("include"))
+        .arg(package.join("examples").join(source))
+        .arg(&library)
+        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .arg("-o")
+        .arg(&program));
+    run(Command::new(&program).arg(two_devices(&work)));
+    std::fs::remove_dir_all(&work).unwrap();
+}
+
+/// Two directories in this one, as the library takes them.
+fn two_devices(work: &Path) -> String {
+    let devices = ["ssd0", "ssd1"].map(|name| work.join(name));
+    for device in &devices {
+        std::fs::create_dir_all(device).unwrap();
+    }
+    devices.map(|device| device.display().to_string()).join(",")
+}
+
+#[test]
+fn the_c_example_is_c90_and_works() {
+    run_example(compiler("CC", "cc").arg("-std=c90"), "tensors.c");
+}
+
+#[test]
+fn the_cpp_example_is_cpp17_and_works() {
+    run_example(compiler("CXX", "c++").arg("-std=c++17"), "tensors.cpp");
+}
+
+#[test]
+fn the_numpy_example_works_without_torch() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = package.join("../.venv/bin/python");
+    if !python.exists() {
+        println!("SKIPPED: there is no {}, which `make setup` makes", python.display());
+        return;
+    }
+    let work = folder("numpy");
+    run(Command::new(python)
+        .arg(package.join("examples/numpy_arrays.py"))
+        .arg(library().0)
+        .arg(two_devices(&work)));
+    std::fs::remove_dir_all(&work).unwrap();
+}
+
 #[test]
 fn the_header_is_c_and_cpp_by_itself() {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/tidelog.h");
     let strict = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"];
-    run(compiler("CC", "cc").args(["-x", "c", "-std=c99"]).args(strict).arg(&header));
-    run(compiler("CXX", "c++").args(["-x", "c++", "-std=c++11"]).args(strict).arg(&header));
+    for standard in ["-std=c90", "-std=c17"] {
+        run(compiler("CC", "cc").args(["-x", "c", standard]).args(strict).arg(&header));
+    }
+    for standard in ["-std=c++11", "-std=c++17"] {
+        run(compiler("CXX", "c++").args(["-x", "c++", standard]).args(strict).arg(&header));
+    }
 }

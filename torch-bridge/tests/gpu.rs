@@ -181,7 +181,7 @@ fn durable_tensors_leave_a_gpu_through_staging_and_its_memory_is_free_when_the_c
             let put = tide_batch_put_gpu(batch, name, address, length, null_mut());
             assert_eq!(put, TIDE_READY, "{}", last_error());
             let too_long = tide_batch_put_gpu(batch, name, 1 << 40, 1 << 50, null_mut());
-            assert_eq!(too_long, TIDE_POOL_FAILED);
+            assert_eq!(too_long, TIDE_FULL);
             assert!(last_error().contains("full"), "{}", last_error());
             memory.write(0, &vec![0; BYTES]).unwrap();
             assert_eq!(tide_batch_commit(batch), TIDE_READY, "{}", last_error());

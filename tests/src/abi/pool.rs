@@ -182,7 +182,7 @@ impl Caller {
         if flags & !TIDE_URGENT != 0 {
             return assert_eq!(status, TIDE_INVALID_ARGUMENT, "flags {flags:#x}");
         }
-        if status == TIDE_POOL_FAILED {
+        if status == TIDE_FULL {
             return assert!(last_error().contains("full"), "{}", last_error());
         }
         assert_eq!(status, TIDE_READY, "{}", last_error());
@@ -212,7 +212,7 @@ impl Caller {
         };
         let fits =
             |content: &Option<Content>| content.is_some_and(|(_, size)| from + length <= size);
-        if status == TIDE_POOL_FAILED {
+        if [TIDE_NOT_FOUND, TIDE_OUT_OF_RANGE].contains(&status) {
             return assert!(
                 !possible.iter().all(fits),
                 "refused a read that fits: {}",
@@ -248,7 +248,7 @@ impl Caller {
     /// A transfer has ended: `TIDE_READY`, or not well.
     fn ended(&mut self, flight: Flight, status: i32) {
         let well = status == TIDE_READY;
-        assert!(well || status == TIDE_DEVICE_FAILED, "{status}: {}", last_error());
+        assert!(well || status == TIDE_CANCELLED, "{status}: {}", last_error());
         let Flight { transfer, memory, .. } = flight;
         match transfer {
             Transfer::Put { name, content: put } => {
@@ -289,7 +289,7 @@ impl Caller {
                 assert!(possible.iter().any(Option::is_some), "deleted what was not there");
                 *possible = vec![None];
             }
-            TIDE_POOL_FAILED => assert!(possible.contains(&None), "{}", last_error()),
+            TIDE_NOT_FOUND => assert!(possible.contains(&None), "{}", last_error()),
             other => panic!("{other}: {}", last_error()),
         }
     }
@@ -345,7 +345,8 @@ impl Caller {
         };
         match status {
             TIDE_READY => drop(batch.changes.insert(name, (!deletes).then_some(put))),
-            TIDE_POOL_FAILED => {}
+            TIDE_FULL if !deletes => {}
+            TIDE_NOT_FOUND if deletes => {}
             other => panic!("{other}: {}", last_error()),
         }
     }

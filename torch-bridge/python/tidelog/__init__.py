@@ -10,6 +10,7 @@
 Results are bit-identical to the same run without offloading. See ``help(tidelog.offload)``.
 """
 
+from tidelog import _native
 from tidelog._block import Tide
 from tidelog._errors import (
     BudgetError,
@@ -23,8 +24,6 @@ from tidelog._errors import (
 )
 from tidelog._offload import offload
 
-__version__ = "0.1.0"
-
 __all__ = [
     "BudgetError",
     "DeviceError",
@@ -37,3 +36,9 @@ __all__ = [
     "UnmovableError",
     "offload",
 ]
+
+
+def __getattr__(name):
+    if name == "__version__":
+        return _native.version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,12 @@ class Status(IntEnum):
     FORKED = -5
     STALE_HANDLE = -6
     PANICKED = -7
+    NOT_FOUND = -8
+    FULL = -9
+    HELD = -10
+    OUT_OF_RANGE = -11
+    CHECKSUM = -12
+    CANCELLED = -13
 
 
 class Request(IntEnum):
@@ -77,7 +83,12 @@ _UNLIMITED = (1 << 63) - 1  # bytes
 
 _EXCEPTIONS = {
     Status.POOL_FAILED: _errors.PoolError,
+    Status.NOT_FOUND: _errors.PoolError,
+    Status.FULL: _errors.PoolError,
+    Status.HELD: _errors.PoolError,
     Status.DEVICE_FAILED: _errors.DeviceError,
+    Status.CHECKSUM: _errors.DeviceError,
+    Status.CANCELLED: _errors.DeviceError,
     Status.BUDGET_EXCEEDED: _errors.BudgetError,
     Status.FORKED: _errors.ForkedError,
 }  # any other: _errors.Error
@@ -125,6 +136,7 @@ class Action(ctypes.Structure):
 
 # What each function returns and takes. An int32_t is a status, and is checked.
 SIGNATURES = {
+    "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
     "tide_session_open": (_i32, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
     "tide_session_close": (_i32, [_u64]),
@@ -367,6 +379,13 @@ class Session:
             if actual <= length:
                 return json.loads(buffer.value)
             length = actual
+
+
+def version():
+    """The version of the library, which the package is part of."""
+    library = _load()
+    library.tide_version.restype = _text
+    return library.tide_version().decode()
 
 
 def _load():

@@ -16,9 +16,10 @@ pub const TIDE_ACTION: i32 = 1;
 pub const TIDE_WAITING: i32 = 2;
 /// An argument was wrong; nothing happened.
 pub const TIDE_INVALID_ARGUMENT: i32 = -1;
-/// The pool cannot be formatted, opened, read or written, or has no such tensor.
+/// The pool cannot be formatted, opened, read or written, for none of the reasons that have codes
+/// of their own.
 pub const TIDE_POOL_FAILED: i32 = -2;
-/// A transfer ended without having moved its bytes: a device failed it, or it was cancelled.
+/// A device failed a transfer (I/O error).
 pub const TIDE_DEVICE_FAILED: i32 = -3;
 /// One op's storages exceed the budget.
 pub const TIDE_BUDGET_EXCEEDED: i32 = -4;
@@ -28,6 +29,18 @@ pub const TIDE_FORKED: i32 = -5;
 pub const TIDE_STALE_HANDLE: i32 = -6;
 /// An internal error was caught at the boundary.
 pub const TIDE_PANICKED: i32 = -7;
+/// The pool has no tensor of this name.
+pub const TIDE_NOT_FOUND: i32 = -8;
+/// The pool has no room for it; delete something and try again.
+pub const TIDE_FULL: i32 = -9;
+/// Another process or host has the share or the device.
+pub const TIDE_HELD: i32 = -10;
+/// The range is not within the tensor; nothing was read.
+pub const TIDE_OUT_OF_RANGE: i32 = -11;
+/// A device gave back other bytes than were written, twice: they are lost.
+pub const TIDE_CHECKSUM: i32 = -12;
+/// The transfer was cancelled before its end.
+pub const TIDE_CANCELLED: i32 = -13;
 
 /// "No storage" where an error is about none.
 pub const TIDE_NO_STORAGE: u32 = u32::MAX;
@@ -37,7 +50,13 @@ fn code_of(kind: FailureKind) -> i32 {
     match kind {
         FailureKind::InvalidArgument => TIDE_INVALID_ARGUMENT,
         FailureKind::Pool => TIDE_POOL_FAILED,
+        FailureKind::NotFound => TIDE_NOT_FOUND,
+        FailureKind::Full => TIDE_FULL,
+        FailureKind::Held => TIDE_HELD,
+        FailureKind::OutOfRange => TIDE_OUT_OF_RANGE,
         FailureKind::Transfer => TIDE_DEVICE_FAILED,
+        FailureKind::Checksum => TIDE_CHECKSUM,
+        FailureKind::Cancelled => TIDE_CANCELLED,
         FailureKind::BudgetExceeded => TIDE_BUDGET_EXCEEDED,
         FailureKind::Forked => TIDE_FORKED,
         FailureKind::StaleHandle => TIDE_STALE_HANDLE,
@@ -56,7 +75,15 @@ pub(super) fn remember(failure: Failure) -> i32 {
     code
 }
 
-/// The version of the library, as text.
+/// The version of this header: functions and fields are added with the second number (the first
+/// while that is 0), and nothing that stands is changed before the first one.
+pub const TIDE_VERSION_MAJOR: i32 = 0;
+/// As above.
+pub const TIDE_VERSION_MINOR: i32 = 1;
+/// As above: corrections.
+pub const TIDE_VERSION_PATCH: i32 = 0;
+
+/// The version of the library, as text: "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_version() -> *const c_char {
     const VERSION: &CStr =

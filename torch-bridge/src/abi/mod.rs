@@ -194,3 +194,22 @@ unsafe fn write_text(text: &str, buffer: *mut c_char, capacity: usize) -> usize 
     }
     text.len()
 }
+
+/// Copies the text that `answer` gives into a caller's buffer, as [`write_text`] does, and returns
+/// its length; 0 for an error, which is remembered.
+///
+/// # Safety
+/// As [`write_text`].
+unsafe fn write_answer(
+    answer: impl FnOnce() -> Result<String, Failure>,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    let mut text = String::new();
+    let status = boundary(|| {
+        text = answer()?;
+        Ok(())
+    });
+    // SAFETY: by this function's contract.
+    if status == TIDE_READY { unsafe { write_text(&text, buffer, capacity) } } else { 0 }
+}

@@ -5,21 +5,22 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
-use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
+use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_gds::CallerRegion;
 use tidelog_gds::cuda::DevicePointer;
 
 use super::handles::HandleTable;
 use super::{
     Options, boundary, check_length, check_result, options_argument, place_numbered, text_argument,
-    write_result,
+    write_answer, write_result,
 };
 use crate::error::{Failure, FailureKind};
 use crate::executor::Readiness;
-use crate::pool::{PoolConfig, open_pool};
+use crate::pool::{PoolConfig, open_pool, pool_figures};
 
 pub(super) static POOLS: HandleTable<Pool> = HandleTable::new("pool");
 static TICKETS: HandleTable<Ticket> = HandleTable::new("ticket");
@@ -126,6 +127,40 @@ pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
     })
 }
 
+/// Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
+/// a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
+/// with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it.
+/// Returns the text's length, 0 for an error.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_pool_stats(pool: u64, buffer: *mut c_char, capacity: usize) -> usize {
+    let figures = || {
+        let pool = POOLS.get(pool)?;
+        let endurance = pool.endurance()?;
+        let figures = pool_figures(Some(&pool.stats()?), Some(&endurance));
+        Ok(Value::Object(figures).to_string())
+    };
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(figures, buffer, capacity) }
+}
+
+/// The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
+/// that has none. Returns the text's length, 0 for an error.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_pool_list(pool: u64, buffer: *mut c_char, capacity: usize) -> usize {
+    let names = || {
+        let tensors = POOLS.get(pool)?.durable_tensors()?;
+        Ok(json!(tensors.iter().map(|(_, name)| name).collect::<Vec<_>>()).to_string())
+    };
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(names, buffer, capacity) }
+}
+
 /// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
 /// The memory belongs to the library until `tide_ticket_released` says otherwise, also after
 /// `tide_ticket_drop`.
@@ -198,7 +233,7 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        pool.delete(name).map_err(Failure::pool)?;
+        pool.delete(name)?;
         Ok(())
     })
 }
@@ -213,9 +248,10 @@ pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mu
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        let found = pool
-            .length(TensorId::from_name(name))
-            .ok_or_else(|| Failure::pool(format!("the pool has no tensor named {name:?}")))?;
+        let found = pool.length(TensorId::from_name(name)).ok_or_else(|| {
+            let text = format!("the pool has no tensor named {name:?}");
+            Failure::new(FailureKind::NotFound, text)
+        })?;
         // SAFETY: by this function's contract.
         unsafe { write_result(length, found, "length") }?;
         Ok(())
@@ -230,7 +266,7 @@ pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
         let timeout = Duration::from_millis(timeout_ms.into());
         match TICKETS.get(ticket)?.wait_timeout(timeout) {
             Some(Ok(_)) => Ok(Readiness::Ready),
-            Some(Err(error)) => Err(failed(&error)),
+            Some(Err(error)) => Err(error.into()),
             None => Ok(Readiness::Waiting),
         }
     })
@@ -311,10 +347,7 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
         let batch = BATCHES.get(batch)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        with_batch(&batch, |batch| {
-            let deleted = batch.delete(name);
-            deleted.map_err(Failure::pool)
-        })?;
+        with_batch(&batch, |batch| Ok(batch.delete(name)?))?;
         Ok(())
     })
 }
@@ -326,10 +359,7 @@ pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
     boundary(|| {
         let batch = BATCHES.remove(batch)?;
         let begun = batch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        begun
-            .ok_or_else(|| Failure::invalid("the batch was committed already"))?
-            .commit()
-            .map_err(Failure::pool)?;
+        begun.ok_or_else(|| Failure::invalid("the batch was committed already"))?.commit()?;
         Ok(())
     })
 }
@@ -355,10 +385,7 @@ fn with_batch<T>(
 /// for the commit to tell.
 pub(super) fn batch_put(batch: &OpenBatch, name: &str, source: Source) -> Result<(), Failure> {
     // Waited for without the lock: others may go on with the batch.
-    let ticket = with_batch(batch, |batch| {
-        let put = batch.put(name, source, PutOptions::default());
-        put.map_err(Failure::pool)
-    })?;
+    let ticket = with_batch(batch, |batch| Ok(batch.put(name, source, PutOptions::default())?))?;
     ticket.wait_released().map_err(|error| {
         let text = format!("the memory must stay allocated until the process ends: {error}");
         Failure::new(FailureKind::Transfer, text)
@@ -375,7 +402,7 @@ pub(super) fn submit_put(
 ) -> Result<Ticket, Failure> {
     let urgency = urgency(flags)?;
     let options = PutOptions { lifetime: LifetimeClass::Step, urgency, notify: None };
-    pool.put(name, source, options).map_err(Failure::pool)
+    Ok(pool.put(name, source, options)?)
 }
 
 /// Starts a get of the bytes `range`.
@@ -386,7 +413,7 @@ pub(super) fn submit_get(
     destination: Destination,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    pool.get(name, range, destination, urgency(flags)?, None).map_err(Failure::pool)
+    Ok(pool.get(name, range, destination, urgency(flags)?, None)?)
 }
 
 /// The `length` bytes from `offset`.
@@ -406,10 +433,6 @@ fn urgency(flags: u32) -> Result<Urgency, Failure> {
             flags & !TIDE_URGENT
         ))),
     }
-}
-
-fn failed(error: &TransferError) -> Failure {
-    Failure::new(FailureKind::Transfer, error.to_string())
 }
 
 /// # Safety

@@ -11,7 +11,7 @@ use tidelog_planner::trace::StorageKind;
 use super::handles::HandleTable;
 use super::{
     Options, ReturnCode, TIDE_ACTION, TIDE_READY, TIDE_WAITING, array_argument, boundary,
-    options_argument, place_numbered, remember, text_argument, write_result, write_text,
+    options_argument, place_numbered, text_argument, write_answer, write_result,
 };
 use crate::error::Failure;
 use crate::executor::{
@@ -429,14 +429,9 @@ pub unsafe extern "C" fn tide_session_stats(
     buffer: *mut c_char,
     capacity: usize,
 ) -> usize {
-    match SESSIONS.get(session) {
-        // SAFETY: by this function's contract.
-        Ok(session) => unsafe { write_text(&session.stats_json(), buffer, capacity) },
-        Err(failure) => {
-            remember(failure);
-            0
-        }
-    }
+    let answer = || Ok(SESSIONS.get(session)?.stats_json());
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(answer, buffer, capacity) }
 }
 
 /// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
@@ -452,14 +447,9 @@ pub unsafe extern "C" fn tide_session_simulate(
     buffer: *mut c_char,
     capacity: usize,
 ) -> usize {
-    match SESSIONS.get(session) {
-        // SAFETY: by this function's contract.
-        Ok(session) => unsafe { write_text(&session.simulated_json(), buffer, capacity) },
-        Err(failure) => {
-            remember(failure);
-            0
-        }
-    }
+    let answer = || Ok(SESSIONS.get(session)?.simulated_json());
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(answer, buffer, capacity) }
 }
 
 /// Writes the HTML report to the file `path`.

@@ -7,7 +7,7 @@ use tidelog_planner::report::Report;
 use tidelog_planner::units::Bytes;
 
 use super::dispatch::Executor;
-use super::stats::{data_path, staging_backing};
+use crate::pool::{data_path, staging_backing};
 
 /// The report of the last complete step, or of the one that runs where none is complete.
 pub(super) fn make(

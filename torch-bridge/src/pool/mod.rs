@@ -1,6 +1,7 @@
 //! Opens pools: the devices, formatted where they are fresh, the share, and the data path.
 
 mod data_path;
+mod figures;
 mod shared_pool;
 
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +19,7 @@ use crate::error::Failure;
 use crate::memory::{BYTES_MAX, MemoryPlace};
 use data_path::DataPath;
 
+pub(crate) use figures::{data_path, pool_figures, staging_backing};
 pub(crate) use shared_pool::SharedPool;
 
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part
@@ -65,13 +67,13 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     let (path, backend) = DataPath::named(config.data_path)?.open(config.place, config.arena)?;
     let mut made = None;
     if !config.must_exist && devices.iter().all(|device| !device.exists()) {
-        let device_size = device_size(&devices, config.size).map_err(Failure::pool)?;
+        let device_size = device_size(&devices, config.size)?;
         let options = FormatOptions {
             device_size: Some(device_size),
             buffered: config.buffered,
             ..FormatOptions::default()
         };
-        let new = Pool::format(&devices, &options).map_err(Failure::pool)?;
+        let new = Pool::format(&devices, &options)?;
         made = Some(describe_made(&new, &devices));
     }
     let options = OpenOptions {
@@ -83,7 +85,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
         gpu: gpu_of(config.place).map_err(Failure::pool)?,
         ..OpenOptions::default()
     };
-    let pool = Pool::open(&devices, &options).map_err(Failure::pool)?;
+    let pool = Pool::open(&devices, &options)?;
     Ok(OpenedPool { pool, made })
 }
 
@@ -116,7 +118,7 @@ fn gpu_of(place: MemoryPlace) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavaila
 }
 
 /// Each device's part of the pool: as told, or a default that leaves room on the file system.
-fn device_size(devices: &[DeviceSpec], pool_size: u64) -> std::io::Result<ByteCount> {
+fn device_size(devices: &[DeviceSpec], pool_size: u64) -> Result<ByteCount, Failure> {
     const GRAIN: ByteCount = ByteCount::mib(1);
     let count = devices.len() as u64;
     if pool_size > 0 {
@@ -131,10 +133,15 @@ fn device_size(devices: &[DeviceSpec], pool_size: u64) -> std::io::Result<ByteCo
 }
 
 /// Bytes that a file system can still give to a file that is to be made there.
-fn free_space(device: &DeviceSpec) -> std::io::Result<u64> {
+fn free_space(device: &DeviceSpec) -> Result<u64, Failure> {
     let path = device.path();
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let figures = rustix::fs::statvfs(folder)?;
+    let figures = rustix::fs::statvfs(folder).map_err(|error| {
+        let path = path.display();
+        Failure::pool(format!(
+            "{path}: the folder of a new pool: {error}; make it, or mount its file system"
+        ))
+    })?;
     Ok(figures.f_bavail * figures.f_frsize)
 }

@@ -134,7 +134,7 @@ static void cancel_a_put(uint64_t pool) {
   CHECK(tide_ticket_cancel(ticket) == TIDE_READY);
   int ended = tide_ticket_wait(ticket, FOREVER_MS);
   if (ended != TIDE_READY)
-    check_error(ended, TIDE_DEVICE_FAILED, "cancelled");
+    check_error(ended, TIDE_CANCELLED, "cancelled");
   CHECK(tide_ticket_released(ticket) == 1);
   CHECK(tide_ticket_drop(ticket) == TIDE_READY);
   CHECK(tide_get(pool, "tensor.6", 0, found, length, 0, &ticket) == TIDE_READY);
@@ -165,7 +165,7 @@ static void commit_a_batch(uint64_t pool) {
   CHECK(tide_batch_put(batch, "taken back", bytes, 10) == TIDE_READY);
   CHECK(tide_batch_delete(batch, "taken back") == TIDE_READY);
   memset(bytes, 0, 300000); /* the batch has its own copy */
-  check_error(tide_length(pool, "durable", &length), TIDE_POOL_FAILED, "durable");
+  check_error(tide_length(pool, "durable", &length), TIDE_NOT_FOUND, "durable");
   CHECK(tide_batch_commit(batch) == TIDE_READY);
   check_error(tide_batch_commit(batch), TIDE_STALE_HANDLE, "batch");
   CHECK(tide_batch_begin(pool, &batch) == TIDE_READY);
@@ -183,8 +183,8 @@ static void find_the_durable_tensor(uint64_t pool) {
   CHECK(tide_get(pool, "durable", 0, found, length, TIDE_URGENT, &ticket) == TIDE_READY);
   finish(ticket);
   CHECK(memcmp(found, expected, length) == 0);
-  CHECK(tide_length(pool, "taken back", &length) == TIDE_POOL_FAILED);
-  CHECK(tide_length(pool, "never committed", &length) == TIDE_POOL_FAILED);
+  CHECK(tide_length(pool, "taken back", &length) == TIDE_NOT_FOUND);
+  CHECK(tide_length(pool, "never committed", &length) == TIDE_NOT_FOUND);
   CHECK(tide_length(pool, "tensor.4", &length) == TIDE_POOL_FAILED); /* scratch */
   free(found);
   free(expected);
@@ -201,10 +201,10 @@ static void make_mistakes(uint64_t pool) {
   check_error(tide_put(pool, NULL, &byte, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "name");
   check_error(tide_put(pool, "\xff\xfe", &byte, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "UTF-8");
   check_error(tide_put(pool, "x", NULL, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "address");
-  check_error(tide_get(pool, "no such", 0, &byte, 1, 0, &ticket), TIDE_POOL_FAILED, "no");
+  check_error(tide_get(pool, "no such", 0, &byte, 1, 0, &ticket), TIDE_NOT_FOUND, "no");
   check_error(tide_get(pool, "tensor.4", UINT64_MAX, &byte, 1, 0, &ticket), TIDE_INVALID_ARGUMENT,
               "overflow");
-  check_error(tide_get(pool, "tensor.4", 262144, &byte, 1, 0, &ticket), TIDE_POOL_FAILED, "within");
+  check_error(tide_get(pool, "tensor.4", 262144, &byte, 1, 0, &ticket), TIDE_OUT_OF_RANGE, "within");
   check_error(tide_delete(pool, "durable"), TIDE_POOL_FAILED, "durable");
   check_error(tide_delete(pool + 1000, "x"), TIDE_STALE_HANDLE, "pool");
   CHECK(ticket == 0);
@@ -226,7 +226,7 @@ int main(int count, char **arguments) {
   commit_a_batch(pool);
   make_mistakes(pool);
   CHECK(tide_delete(pool, "tensor.1") == TIDE_READY);
-  CHECK(tide_delete(pool, "tensor.1") == TIDE_POOL_FAILED);
+  CHECK(tide_delete(pool, "tensor.1") == TIDE_NOT_FOUND);
   CHECK(tide_pool_close(pool) == TIDE_READY);
   check_error(tide_pool_close(pool), TIDE_STALE_HANDLE, "pool");
 

@@ -1,0 +1,121 @@
+//! A pool's figures for programs, as JSON.
+
+use serde_json::{Map, Value, json};
+use tidelog_engine::layout::LifetimeClass;
+use tidelog_engine::log::Durability;
+use tidelog_engine::path::{Endurance, Feature, PathKind};
+use tidelog_engine::pool::PoolStats;
+use tidelog_engine::schedule::GpuStats;
+
+/// Figures since the pool was opened; null where it does not answer.
+pub(crate) fn pool_figures(
+    pool: Option<&PoolStats>,
+    endurance: Option<&[Result<Endurance, String>]>,
+) -> Map<String, Value> {
+    let figures = [
+        ("data_path", json!(pool.map(data_path))),
+        ("why_not", json!(pool.map(|pool| &pool.reactor.why_not))),
+        ("staging_backing", json!(pool.map(staging_backing))),
+        ("gpu", json!(pool.and_then(gpu))),
+        ("pool", json!(pool.map(space))),
+        ("devices", json!(pool.map(devices))),
+        ("lanes", json!(pool.map(lanes))),
+        ("endurance", json!(endurance.map(wear))),
+    ];
+    figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The data path that was opened: `uring`, `posix`.
+pub(crate) fn data_path(pool: &PoolStats) -> String {
+    pool.reactor.capabilities.kind.to_string()
+}
+
+/// The pages under the staging buffers and, where there are better ones, why it is not those.
+pub(crate) fn staging_backing(pool: &PoolStats) -> String {
+    let (backing, why) = (pool.reactor.backing, &pool.reactor.backing_why);
+    if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
+}
+
+/// The GPU whose memory moves, and why its bytes do not move as fast as they could.
+fn gpu(pool: &PoolStats) -> Option<String> {
+    let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
+    let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
+    let mut notes = vec![name.clone()];
+    match reached {
+        Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
+        // Of the kernel's paths nobody expects it.
+        Feature::Off(why) if past_the_host => {
+            notes.push(format!("its bytes pass through the host: {why}"));
+        }
+        Feature::Off(_) => {}
+    }
+    if let Feature::Off(why) = page_locked {
+        notes.push(format!("staging memory is not page-locked: {why}"));
+    }
+    Some(notes.join("; "))
+}
+
+/// The share's space, in bytes.
+fn space(pool: &PoolStats) -> Value {
+    json!({
+        "capacity": pool.space.capacity.0,
+        "live": pool.space.live.0,
+        "dead": pool.space.dead.0,
+        "free": pool.space.free.0,
+        "index": pool.space.index.0,
+    })
+}
+
+/// What went to and came from each device, padding included.
+fn devices(pool: &PoolStats) -> Value {
+    let counted = pool.description.devices.iter().zip(&pool.reactor.devices);
+    let each = counted.map(|(path, device)| {
+        json!({
+            "path": path,
+            "bytes_read": device.bytes_read,
+            "bytes_written": device.bytes_written,
+            "errors": device.errors,
+        })
+    });
+    each.collect()
+}
+
+/// The lanes of the log, and the placement handle by which each writes (null where devices have
+/// none).
+fn lanes(pool: &PoolStats) -> Value {
+    let each = pool.lanes.iter().map(|row| {
+        json!({
+            "durability": match row.lane.durability {
+                Durability::Scratch => "scratch",
+                Durability::Durable => "durable",
+            },
+            "lifetime": match row.lane.class {
+                LifetimeClass::Transient => "transient",
+                LifetimeClass::Step => "step",
+                LifetimeClass::Persistent => "persistent",
+            },
+            "placement_handle": row.placement.map(|handle| handle.0),
+            "bytes_written": row.written.0,
+        })
+    });
+    each.collect()
+}
+
+/// What each device has counted over its life, by whomever it was used.
+fn wear(devices: &[Result<Endurance, String>]) -> Value {
+    let each = devices.iter().map(|device| match device {
+        Err(why) => json!({ "why_not": why }),
+        Ok(device) => json!({
+            "bytes_written": device.written.0,
+            "percent_used": device.used_percent,
+            "percent_spare": device.spare_percent,
+            "media_errors": device.media_errors,
+            "fdp": device.fdp.as_ref().map(|fdp| json!({
+                "host_bytes_written": fdp.host_written.0,
+                "media_bytes_written": fdp.media_written.0,
+                "media_bytes_erased": fdp.media_erased.0,
+            })),
+        }),
+    });
+    each.collect()
+}
