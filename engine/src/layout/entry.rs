@@ -90,7 +90,7 @@ pub struct EntryError {
     pub what: &'static str,
 }
 
-/// How many bytes [`encode_change`] appends.
+/// How many bytes `encode_change` appends.
 pub fn encoded_bytes(change: &Change) -> usize {
     match change {
         Change::Delete(_) => size_of::<EntryOnMedia>(),
@@ -157,7 +157,7 @@ pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
 /// Reads a whole sequence of changes.
 ///
 /// # Errors
-/// See [`changes_in`].
+/// See `changes_in`.
 pub fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>, EntryError> {
     changes_in(bytes).collect()
 }

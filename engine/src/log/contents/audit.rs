@@ -8,7 +8,7 @@ use crate::log::space::{Durability, SpaceUse};
 
 impl Contents {
     /// Checks every rule of index and space by counting again from the ground up; see
-    /// [`Space::audit`].
+    /// `Space::audit`.
     ///
     /// # Errors
     /// The first rule that does not hold.

@@ -40,7 +40,7 @@ impl Space {
     /// The sealed segment that gives most for what copying costs: the benefit is its dead blocks
     /// times its age, the cost its live blocks. The first of equals.
     ///
-    /// In a young segment waiting makes more blocks die. From [`AGE_SHARE`] on that argument is
+    /// In a young segment waiting makes more blocks die. From `AGE_SHARE` on that argument is
     /// spent, and age counts no more: otherwise old segments that are nearly all alive would be
     /// copied over and over before younger ones that are nearly all dead.
     pub fn victim(&self, wanted: Wanted) -> Option<Victim> {
