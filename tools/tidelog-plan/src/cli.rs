@@ -258,9 +258,10 @@ pub(crate) struct RecordArgs {
     /// GPUs that average gradients with each other
     #[arg(long, default_value_t = 1)]
     pub(crate) data_parallel: u32,
-    /// The Python that has torch and the tidelog package
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    pub(crate) python: PathBuf,
+    /// The Python that has torch and the tidelog package [default: the one that this program was
+    /// installed with, else python3]
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) python: Option<PathBuf>,
 }
 
 fn models() -> PossibleValuesParser {

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import warnings
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,7 @@ class Tide:
         self._hook = Hook(ledger, session, self.steps, heap)
         self.access = Access(ledger, session, self._hook)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
-        self._names = Names(model, optimizer, ledger, session)
+        self._names = Names(lambda: (model, optimizer), ledger, session)
         self._stop_watching = lambda: None
         self._at_work = contextlib.ExitStack()
 
@@ -227,6 +228,14 @@ class Tide:
         self.steps.end(completed, started)
 
     # -- what users ask ---------------------------------------------------------------------------
+
+    def name(self, model, optimizer=None):
+        """Names tensors in errors and reports, as the arguments of `offload` do, where model and
+        optimizer are made inside the block. Neither is kept alive by it."""
+        self._require_open()
+        model = weakref.ref(model) if model is not None else lambda: None
+        optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
+        self._names.follow(lambda: (model(), optimizer()))
 
     def evict(self, tensor):
         """Moves a tensor's memory out now and waits until it is out. No plan brings it back before

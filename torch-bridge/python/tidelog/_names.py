@@ -7,30 +7,39 @@ from tidelog._native import Kind, Session
 
 
 class Names:
-    def __init__(self, model, optimizer, ledger: Ledger, session: Session):
-        self._model, self._optimizer = model, optimizer
+    """`sources` returns a model and an optimizer, or None for what there is not."""
+
+    def __init__(self, sources, ledger: Ledger, session: Session):
+        self._sources = sources
         self._ledger = ledger
         self._session = session
 
+    def follow(self, sources):
+        """From here on names come from others."""
+        self._sources = sources
+        self.name_all()
+
     def name_all(self):
         """Names what a model and its optimizer have from the start."""
-        if self._model is not None:
-            for name, tensor in self._model.named_parameters():
+        model, _ = self._sources()
+        if model is not None:
+            for name, tensor in model.named_parameters():
                 self._name(tensor, Kind.PARAMETER, name)
-            for name, tensor in self._model.named_buffers():
+            for name, tensor in model.named_buffers():
                 self._name(tensor, Kind.BUFFER, name)
         self.name_states()
 
     def name_states(self):
         """Gradients and optimizer state appear as training goes."""
         names = {}
-        if self._model is not None:
-            for name, parameter in self._model.named_parameters():
+        model, optimizer = self._sources()
+        if model is not None:
+            for name, parameter in model.named_parameters():
                 names[parameter] = name
                 if parameter.grad is not None:
                     self._name(parameter.grad, Kind.GRADIENT, f"grad of {name}")
-        if self._optimizer is not None:
-            for parameter, state in self._optimizer.state.items():
+        if optimizer is not None:
+            for parameter, state in optimizer.state.items():
                 owner = names.get(parameter, "a parameter")
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
@@ -38,7 +47,7 @@ class Names:
 
     def forget(self):
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""
-        self._model = self._optimizer = None
+        self._sources = lambda: (None, None)
 
     def _name(self, tensor, kind, name):
         record = self._ledger.adopt(tensor)

@@ -32,7 +32,8 @@ class Option:
 
 def declared(function):
     """Reads what is said for the options of `function`, and puts their help where its documentation
-    says {options}. Defaults are values already."""
+    says {options}. Defaults are values already. What it returns has both as `options` and
+    `defaults`, for a command line."""
     signature = inspect.signature(function)
     parameters = signature.parameters
     options = {name: each.annotation.__metadata__[0] for name, each in parameters.items()}
@@ -46,6 +47,8 @@ def declared(function):
     plain = [each.replace(annotation=each.empty) for each in parameters.values()]
     wrapper.__signature__ = signature.replace(parameters=plain)
     wrapper.__doc__ = _documented(function.__doc__ or "", options)
+    wrapper.options = options
+    wrapper.defaults = {name: each.default for name, each in parameters.items()}
     return wrapper
 
 

@@ -67,11 +67,7 @@ AVERAGED = "all_reduce"
 def attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
     """Memory-efficient attention, named outright: on meta tensors torch would choose the one that
     stores all scores."""
-    groups = getattr(module, "num_key_value_groups", 1)
-    if groups > 1:
-        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
-    if position_bias is not None:
-        position_bias = position_bias.expand(*query.shape[:3], key.shape[2])
+    key, value, position_bias = _spread(module, query, key, value, position_bias)
     output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query,
         key,
@@ -85,11 +81,41 @@ def attention(module, query, key, value, mask, dropout=0.0, scaling=None, positi
     return output.transpose(1, 2), None
 
 
+def processor_attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
+    """What scaled_dot_product_attention takes on a processor: flash attention, or where there is
+    dropout the one that stores all scores, as it does on meta tensors."""
+    key, value, position_bias = _spread(module, query, key, value, position_bias)
+    causal = getattr(module, "is_causal", True) and position_bias is None
+    if dropout:
+        output = nn.functional.scaled_dot_product_attention(
+            query, key, value, position_bias, dropout, causal, scale=scaling
+        )
+    else:
+        output, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=position_bias, scale=scaling
+        )
+    return output.transpose(1, 2), None
+
+
+def _spread(module, query, key, value, position_bias):
+    """Keys and values for each head, and a bias for each score."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    if position_bias is not None:
+        position_bias = position_bias.expand(*query.shape[:3], key.shape[2])
+    return key, value, position_bias
+
+
+ATTENTIONS = {"tidelog": attention, "tidelog-processor": processor_attention}
+
+
 def register_attention():
-    """Makes ``attn_implementation="tidelog"`` known to transformers."""
+    """Makes the names in `ATTENTIONS` known to transformers."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register("tidelog", attention)
+    for name, function in ATTENTIONS.items():
+        ALL_ATTENTION_FUNCTIONS.register(name, function)
 
 
 def even_experts(self, hidden, chosen, weights):
@@ -145,9 +171,9 @@ class MixedAdamW(AdamW):
                 half.copy_(master)
 
 
-def build(name):
+def build(name, attention="tidelog"):
     """A model of this name, configuration file or function, and the shapes of its inputs if a
-    function said them."""
+    function said them. `attention`: one of `ATTENTIONS`, for a configuration."""
     path, _, function = name.partition(":")
     if function:
         spec = importlib.util.spec_from_file_location("recorded", path)
@@ -163,17 +189,17 @@ def build(name):
     else:
         known = ", ".join(KNOWN)
         raise LookupError(f"{name!r} is no known model ({known}), no config.json and no FILE.py:FUNCTION")
-    return from_config(kind, settings), None
+    return from_config(kind, settings, attention), None
 
 
-def from_config(kind, settings):
+def from_config(kind, settings, attention):
     """The transformers model for training that belongs to a configuration."""
     import transformers
 
     register_attention()
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
-    config._attn_implementation = "tidelog"
+    config._attn_implementation = attention
     for choice in ("CausalLM", "Seq2SeqLM", "ImageClassification"):
         auto = getattr(transformers, f"AutoModelFor{choice}")
         if type(config) in auto._model_mapping:
@@ -181,7 +207,7 @@ def from_config(kind, settings):
     else:
         raise LookupError(f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION")
     model = auto.from_config(config)
-    model.config._attn_implementation = "tidelog"
+    model.config._attn_implementation = attention
     for module in model.modules():
         if hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
             module.forward = even_experts.__get__(module)
@@ -251,11 +277,13 @@ def record(
     sequence=1024,
     checkpointing=False,
     data_parallel=1,
+    recorder=Recorder,
 ):
-    """The recorder with the trace of one step in it."""
-    recorder = Recorder(gpu, precision)
+    """The recorder with the trace of one step in it. `recorder` makes it, from `gpu` and
+    `precision`."""
+    recorder = recorder(gpu, precision=precision)
     with torch.device("meta"), recorder:
-        model, inputs = build(name)
+        model, inputs = build(name, recorder.attention)
         model.train()
         if precision == "bf16":
             model.to(torch.bfloat16)
@@ -269,7 +297,7 @@ def record(
             inputs = {key: (tuple(value.shape), value.dtype) for key, value in inputs.items()}
         step = Step(recorder, model, inputs, micro_batches, data_parallel)
         recorder.name_globals(step.named())
-        title = f"{name}, {micro_batches} x {micro_batch} samples, {precision}"
+        title = f"{pathlib.PurePath(name).name}, {micro_batches} x {micro_batch} samples, {precision}"
         title += ", checkpointing" if checkpointing else ""
         with recorder.iteration(title):
             step()

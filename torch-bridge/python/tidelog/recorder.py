@@ -111,6 +111,8 @@ class _Op:
 class Recorder(TorchDispatchMode):
     """Follows every op between ``with`` and its end; writes down those of one iteration."""
 
+    attention = "tidelog"  # which of models.ATTENTIONS a transformers model has
+
     def __init__(self, gpu, precision="fp32"):
         super().__init__()
         self.gpu = gpu

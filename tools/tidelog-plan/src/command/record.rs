@@ -3,7 +3,7 @@
 use crate::cli::RecordArgs;
 use crate::failure::PlanFailure;
 use crate::inputs::text_of;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The GPUs that need only be named.
@@ -23,8 +23,9 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
         Some((_, text)) => (*text).to_owned(),
         None => text_of(Path::new(&arguments.gpu))?,
     };
-    probe(&arguments.python)?;
-    let mut command = Command::new(&arguments.python);
+    let python = arguments.python.clone().unwrap_or_else(installed_with);
+    probe(&python)?;
+    let mut command = Command::new(&python);
     command.args(["-m", "tidelog.models", &arguments.model, "--gpu", &gpu]);
     command.args(["--precision", &arguments.precision]);
     for (option, number) in [
@@ -38,10 +39,8 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
     if arguments.checkpointing {
         command.arg("--checkpointing");
     }
-    let done = command
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| not_there(&arguments.python, &error))?;
+    let done =
+        command.stderr(Stdio::inherit()).output().map_err(|error| not_there(&python, &error))?;
     if !done.status.success() {
         return Err(PlanFailure::Recorder(format!(
             "the recorder ended with {}; its messages are above",
@@ -52,6 +51,12 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
         PlanFailure::Recorder("the recorder wrote something that is not text".to_owned())
     })?;
     super::write_or_print(arguments.output_file.as_deref(), text)
+}
+
+/// The Python beside this program, where a wheel was installed; else whichever is found first.
+fn installed_with() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
+    beside.filter(|python| python.exists()).unwrap_or_else(|| PathBuf::from("python3"))
 }
 
 fn probe(python: &Path) -> Result<(), PlanFailure> {

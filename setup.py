@@ -1,0 +1,115 @@
+"""What setuptools cannot know from pyproject.toml: the library and the tools are built by cargo.
+
+The wheel fits every Python 3: nothing in it is linked with an interpreter. TIDELOG_GLIBC=2.28
+builds for that glibc and newer (needs cargo-zigbuild) and names the wheel manylinux_2_28;
+otherwise the wheel is for machines with the glibc of this one. TIDELOG_FEATURES=spdk builds a
+feature in.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.build_scripts import build_scripts
+except ImportError:  # setuptools has it from distutils
+    from distutils.command.build_scripts import build_scripts
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = "libtidelog.so"
+TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
+PACKAGES = ("tidelog-torch", *TOOLS)
+GLIBC = os.environ.get("TIDELOG_GLIBC")
+FEATURES = os.environ.get("TIDELOG_FEATURES")
+
+
+def version():
+    """That of the workspace, where all of Tidelog has it from."""
+    return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+
+
+def built():
+    """Builds everything once and returns the folder it is in."""
+    # All members, as `make build` does: with fewer, dependencies have other features and most of
+    # them are built twice.
+    chosen = [word for name in PACKAGES for word in ("-p", name)] if GLIBC or FEATURES else ["--workspace"]
+    words, folder = ["build"], ROOT / "target"
+    if GLIBC:
+        target = f"{platform.machine()}-unknown-linux-gnu"
+        words, folder = ["zigbuild", "--target", f"{target}.{GLIBC}"], folder / target
+    features = [f"--features={FEATURES}"] if FEATURES else []
+    command = ["cargo", *words, "--release", "--locked", *chosen, *features]
+    try:
+        subprocess.run(command, cwd=ROOT, check=True)
+    except FileNotFoundError:
+        sys.exit("tidelog: cargo was not found; install Rust 1.89 or newer from https://rustup.rs")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"tidelog: {' '.join(command)} ended with {error.returncode}; its output is above")
+    return folder / "release"
+
+
+def install_stripped(source, target):
+    """Without names and lines of functions, which are most of a file: what is exported keeps its
+    name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+    subprocess.run(["strip", "--strip-unneeded", target], check=True)
+
+
+class BuildPackage(build_py):
+    """The package, with the library in it."""
+
+    def run(self):
+        super().run()
+        folder = built()
+        if not self.editable_mode:  # a checkout finds the library where cargo puts it
+            install_stripped(folder / LIBRARY, Path(self.build_lib, "tidelog", LIBRARY))
+
+
+class BuildTools(build_scripts):
+    """The tools, as scripts."""
+
+    def run(self):
+        folder = built()
+        for tool in TOOLS:
+            install_stripped(folder / tool, Path(self.build_dir, tool))
+
+    def get_source_files(self):
+        return []
+
+
+class Wheel(bdist_wheel):
+    """For every Python 3 on this kind of machine."""
+
+    def get_tag(self):
+        machine = platform.machine()
+        kind = f"manylinux_{GLIBC.replace('.', '_')}" if GLIBC else "linux"
+        return "py3", "none", f"{kind}_{machine}"
+
+
+class Native(Distribution):
+    """Native code is in it, for setuptools."""
+
+    def has_ext_modules(self):
+        return True
+
+
+# All that is built goes where cargo puts it, too.
+BUILD = ROOT / "target" / "python"
+BUILD.mkdir(parents=True, exist_ok=True)
+
+setup(
+    version=version(),
+    options={"build": {"build_base": str(BUILD)}, "egg_info": {"egg_base": str(BUILD)}},
+    distclass=Native,
+    scripts=list(TOOLS),
+    cmdclass={"build_py": BuildPackage, "build_scripts": BuildTools, "bdist_wheel": Wheel},
+)

@@ -1,0 +1,97 @@
+"""`tidelog fit`: what it says of a model follows from the model, and bad input is refused by name."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tidelog import _measure
+from tidelog.recorder import Gpu
+from test_run import environment
+
+pytest.importorskip("transformers")
+CONFIG = {"model_type": "gpt2", "n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 500}
+RATES = ["--read", "1e9", "--write", "1e9"]
+SMALL = ["--sequence", "32", "--micro-batch", "2"]
+
+
+def fit(*words, cwd=None):
+    command = [sys.executable, "-m", "tidelog", "fit", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def figures(*words):
+    done = fit(*words, "--output", "json")
+    assert done.returncode in (0, 2), done.stderr
+    return json.loads(done.stdout), done.returncode
+
+
+def test_less_memory_takes_longer_and_too_little_is_refused(config, tmp_path):
+    report = tmp_path / "step.html"
+    whole, _ = figures(config, *SMALL, *RATES)
+    assert whole["memory"] > whole["memory_without_tidelog"] and whole["waiting_seconds"] == 0
+    assert 0 < whole["memory_least"] < whole["memory"] and whole["what_if"] == []
+    half, _ = figures(config, *SMALL, *RATES, "--memory", whole["memory"] // 2, "--report", report)
+    assert half["bytes_written"] > 0 and half["step_seconds"] >= half["compute_seconds"]
+    assert [each["change"].endswith("memory") for each in half["what_if"]] == [True, True, False]
+    assert "<html" in report.read_text()
+    tiny, code = figures(config, *SMALL, *RATES, "--memory", whole["memory_least"] - 1)
+    assert code == 2 and not tiny["fits"]
+
+
+def test_the_pool_is_measured_and_the_screen_reads_well(config, tmp_path):
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    done = fit(config, *SMALL, "--memory", "8MiB", "--pool", pool)
+    assert done.returncode == 0, done.stderr
+    assert "(measured)" in done.stdout and "tokens a second" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_named_hardware_is_computed_and_its_drives_wear(config):
+    drives = ["--drive", "990 PRO 2TB", "--drives", 2]
+    done, _ = figures(config, *SMALL, *RATES, "--gpu", "h100-nvl", *drives, "--memory", "8MiB")
+    assert done["ops_from"] == "h100-nvl" and done["threads"] is None
+    assert done["wear"]["lifetime_hours"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nothing-known", *RATES], 1, "no known model"),
+        (["absent.json", *RATES], 1, "absent.json"),
+        (["config.json"], 64, "--pool"),
+        (["config.json", "--pool", "no/such/folder"], 3, "no/such/folder"),
+        (["config.json", *RATES, "--memory", "plenty"], 64, "expected a number of bytes"),
+        (["config.json", *RATES, "--gpu", "absent.json"], 1, "absent.json"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(config, words, code, said):
+    done = fit(*words, *SMALL, cwd=config.parent)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_an_op_is_measured_once_for_each_shape():
+    measured = []
+    gpu = Gpu("a processor", 0, 1.0, {}, 1.0, {}, 1, 1e9)
+    recorder = _measure.MeasuredRecorder(gpu, notice=measured.append)
+    with torch.device("meta"), recorder, recorder.iteration("two shapes"):
+        small, large = torch.ones(8, 8), torch.ones(512, 512)
+        for _ in range(3):
+            small @ small
+            large @ large
+    assert sum("mm" in str(op) for op in measured) == 2
+    taken = {op["name"]: set() for op in json.loads(recorder.to_json())["ops"]}
+    for op in json.loads(recorder.to_json())["ops"]:
+        taken[op["name"]].add(op["duration_ns"])
+    assert len(taken["aten.mm.default"]) == 2 and max(taken["aten.mm.default"]) > 20 * min(taken["aten.mm.default"])

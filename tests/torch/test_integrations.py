@@ -1,0 +1,86 @@
+"""Training loops of other libraries, as they are: the same bits under `tidelog run`, and their own
+callbacks."""
+
+import json
+
+import pytest
+
+import tidelog
+from test_run import program, run, tidelog_run
+
+pytest.importorskip("accelerate")
+
+TRAINER = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+set_seed(3)
+config = GPT2Config(n_embd=64, n_layer=4, n_head=2, vocab_size=300, n_positions=32, bos_token_id=0, eos_token_id=0)
+model = GPT2LMHeadModel(config)
+rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 300, (48, 32))]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=9,
+    logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+)
+
+class Losses(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            print("loss", float(logs["loss"]).hex(), float(logs["grad_norm"]).hex(), flush=True)
+
+trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[Losses])
+trainer.train()
+trainer.save_model(sys.argv[1])
+print(sum(parameter.double().sum().item() for parameter in model.parameters()).hex())
+"""
+
+__all__ = ["program", "tidelog_run"]
+
+
+def test_an_unedited_trainer_gives_the_same_bits(program, tidelog_run, tmp_path):
+    path, stats = program(TRAINER), tmp_path / "stats.json"
+    code, plain, err = run(path, tmp_path / "plain")
+    assert code == 0, err
+    words = [*tidelog_run, "--memory", "3MiB", "--stats", stats]
+    code, out, err = run(*words, path, tmp_path / "offloaded")
+    assert code == 0, err
+    assert lines(out) == lines(plain) and len(lines(out)) == 10
+    figures = json.loads(stats.read_text())
+    assert figures["steps"] == 9 and figures["totals"]["bytes_read"] > 0
+    saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "offloaded")]
+    assert saved[0] == saved[1]
+
+
+def lines(out):
+    return [line for line in out.splitlines() if line.startswith(("loss ", "0x", "-0x"))]
+
+
+def test_the_callback_marks_steps_and_logs_figures(pool, tmp_path):
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from tidelog.integrations.transformers import OffloadCallback
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+
+        def forward(self, x):
+            return {"loss": self.layers(x).square().mean()}
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=5, logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no",
+    )  # fmt: skip
+    rows = [{"x": row} for row in torch.randn(64, 128)]
+    model = Model()
+    with tidelog.offload(model, pool=pool, memory="2000KiB", staging="256KiB", pool_size="64MiB") as tide:
+        trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[OffloadCallback(tide)])
+        trainer.train()
+        assert tide.stats()["totals"]["bytes_read"] > 0
+        tide.restore()
+    logged = [entry for entry in trainer.state.log_history if "tidelog/stall_seconds" in entry]
+    assert len(logged) >= 5
+    assert all(0 < entry["tidelog/peak_bytes"] <= 2000 << 10 for entry in logged[:5])

@@ -1,0 +1,208 @@
+"""`tidelog run`: programs that know nothing of Tidelog run under a budget, and end as they would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tidelog
+from tidelog._loop import OptimizerSteps, owner_of
+
+PACKAGES = str(Path(tidelog.__file__).resolve().parent.parent)
+
+TRAIN = """
+import argparse, sys
+import torch
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1)
+    steps = parser.parse_args().steps
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(64, 128)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex(), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+# Three quarters of what the program above has at once.
+MEMORY = ["--memory", "2000KiB", "--staging", "256KiB", "--pool-size", "64MiB"]
+
+
+def environment(**more):
+    inherited = {name: value for name, value in os.environ.items() if name != "LOCAL_WORLD_SIZE"}
+    paths = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+    return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(*words, cwd=None, **more):
+    pipe = subprocess.PIPE
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment(**more))
+
+
+def run(*words, **more):
+    process = start(*words, **more)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(text, name="train.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tidelog_run(pool):
+    return ["-m", "tidelog", "run", *MEMORY, "--pool", pool]
+
+
+def test_a_program_gives_the_same_bits_and_a_summary(program, tidelog_run, tmp_path):
+    path, stats, report = program(TRAIN), tmp_path / "stats.json", tmp_path / "step.html"
+    plain = run(path, "--steps", 8)
+    code, out, err = run(*tidelog_run, "--stats", stats, "--report", report, path, "--steps", 8)
+    assert (code, out) == (0, plain[1]), err
+    assert "8 steps, " in err and "ops waited" in err and "Traceback" not in err, err
+    figures = json.loads(stats.read_text())
+    assert figures["steps"] == 8 and figures["totals"]["bytes_read"] > 0
+    assert figures["peak_bytes"] <= figures["budget"] == 2000 << 10
+    assert "3.weight" in report.read_text()  # the loop's own names
+
+
+def test_a_module_finds_its_arguments_and_its_package(program, tidelog_run, tmp_path):
+    program("import helper, sys; print(__name__, sys.argv[1:], helper.ANSWER)", "job.py")
+    program("ANSWER = 42", "helper.py")
+    code, out, err = run(*tidelog_run, "-m", "job", "--memory", "3", cwd=tmp_path)
+    assert (code, out) == (0, "__main__ ['--memory', '3'] 42\n"), err
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("sys.exit(7)", 7),
+        ("sys.exit('all is lost')", 1),
+        ("sys.exit()", 0),
+        ("raise ValueError('a mistake of its own')", 1),
+        ("os._exit(9)", 9),
+    ],
+)
+def test_a_program_ends_as_it_would(program, tidelog_run, ending, expected):
+    path = program(f"import os, sys, torch\nprint('ran', flush=True)\n{ending}\n")
+    code, out, err = run(*tidelog_run, path)
+    assert (code, out) == (expected, "ran\n"), err
+    for word in ("all is lost", "a mistake of its own"):
+        assert (word in err) == (word in ending), err
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "expected", "said"),
+    [
+        ([], {}, 64, "--pool, --memory, PROGRAM"),
+        (["--memory", "lots", "--pool", "nowhere", "train.py"], {}, 69, "expected a number of bytes"),
+        (["--memory", "1GiB", "--pool", "nowhere/at/all", "train.py"], {}, 69, "nowhere/at/all"),
+        (["--memory", "1GiB", "--pool", ".", "--sped", "train.py"], {}, 64, "--sped"),
+        (["--memory", "1GiB", "--pool", ".", "absent.py"], {}, 66, "absent.py"),
+        (["--memory", "1GiB", "--pool", ".", "train.py"], {"LOCAL_WORLD_SIZE": "2"}, 64, "one of 2 ranks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(program, tmp_path, words, more, expected, said):
+    program("print('ran')")
+    code, out, err = run("-m", "tidelog", "run", *words, cwd=tmp_path, **more)
+    assert (code, out) == (expected, ""), err
+    assert said in err and "Traceback" not in err, err
+
+
+def test_ctrl_c_ends_the_program_and_still_says_how_it_went(program, tidelog_run):
+    process = start(*tidelog_run, program(TRAIN), "--steps", 1_000_000)
+    for _ in range(5):
+        process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and "KeyboardInterrupt" in err, err
+    assert "ops waited" in err, err
+    assert time.monotonic() - began < 30
+
+
+def test_help_says_what_each_option_of_offload_does():
+    code, out, _ = run("-m", "tidelog", "run", "--help")
+    assert code == 0
+    for name in tidelog.offload.options:
+        assert ("--" + name.replace("_", "-") in out) == (name not in ("model", "optimizer")), name
+
+
+def test_torchrun_starts_it(program, tidelog_run):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", 1, "--standalone", *tidelog_run]
+    code, out, err = run(*words, program(TRAIN), "--steps", 3)
+    assert (code, len(out.split())) == (0, 3), err
+
+
+# -- where steps end ------------------------------------------------------------------------------
+
+
+class Marks:
+    """The steps of a block, as OptimizerSteps marks them."""
+
+    def __init__(self, tide):
+        self.tide, self.named = tide, []
+        self.name = lambda *arguments: self.named.append(arguments)
+        self.access, self.step = tide.access, tide.step
+
+
+def test_the_optimizer_that_stepped_first_ends_steps(pool):
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+    with tidelog.offload(pool=pool, memory="64MiB") as tide:
+        marks = Marks(tide)
+        with OptimizerSteps(marks) as steps:
+            for _ in range(3):
+                for model, optimizer in zip(models, (first, second)):
+                    model(torch.ones(1, 4)).sum().backward()
+                    optimizer.step()
+        assert len(steps.seconds) == 3
+        assert marks.named == [(models[0], first)]
+        first.step()  # the hook is gone with the loop
+        assert len(steps.seconds) == 3
+        # Once it is gone, the next one counts.
+        with OptimizerSteps(marks) as steps:
+            first.step()
+            marks.named.clear()
+            del first, optimizer
+            second.step()
+            second.step()
+        assert len(steps.seconds) == 3
+
+
+def test_the_owner_is_the_whole_model():
+    inner = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(inner, torch.nn.Linear(4, 4))
+    assert owner_of(torch.optim.SGD(inner.parameters())) is model
+    assert owner_of(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])) is None
+
+
+def test_names_do_not_keep_a_model_alive(pool):
+    with tidelog.offload(pool=pool, memory="64MiB") as tide:
+        model = torch.nn.Linear(4, 4)
+        tide.name(model, torch.optim.SGD(model.parameters()))
+        weight = model.weight
+        del model
+        with tide.step():
+            weight.sum()
+        assert tide.ledger.record_of(weight.untyped_storage()).name == "weight"

@@ -1,0 +1,85 @@
+"""The wheel, installed where nothing of this checkout is: package, library and tools work."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
+SIZE_MAX = 15 << 20
+
+THREE_LINES = """
+import torch, tidelog
+model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+optimizer = torch.optim.AdamW(model.parameters())
+with tidelog.offload(model, optimizer, pool={pool!r}, memory="2000KiB", staging="256KiB") as tide:
+    for _ in range(3):
+        with tide.step():
+            optimizer.zero_grad()
+            model(torch.ones(64, 128)).sum().backward()
+            optimizer.step()
+    print(tidelog.__version__, tidelog.__file__, tide.stats()["totals"]["evictions"] > 0)
+"""
+
+
+def said(*words, **more):
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=environment, check=False, **more)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    said(*pip, "--wheel-dir", folder, ROOT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """An environment with the wheel alone; torch comes from the one that the tests run in."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
+    said(*pip, "--no-deps", "--no-index", wheel)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin"
+
+
+def test_the_wheel_is_small_and_fits_every_python(wheel):
+    assert wheel.stat().st_size <= SIZE_MAX
+    assert "-py3-none-" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"tidelog/libtidelog.so", "tidelog/py.typed"} <= names
+    scripts = {Path(name).name for name in names if ".data/scripts/" in name}
+    assert scripts == set(TOOLS)
+
+
+def test_the_three_lines_run(installed, wheel, tmp_path):
+    version, where, moved = said(
+        installed / "python", "-c", THREE_LINES.format(pool=str(tmp_path)), cwd=tmp_path
+    ).split()
+    assert moved == "True" and where.startswith(str(installed.parent))
+    assert f"tidelog-{version}-" in wheel.name
+
+
+def test_a_program_runs_unedited(installed, tmp_path):
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(3).sum().item())\n")
+    words = ["run", "--memory", "64MiB", "--pool", tmp_path / "pool", tmp_path / "train.py"]
+    assert said(installed / "tidelog", *words, cwd=tmp_path) == "3.0\n"
+
+
+@pytest.mark.parametrize("tool", [*TOOLS, "tidelog"])
+def test_each_tool_says_the_version_of_the_wheel(installed, wheel, tool):
+    assert said(installed / tool, "--version").split()[-1] == wheel.name.split("-")[1]

@@ -1,0 +1,189 @@
+"""`tidelog run`: a training program, unedited, inside an offload block."""
+
+import argparse
+import contextlib
+import functools
+import inspect
+import json
+import os
+import runpy
+import statistics
+import sys
+import time
+import warnings
+from enum import IntEnum
+
+import torch
+
+from tidelog import _errors
+from tidelog._loop import OptimizerSteps
+from tidelog._offload import offload
+
+_MIB = 1 << 20
+
+# Options of `offload` that are objects of a program: `run` finds them.
+_FOUND = ("model", "optimizer")
+
+
+class Exit(IntEnum):
+    """How `tidelog run` ends where the program does not decide it."""
+
+    USAGE = 64
+    NO_PROGRAM = 66
+    NOT_OPENED = 69
+
+
+DESCRIPTION = """\
+Runs a Python program that trains with PyTorch, as `python PROGRAM ARGUMENTS` would, with at most
+--memory bytes of tensors in memory; the rest lies on --pool. The program is not edited, and its
+results have the same bits. A step ends where its optimizer has stepped: from the first steps a plan
+is made, and later ones follow it.
+"""
+
+EPILOG = f"""\
+At the end, also after an error or Ctrl-C, a summary goes to standard error: steps, memory, bytes
+moved, how long ops waited.
+
+Exit codes: those of the program, as without tidelog; and
+  {Exit.USAGE}  the command line makes no sense
+  {Exit.NO_PROGRAM}  there is no such program
+  {Exit.NOT_OPENED}  the pool could not be opened, or the budget is too small to begin; nothing ran
+
+Examples:
+  tidelog run --memory 20GiB --pool /mnt/nvme0/tide,/mnt/nvme1/tide train.py --epochs 3
+  tidelog run --memory 8GiB --pool /mnt/nvme0/tide --report step.html -m my.package.train
+  torchrun --nproc-per-node 1 -m tidelog run --memory 20GiB --pool /mnt/nvme0/tide train.py
+"""
+
+
+def add_command(commands):
+    """Adds `run` to the commands of `tidelog`."""
+    parser = commands.add_parser(
+        "run",
+        help="run a training program, unedited, under a budget",
+        usage="tidelog run --memory BYTES --pool DEVICES [options] PROGRAM [ARGUMENTS ...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, option in offload.options.items():
+        if name not in _FOUND:
+            _add_option(parser, name, option, offload.defaults[name])
+    parser.add_argument("--stats", metavar="FILE", help="write the figures of the run there, as JSON")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a module")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file; with -m, a module")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="what the program gets")
+    parser.set_defaults(command=run)
+
+
+def _add_option(parser, name, option, default):
+    words = {"help": option.help.replace("%", "%%")}
+    if default is False:
+        words["action"] = "store_true"
+    else:
+        words["metavar"] = name.upper()
+        words["required"] = default is inspect.Parameter.empty
+        if not words["required"]:
+            words["default"] = default
+    parser.add_argument("--" + name.replace("_", "-"), **words)
+
+
+def run(said):
+    """Runs what the command line says; returns the exit code."""
+    if (ranks := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > 1:
+        _say(f"this is one of {ranks} ranks on this machine, and ranks cannot share a pool yet; start one.")
+        return Exit.USAGE
+    if not said.is_module and not os.path.exists(said.program):
+        _say(f"there is no program {said.program!r}")
+        return Exit.NO_PROGRAM
+    with contextlib.ExitStack() as block:
+        try:
+            tide = block.enter_context(offload(**_options(said)))
+        except _errors.Error as error:
+            _say(error)
+            return Exit.NOT_OPENED
+        # The process ends with the program: what stays on NVMe then is of no use to anybody.
+        warnings.simplefilter("ignore", _errors.LeftBehindWarning)
+        steps = OptimizerSteps(tide)
+        try:
+            with steps:
+                ending = _execute(said)
+        finally:
+            _conclude(said, tide, steps)
+    if ending is not None:
+        raise ending
+    return 0
+
+
+def _options(said):
+    """What is said for `offload`. The report is written by `_conclude`, however the program ends."""
+    options = {name: getattr(said, name) for name in offload.options if name not in (*_FOUND, "report")}
+    if options["device"] == "auto" and torch.cuda.is_available():
+        # There is no model yet whose place could tell.
+        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return options
+
+
+def _execute(said):
+    """Runs the program as the interpreter would. Returns the SystemExit that it ended by, if any."""
+    sys.argv = [said.program, *said.arguments]
+    try:
+        if said.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(said.program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(said.program)))
+            runpy.run_path(said.program, run_name="__main__")
+    except SystemExit as ending:
+        return ending
+    return None
+
+
+# -- the end ----------------------------------------------------------------------------------------
+
+
+def _conclude(said, tide, steps):
+    """Says how the run went, and writes what was asked for. What fails here fails nothing else."""
+    figures = {
+        "steps": len(steps.seconds),
+        "seconds_per_step": statistics.median(steps.seconds) if steps.seconds else None,
+        "seconds": time.perf_counter() - steps.began,
+        "phase": tide.phase,
+        "budget": tide.budget,
+        "peak_bytes": tide.peak_bytes,
+        **tide.stats(),
+    }
+    for line in _summary(figures):
+        _say(line)
+    for path, write in ((said.report, tide.report), (said.stats, functools.partial(_write_json, figures))):
+        if path is not None:
+            try:
+                write(path)
+                _say(f"wrote {path}")
+            except (OSError, _errors.Error) as error:
+                _say(f"{path} could not be written: {error}")
+
+
+def _summary(figures):
+    totals, paces = figures["totals"], figures["seconds_per_step"]
+    pace = "no step was seen to end" if paces is None else f"{paces:.3f} s each (median)"
+    yield f"{figures['steps']} steps, {pace}; at the end {figures['phase']}"
+    yield f"at most {_mib(figures['peak_bytes'])} in memory, of a budget of {_mib(figures['budget'])}"
+    yield f"{_mib(totals['bytes_written'])} moved out, {_mib(totals['bytes_read'])} moved in, by {figures['data_path']}"
+    stalled = totals["stall_ns"] / 1e9
+    yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"
+    yield from figures["notices"]
+
+
+def _mib(size):
+    return f"{size / _MIB:,.1f} MiB"
+
+
+def _write_json(figures, path):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(figures, file, indent=2)
+        file.write("\n")
+
+
+def _say(text):
+    print(f"tidelog run: {text}", file=sys.stderr, flush=True)

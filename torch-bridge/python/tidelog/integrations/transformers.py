@@ -1,0 +1,56 @@
+"""For the Trainer of transformers, and what builds on it, such as TRL's trainers.
+
+with tidelog.offload(model, pool="/mnt/nvme/tide", memory="20GiB") as tide:
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[OffloadCallback(tide)])
+    trainer.train()
+    trainer.save_model("trained")
+"""
+
+import contextlib
+
+from transformers import TrainerCallback
+
+from tidelog import Tide
+
+
+class OffloadCallback(TrainerCallback):
+    """Marks the Trainer's steps in an open block, and adds the block's figures to what the Trainer
+    logs: `tidelog/stall_seconds`, `tidelog/bytes_written` and `tidelog/bytes_read` of the last
+    step, `tidelog/peak_bytes`. They are in `trainer.state.log_history`. Reporters, such as the one
+    for TensorBoard, see them where this callback comes before theirs:
+
+        trainer.callback_handler.callbacks.insert(0, OffloadCallback(tide))
+    """
+
+    def __init__(self, tide: Tide):
+        self._tide = tide
+        self._step = contextlib.ExitStack()
+
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self._tide.name(model, getattr(optimizer, "optimizer", optimizer))
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._step.enter_context(self._tide.step())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._step.close()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._step.close()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        added = figures(self._tide)
+        state.log_history[-1].update(added)
+        if logs is not None:
+            logs.update(added)
+
+
+def figures(tide: Tide):
+    """What is logged of a block."""
+    last = tide.last_step()
+    return {
+        "tidelog/stall_seconds": last["stall_seconds"],
+        "tidelog/bytes_written": last["bytes_written"],
+        "tidelog/bytes_read": last["bytes_read"],
+        "tidelog/peak_bytes": tide.peak_bytes,
+    }
