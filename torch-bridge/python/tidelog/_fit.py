@@ -205,7 +205,7 @@ def _staging(memory):
 
 def _memory_for(tensors):
     """The smallest budget that has so much beside its staging buffers."""
-    part = -(-tensors * _STAGING_PART // (_STAGING_PART - 1))
+    part = (tensors - 1) * _STAGING_PART // (_STAGING_PART - 1) + 1
     return max(tensors + _STAGING_MIN, min(part, tensors + _STAGING_MAX))
 
 
