@@ -164,12 +164,18 @@ def _figures(said, folder):
     }
     if not figures["fits"]:
         return figures
-    rates = _rates(said, memory)
+    pace = _pace(said)
+    rates = {"read": pace.read, "write": pace.write}
     machine = folder / "machine.json"
     machine.write_text(json.dumps(_machine(said, rates, memory, staging)), encoding="utf-8")
+    whole = trace
+    if memory < enough:
+        trace = folder / "slower.json"
+        trace.write_text(_slower(text, pace.slowdown), encoding="utf-8")
     expects = _expects(trace, machine)
     figures |= {
-        "pool": rates,
+        "pool": {**rates, "from": "measured" if said.pool else "said"},
+        "slowdown": pace.slowdown,
         "step_seconds": expects["time_ns"] / 1e9,
         "tokens_per_second": tokens / (expects["time_ns"] / 1e9),
         "waiting_seconds": expects["stall_ns"] / 1e9,
@@ -185,7 +191,8 @@ def _figures(said, folder):
     for change, more, faster in _changes(memory, enough):
         changed = {direction: int(rates[direction] * faster) for direction in ("read", "write")}
         machine.write_text(json.dumps(_machine(said, changed, more, staging)), encoding="utf-8")
-        figures["what_if"].append({"change": change, "step_seconds": _expects(trace, machine)["time_ns"] / 1e9})
+        expects = _expects(whole if more == enough else trace, machine)
+        figures["what_if"].append({"change": change, "step_seconds": expects["time_ns"] / 1e9})
     return figures
 
 
@@ -268,13 +275,22 @@ def _need(trace):
     return _Need(trace["name"], size_of_parameters, least, least_op, peak, seconds)
 
 
-def _rates(said, memory):
+def _pace(said):
+    """What the pool carries. Where rates are said, what transfers cost the ops is not known."""
     if said.read and said.write:
-        return {"read": int(said.read), "write": int(said.write), "from": "said"}
+        return _measure.Pace(int(said.read), int(said.write), slowdown=1.0)
     try:
-        return {**_measure.pool_rates(said.pool, memory), "from": "measured"}
+        return _measure.pace_of(said.pool)
     except _errors.Error as error:
         raise Failure(Exit.NO_POOL, error) from error
+
+
+def _slower(text, slowdown):
+    """The trace with ops that take longer beside transfers."""
+    trace = json.loads(text)
+    for op in trace["ops"]:
+        op["duration_ns"] = round(op["duration_ns"] * slowdown)
+    return json.dumps(trace)
 
 
 def _machine(said, rates, memory, staging):
@@ -326,6 +342,8 @@ def _screen(figures):
     pool = figures["pool"]
     rates = " and ".join(f"{direction}s {pool[direction] / 1e9:.2f} GB/s" for direction in ("read", "write"))
     yield f"pool              {rates} ({pool['from']})"
+    if figures["slowdown"] > 1:
+        yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
     yield f"moved in a step   {_binary(figures['bytes_written'])} written, {_binary(figures['bytes_read'])} read"
     if "wear" in figures:
         hours = figures["wear"]["lifetime_hours"]

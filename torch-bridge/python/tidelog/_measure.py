@@ -7,17 +7,20 @@ more different ops than one.
 
 import statistics
 import time
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidelog._offload import offload
 from tidelog.recorder import Recorder
 
 # An op is repeated until it has run for this long, at least this often.
 _SECONDS_MIN, _RUNS_MIN, _RUNS_MAX = 0.03, 3, 50
-_BYTES_MAX = 64 << 20  # of one tensor of a pool's measurement
-_TENSORS = 12
+
+# The small model of a pool's measurement, and the part of what it needs that it gets.
+_WORDS, _WIDTH, _HEADS, _LAYERS, _ROWS, _TOKENS, _FRACTION = 8000, 512, 8, 4, 2, 256, 0.4
+_STEPS_MAX = 12
 
 
 class MeasuredRecorder(Recorder):
@@ -87,18 +90,61 @@ def _key(value):
     return value if value.__hash__ is not None else repr(value)
 
 
-def pool_rates(pool, memory):
-    """Bytes per second that tensors leave and come back with, read and written through a block of
-    `memory` bytes."""
-    size = min(_BYTES_MAX, memory // 8)
-    with offload(pool=pool, memory=memory, mode="reactive", device="cpu", pool_size=4 * _TENSORS * size) as tide:
-        tensors = [torch.empty(size, dtype=torch.uint8) for _ in range(_TENSORS)]
-        for each in tensors:
-            each.fill_(1)
-        for _ in range(2):
-            for each in tensors:
-                tide.evict(each)
-            for each in tensors:
-                each.add_(1)
+@dataclass(frozen=True)
+class Pace:
+    """What a pool carries, and what its transfers cost the ops beside them."""
+
+    read: int  # bytes per second
+    write: int
+    slowdown: float  # of ops in a block under pressure, to the same without one: 1 and above
+
+
+class _Sample(nn.Module):
+    """A small transformer: what it allocates and frees is as mixed as what large ones do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, _WIDTH)
+        layers = (
+            nn.TransformerEncoderLayer(_WIDTH, _HEADS, 4 * _WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(_LAYERS)
+        )
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(_WIDTH, _WORDS)
+
+    def forward(self, tokens):
+        scores = self.head(self.layers(self.embedding(tokens)))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+
+
+def pace_of(pool):
+    """Trains a small model within less memory than it needs, and then without a limit."""
+    model = _Sample()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(0, _WORDS, (_ROWS, _TOKENS))
+
+    def step():
+        began = time.perf_counter()
+        model(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - began
+
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    activations = 4 * _ROWS * _TOKENS * (16 * _LAYERS * _WIDTH + 3 * _WORDS)
+    memory = int(_FRACTION * (4 * parameters + activations))
+    with offload(model, optimizer, pool=pool, memory=memory, device="cpu", pool_size=16 * memory) as tide:
+        working = []  # seconds of each planned step in which no op waited
+        for _ in range(_STEPS_MAX):
+            with tide.step():
+                step()
+            tide.await_plan()
+            last = tide.last_step()
+            if tide.phase == "planned":
+                working.append(last["seconds"] - last["stall_seconds"])
         ssd = tide.stats()["machine"]["ssd"]
-    return {direction: ssd[direction]["bytes_per_second"] for direction in ("read", "write")}
+        tide.restore()
+    plain = statistics.median([step() for _ in range(6)][2:])
+    taken = statistics.median(working) if working else plain
+    rates = (ssd[direction]["bytes_per_second"] for direction in ("read", "write"))
+    return Pace(*rates, slowdown=max(1.0, taken / plain))
