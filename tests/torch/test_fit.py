@@ -1,15 +1,14 @@
 """`tidelog fit`: what it says of a model follows from the model, and bad input is refused by name."""
 
 import json
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tidelog import _measure
 from tidelog.recorder import Gpu
-from test_run import environment
+from test_run import tidelog_command
 
 pytest.importorskip("transformers")
 CONFIG = {"model_type": "gpt2", "n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 500}
@@ -17,9 +16,9 @@ RATES = ["--read", "1e9", "--write", "1e9"]
 SMALL = ["--sequence", "32", "--micro-batch", "2"]
 
 
-def fit(*words, cwd=None):
-    command = [sys.executable, "-m", "tidelog", "fit", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
+def fit(*words, cwd="."):
+    code, out, err = tidelog_command("fit", *words, cwd=cwd)
+    return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tidelog
+from tidetest import process
 from tidelog._loop import OptimizerSteps, owner_of
 
 PACKAGES = str(Path(tidelog.__file__).resolve().parent.parent)
@@ -54,9 +55,26 @@ def start(*words, cwd=None, **more):
 
 
 def run(*words, **more):
-    process = start(*words, **more)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    started = start(*words, **more)
+    out, err = started.communicate(timeout=120)
+    return started.returncode, out, err
+
+
+COMMAND = """
+import os
+folder, variables, *words = sys.argv[1:]
+os.chdir(folder)
+os.environ.update(json.loads(variables))
+sys.argv = ["tidelog", *words]
+from tidelog.__main__ import main
+sys.exit(main())
+"""
+
+
+def tidelog_command(*words, cwd=".", **more):
+    """The command `tidelog` with these words, where torch has been imported already."""
+    ended = process.run(COMMAND, cwd, json.dumps(more), *words)
+    return ended.code, ended.out, ended.err
 
 
 @pytest.fixture
@@ -89,7 +107,7 @@ def test_a_program_gives_the_same_bits_and_a_summary(program, tidelog_run, tmp_p
 def test_a_module_finds_its_arguments_and_its_package(program, tidelog_run, tmp_path):
     program("import helper, sys; print(__name__, sys.argv[1:], helper.ANSWER)", "job.py")
     program("ANSWER = 42", "helper.py")
-    code, out, err = run(*tidelog_run, "-m", "job", "--memory", "3", cwd=tmp_path)
+    code, out, err = tidelog_command(*tidelog_run[2:], "-m", "job", "--memory", "3", cwd=tmp_path)
     assert (code, out) == (0, "__main__ ['--memory', '3'] 42\n"), err
 
 
@@ -105,7 +123,7 @@ def test_a_module_finds_its_arguments_and_its_package(program, tidelog_run, tmp_
 )
 def test_a_program_ends_as_it_would(program, tidelog_run, ending, expected):
     path = program(f"import os, sys, torch\nprint('ran', flush=True)\n{ending}\n")
-    code, out, err = run(*tidelog_run, path)
+    code, out, err = tidelog_command(*tidelog_run[2:], path)
     assert (code, out) == (expected, "ran\n"), err
     for word in ("all is lost", "a mistake of its own"):
         assert (word in err) == (word in ending), err
@@ -124,25 +142,25 @@ def test_a_program_ends_as_it_would(program, tidelog_run, ending, expected):
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(program, tmp_path, words, more, expected, said):
     program("print('ran')")
-    code, out, err = run("-m", "tidelog", "run", *words, cwd=tmp_path, **more)
+    code, out, err = tidelog_command("run", *words, cwd=tmp_path, **more)
     assert (code, out) == (expected, ""), err
     assert said in err and "Traceback" not in err, err
 
 
 def test_ctrl_c_ends_the_program_and_still_says_how_it_went(program, tidelog_run):
-    process = start(*tidelog_run, program(TRAIN), "--steps", 1_000_000)
+    running = start(*tidelog_run, program(TRAIN), "--steps", 1_000_000)
     for _ in range(5):
-        process.stdout.readline()
+        running.stdout.readline()
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT and "KeyboardInterrupt" in err, err
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGINT and "KeyboardInterrupt" in err, err
     assert "ops waited" in err, err
     assert time.monotonic() - began < 30
 
 
 def test_help_says_what_each_option_of_offload_does():
-    code, out, _ = run("-m", "tidelog", "run", "--help")
+    code, out, _ = tidelog_command("run", "--help")
     assert code == 0
     for name in tidelog.offload.options:
         assert ("--" + name.replace("_", "-") in out) == (name not in ("model", "optimizer")), name

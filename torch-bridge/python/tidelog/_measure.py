@@ -20,7 +20,7 @@ _SECONDS_MIN, _RUNS_MIN, _RUNS_MAX = 0.03, 3, 50
 
 # The small model of a pool's measurement, and the part of what it needs that it gets.
 _WORDS, _WIDTH, _HEADS, _LAYERS, _ROWS, _TOKENS, _FRACTION = 8000, 512, 8, 4, 2, 256, 0.4
-_STEPS_MAX = 12
+_STEPS_MAX, _PLANNED_STEPS = 12, 3
 
 
 class MeasuredRecorder(Recorder):
@@ -142,6 +142,8 @@ def pace_of(pool):
             last = tide.last_step()
             if tide.phase == "planned":
                 working.append(last["seconds"] - last["stall_seconds"])
+                if len(working) == _PLANNED_STEPS:
+                    break
         ssd = tide.stats()["machine"]["ssd"]
         tide.restore()
     plain = statistics.median([step() for _ in range(6)][2:])
