@@ -164,18 +164,18 @@ def _figures(said, folder):
     }
     if not figures["fits"]:
         return figures
-    pace = _pace(said)
-    rates = {"read": pace.read, "write": pace.write}
+    speed = _speed(said)
+    rates = {"read": speed.read, "write": speed.write}
     machine = folder / "machine.json"
     machine.write_text(json.dumps(_machine(said, rates, memory, staging)), encoding="utf-8")
     whole = trace
     if memory < enough:
         trace = folder / "slower.json"
-        trace.write_text(_slower(text, pace.slowdown), encoding="utf-8")
+        trace.write_text(_slower(text, speed.slowdown), encoding="utf-8")
     expects = _expects(trace, machine)
     figures |= {
         "pool": {**rates, "from": "measured" if said.pool else "said"},
-        "slowdown": pace.slowdown,
+        "slowdown": speed.slowdown,
         "step_seconds": expects["time_ns"] / 1e9,
         "tokens_per_second": tokens / (expects["time_ns"] / 1e9),
         "waiting_seconds": expects["stall_ns"] / 1e9,
@@ -275,12 +275,12 @@ def _need(trace):
     return _Need(trace["name"], size_of_parameters, least, least_op, peak, seconds)
 
 
-def _pace(said):
+def _speed(said):
     """What the pool carries. Where rates are said, what transfers cost the ops is not known."""
     if said.read and said.write:
-        return _measure.Pace(int(said.read), int(said.write), slowdown=1.0)
+        return _measure.PoolSpeed(int(said.read), int(said.write), slowdown=1.0)
     try:
-        return _measure.pace_of(said.pool)
+        return _measure.speed_of(said.pool)
     except _errors.Error as error:
         raise Failure(Exit.NO_POOL, error) from error
 

@@ -91,7 +91,7 @@ def _key(value):
 
 
 @dataclass(frozen=True)
-class Pace:
+class PoolSpeed:
     """What a pool carries, and what its transfers cost the ops beside them."""
 
     read: int  # bytes per second
@@ -117,7 +117,7 @@ class _Sample(nn.Module):
         return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
 
 
-def pace_of(pool):
+def speed_of(pool):
     """Trains a small model within less memory than it needs, and then without a limit."""
     model = _Sample()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -149,4 +149,4 @@ def pace_of(pool):
     plain = statistics.median([step() for _ in range(6)][2:])
     taken = statistics.median(working) if working else plain
     rates = (ssd[direction]["bytes_per_second"] for direction in ("read", "write"))
-    return Pace(*rates, slowdown=max(1.0, taken / plain))
+    return PoolSpeed(*rates, slowdown=max(1.0, taken / plain))

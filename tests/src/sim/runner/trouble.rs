@@ -1,5 +1,6 @@
 //! What befalls whole disks: one stalls, or comes back as an older copy of itself.
 
+use tidelog_engine::layout::{BLOCK_BYTES, Events, HOLDERS_OFFSET};
 use tidelog_engine::path::sim::SimSnapshot;
 use tidelog_engine::pool::{OpenError, Pool};
 use tidelog_engine::schedule::Ticket;
@@ -23,6 +24,8 @@ pub(super) struct Copied {
     opening: u64,
     /// Whether a write had gone to its start that was not meant for it.
     astray: bool,
+    /// Whether it had a count of openings and closings: without one nothing tells its age.
+    has_count: bool,
 }
 
 impl Runner<'_> {
@@ -32,7 +35,10 @@ impl Runner<'_> {
         let disk = usize::from(disk);
         let bytes = self.disks[disk].snapshot();
         let astray = self.astray.contains(&disk);
-        self.copied = Some(Copied { disk, bytes, opening: self.openings, astray });
+        let block = self.disks[disk].peek(HOLDERS_OFFSET, BLOCK_BYTES as usize);
+        let pool = self.pool.as_ref().map(|pool| pool.description().pool);
+        let has_count = pool.is_none_or(|pool| Events::decode(&block, pool, 0).is_some());
+        self.copied = Some(Copied { disk, bytes, opening: self.openings, astray, has_count });
     }
 
     /// Ends the process or cuts the power, and puts the last copy of a disk in its place. Where an
@@ -40,7 +46,8 @@ impl Runner<'_> {
     /// else nothing tells it, and it stays.
     pub(super) fn stale(&mut self, disk: u8, cut: Option<Cut>) -> Check {
         let Some(mut copied) = self.copied.take() else { return Ok(()) };
-        if copied.disk != usize::from(disk) || self.disks.len() < 2 || self.is_down() {
+        let told = copied.has_count && self.disks.len() > 1;
+        if copied.disk != usize::from(disk) || !told || self.is_down() {
             return Ok(());
         }
         self.complete()?;
