@@ -101,7 +101,7 @@ macro_rules! failures {
 }
 
 failures! {
-    Unusable => unusable;
+    Unusable => |&error| unusable(error);
     FormatError => |error| match error {
         FormatError::InUse { .. } | FormatError::OwnedElsewhere { .. } => FailureKind::Held,
         _ => FailureKind::Pool,
@@ -112,30 +112,30 @@ failures! {
     };
     PutError => |error| match error {
         PutError::PoolFull { .. } | PutError::IndexFull { .. } => FailureKind::Full,
-        PutError::Unusable(error) => unusable(error),
+        PutError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
     };
     GetError => |error| match error {
         GetError::Unknown(_) => FailureKind::NotFound,
         GetError::Range { .. } => FailureKind::OutOfRange,
-        GetError::Unusable(error) => unusable(error),
+        GetError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
     };
     DeleteError => |error| match error {
         DeleteError::Unknown(_) => FailureKind::NotFound,
-        DeleteError::Unusable(error) => unusable(error),
+        DeleteError::Unusable(error) => unusable(*error),
         DeleteError::IsDurable(_) => FailureKind::Pool,
     };
     CommitError => |error| match error {
         CommitError::IndexFull { .. } => FailureKind::Full,
         CommitError::Write { source, .. } => transfer(source),
-        CommitError::Unusable(error) => unusable(error),
+        CommitError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
     };
     TransferError => transfer;
 }
 
-fn unusable(error: &Unusable) -> FailureKind {
+fn unusable(error: Unusable) -> FailureKind {
     match error {
         Unusable::Forked { .. } => FailureKind::Forked,
         Unusable::Closed => FailureKind::Pool,
