@@ -129,6 +129,15 @@ def test_a_program_ends_as_it_would(program, tidelog_run, ending, expected):
         assert (word in err) == (word in ending), err
 
 
+def test_a_forked_child_ends_as_it_would(program, tidelog_run):
+    path = program(
+        "import os, sys, torch\npid = os.fork()\nif pid == 0: sys.exit(5)\nprint(os.waitpid(pid, 0)[1] >> 8)"
+    )
+    code, out, err = tidelog_command(*tidelog_run[2:], path)
+    assert (code, out) == (0, "5\n"), err
+    assert err.count("ops waited") == 1 and "Traceback" not in err, err
+
+
 @pytest.mark.parametrize(
     ("words", "more", "expected", "said"),
     [

@@ -144,6 +144,8 @@ def _execute(said):
 
 def _conclude(said, tide, steps):
     """Says how the run went, and writes what was asked for. What fails here fails nothing else."""
+    if not tide.access.is_live():
+        return  # a forked child of the program ends here, too: the run is the parent's
     figures = {
         "steps": len(steps.seconds),
         "seconds_per_step": statistics.median(steps.seconds) if steps.seconds else None,
