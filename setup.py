@@ -6,6 +6,7 @@ otherwise the wheel is for machines with the glibc of this one. TIDELOG_FEATURES
 feature in.
 """
 
+import functools
 import os
 import platform
 import re
@@ -36,6 +37,7 @@ def version():
     return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
 
 
+@functools.cache
 def built():
     """Builds everything once and returns the folder it is in."""
     # All members, as `make build` does: with fewer, dependencies have other features and most of

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from tidelog import _errors, _measure, models
+from tidelog._offload import STAGING_MAX, STAGING_MIN, STAGING_PART, default_staging
 from tidelog._options import size
 from tidelog.recorder import Gpu
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_STAGING_PART, _STAGING_MIN, _STAGING_MAX = 8, 256 << 10, 16 << 20  # as `offload` chooses it
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
@@ -147,7 +147,7 @@ def _figures(said, folder):
     need = _need(json.loads(text))
     enough = _memory_for(need.all_at_once)
     memory = said.memory or enough
-    staging = _staging(memory)
+    staging = default_staging(memory)
     tokens = said.micro_batch * said.micro_batches * said.sequence
     figures = {
         "model": need.name,
@@ -205,15 +205,10 @@ def _changes(memory, enough):
         yield "twice the SSDs", memory, 2
 
 
-def _staging(memory):
-    """What `offload` takes of a budget for staging buffers."""
-    return max(_STAGING_MIN, min(memory // _STAGING_PART, _STAGING_MAX))
-
-
 def _memory_for(tensors):
     """The smallest budget that has so much beside its staging buffers."""
-    part = (tensors - 1) * _STAGING_PART // (_STAGING_PART - 1) + 1
-    return max(tensors + _STAGING_MIN, min(part, tensors + _STAGING_MAX))
+    part = (tensors - 1) * STAGING_PART // (STAGING_PART - 1) + 1
+    return max(tensors + STAGING_MIN, min(part, tensors + STAGING_MAX))
 
 
 def _measured(said):

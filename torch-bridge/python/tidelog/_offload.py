@@ -11,7 +11,13 @@ from tidelog._errors import BudgetError
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, declared, one_of, size
 
-_STAGING_MIN, _STAGING_MAX = 256 << 10, 16 << 20  # bytes, where it is not said
+# Bytes of staging buffers where it is not said: a part of the budget, within bounds.
+STAGING_PART, STAGING_MIN, STAGING_MAX = 8, 256 << 10, 16 << 20
+
+
+def default_staging(memory):
+    """The staging buffers of a budget, in bytes."""
+    return max(STAGING_MIN, min(memory // STAGING_PART, STAGING_MAX))
 
 
 @declared
@@ -127,7 +133,7 @@ def offload(
     entered it.
     """
     if staging is None:
-        staging = max(_STAGING_MIN, min(memory // 8, _STAGING_MAX))
+        staging = default_staging(memory)
     device = _device.choose(device, model)
     mover = _movers.choose(mover, device.default_mover)
     buffers = device.staging_in(staging, data_path, pool)
