@@ -231,6 +231,7 @@ class NothingPending:
 
 ARGUMENTS = {
     "action_done": (1, 0, 0),
+    "async_use": (1, 1),
     "durations": ([1],),
     "evict": (1,),
     "leave_plan": (),
@@ -244,6 +245,7 @@ ARGUMENTS = {
     "plan": (),
     "resized": (1, 4096),
     "resume": (),
+    "resume_or_refuse": (),
     "set_budget": (1 << 20,),
     "settle": (),
     "simulate": (),

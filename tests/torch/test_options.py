@@ -23,6 +23,7 @@ DEFAULTS = {
     "data_path": "auto",
     "buffered": False,
     "must_exist": False,
+    "share": None,
     "report": None,
 }
 ORDER = ["model", "optimizer", "pool", "memory", *list(DEFAULTS)[2:]]

@@ -219,8 +219,10 @@ def right_or_refused(loader, batches):
 
 
 @IN_A_CHILD
-def test_data_loader_workers(pool, mover, mode):
+def test_data_loader_workers(pool, mover, mode, monkeypatch):
     """Workers are forked: what is resident they see, what is out is an error that says so, and training goes on."""
+    # After an error of a worker torch's loader waits so long for each of them, in vain, with or without a block.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     plain = World()
     data = torch.randn(64, 64)
     batches = [bits(batch) for batch in DataLoader(Rows(data), batch_size=16)]

@@ -274,6 +274,10 @@ typedef struct tide_session_options {
    * be made on another disk.
    */
   uint64_t must_exist;
+  /**
+   * How many shares a pool gets that is made, one for each process that will own one; 0: one.
+   */
+  uint64_t share_count;
 } tide_session_options;
 
 /**
@@ -594,6 +598,12 @@ int32_t tide_session_modified(uint64_t session, uint32_t storage);
 int32_t tide_session_pin(uint64_t session, uint32_t storage, int32_t on);
 
 /**
+ * An op that has ended uses the storage still, as a collective does until its `Work` is complete:
+ * it stays until this is called with `on` 0. What needs its room waits. Twice is once.
+ */
+int32_t tide_session_async_use(uint64_t session, uint32_t storage, int32_t on);
+
+/**
  * Asks that one storage be moved out now; ready when it is out, or when it cannot go.
  */
 int32_t tide_session_evict(uint64_t session, uint32_t storage);
@@ -632,6 +642,12 @@ int32_t tide_session_settle(uint64_t session);
  * Looks again at what the last call waits for.
  */
 int32_t tide_session_resume(uint64_t session);
+
+/**
+ * Looks again at what the last call waits for, and refuses it (`TIDE_BUDGET_EXCEEDED`) where it
+ * waits for asynchronous uses alone that may themselves wait for the caller: sends and receives.
+ */
+int32_t tide_session_resume_or_refuse(uint64_t session);
 
 /**
  * Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.

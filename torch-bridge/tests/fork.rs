@@ -52,6 +52,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         policy: 0,
         gpu: 0,
         must_exist: 0,
+        share_count: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,

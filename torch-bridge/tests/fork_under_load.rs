@@ -36,6 +36,7 @@ fn session_options(devices: &CString) -> tide_session_options {
         policy: 0,
         gpu: 0,
         must_exist: 0,
+        share_count: 0,
     }
 }
 

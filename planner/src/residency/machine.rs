@@ -184,6 +184,29 @@ impl Residency {
         self.offer(id);
     }
 
+    /// An op that goes on after its end (a collective, a kernel on another thread) uses the
+    /// storage: it stays until [`Self::async_use_ends`]. Told twice, it counts once; unknown
+    /// storages are passed over.
+    pub fn async_use_begins(&mut self, id: StorageId) {
+        if self.alive(id).is_none() {
+            return;
+        }
+        self.change(id, |storage| {
+            storage.async_use = true;
+            if let BytesPlace::Moving(flight) = &mut storage.place
+                && flight.kind != TransferKind::Fetch
+            {
+                flight.leaving = false;
+            }
+        });
+    }
+
+    /// All asynchronous uses of a storage are complete.
+    pub fn async_use_ends(&mut self, id: StorageId) {
+        self.change(id, |storage| storage.async_use = false);
+        self.offer(id);
+    }
+
     /// Lets storages whose write failed be chosen again. Every step begins with this.
     pub fn retry_failed(&mut self) {
         for id in std::mem::take(&mut self.unwritable) {

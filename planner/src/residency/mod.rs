@@ -24,7 +24,10 @@
 //! - Memory is given up only when there is a valid copy, and the copy is forgotten only when it is
 //!   out of date, its storage is gone, or host memory is short and its storage in memory.
 //! - Copies never take more host memory than there may be. What does not fit goes to the log.
-//! - [`Progress::Waiting`] means that a transfer is in flight whose completion brings it on.
+//! - What an op uses that goes on after its end (a collective) stays until that use ends, too: an
+//!   op that needs its room waits for it.
+//! - [`Progress::Waiting`] means that a transfer is in flight whose completion brings it on, or
+//!   that an asynchronous use has to end.
 //! - An op's own needs come first: a prefetch gets the room that is left, and gives it back.
 //!
 //! Without a schedule the least recently used storage leaves first. With one, migrations begin when

@@ -3,6 +3,8 @@
 
 use super::follow::{Due, Follow};
 use super::machine::Residency;
+use super::refusal::BudgetRefusal;
+use super::room::AsyncUses;
 use super::storage::{BytesPlace, ResidentStorage, TransferKind};
 use super::types::{
     EvictError, FetchUrgency, OpBegin, OpProgress, OpUse, ResidencyAction, StorageId,
@@ -123,6 +125,25 @@ impl Residency {
         }
     }
 
+    /// Looks again as `resume` does. What then waits for asynchronous uses alone is refused: the
+    /// caller does not wait for them, because they may not end by themselves.
+    pub fn resume_or_refuse(&mut self) -> OpProgress {
+        // A schedule may be wrong; it never refuses an op that would fit.
+        self.op.expected = 0;
+        let progress = self.resume();
+        if progress != OpProgress::Waiting || !self.flights.is_empty() {
+            return progress;
+        }
+        let outputs = if self.pending == Pending::Op { self.op.outputs } else { 0 };
+        self.refusal(outputs, AsyncUses::Stay).map_or(progress, |refusal| self.refuse(refusal))
+    }
+
+    fn refuse(&mut self, refusal: Box<BudgetRefusal>) -> OpProgress {
+        self.stats.refusals += 1;
+        self.abandon();
+        OpProgress::Refused(refusal)
+    }
+
     /// Storages leave until what is committed is within the budget: for after births, and after the
     /// budget became smaller. Takes the place of an op that waits.
     pub fn settle(&mut self) -> OpProgress {
@@ -143,6 +164,9 @@ impl Residency {
         }
         if storage.pins > 0 {
             return Err(EvictError::Pinned(id));
+        }
+        if storage.async_use {
+            return Err(EvictError::AsyncUse(id));
         }
         if storage.used_by == self.op.serial {
             return Err(EvictError::InUse(id));
@@ -250,15 +274,13 @@ impl Residency {
             if !lacks.transfers && lacks.bytes == 0 && wanted <= limit {
                 return self.grant(outputs);
             }
-            if let Some(refusal) = self.refusal(outputs) {
+            if let Some(refusal) = self.refusal(outputs, AsyncUses::End) {
                 if outputs > self.op.outputs {
                     // A schedule may be wrong; it never refuses an op that would fit.
                     self.op.expected = 0;
                     continue;
                 }
-                self.stats.refusals += 1;
-                self.abandon();
-                return OpProgress::Refused(refusal);
+                return self.refuse(refusal);
             }
             let left = self.fetch_uses();
             let committed = self.sums.committed;
@@ -287,6 +309,10 @@ impl Residency {
             self.make_room(bytes);
             let freed = self.sums.committed < committed;
             if self.sums.departing == 0 && !freed {
+                if self.sums.async_used > 0 {
+                    self.op.extra_eviction.iter_mut().for_each(|it| it.begun = false);
+                    return ExtraEvicted::Waiting;
+                }
                 let extra_eviction = self.op.extra_eviction.take();
                 return extra_eviction
                     .map_or(ExtraEvicted::Enough, |it| ExtraEvicted::InVain(it.failure));
@@ -392,7 +418,7 @@ impl Residency {
         }
         let limit = self.limit().0;
         if self.sums.committed > limit
-            && let Some(refusal) = self.refusal(0)
+            && let Some(refusal) = self.refusal(0, AsyncUses::End)
         {
             self.pending = Pending::Nothing;
             self.stats.refusals += 1;

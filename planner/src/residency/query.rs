@@ -67,6 +67,11 @@ impl Residency {
         self.stats
     }
 
+    /// Bytes that could leave memory, were it not for asynchronous uses.
+    pub fn async_used(&self) -> Bytes {
+        Bytes(self.sums.async_used)
+    }
+
     /// How many transfers are in flight.
     pub fn in_flight(&self) -> usize {
         self.flights.len()

@@ -23,7 +23,7 @@ pub struct Contributor {
 pub struct BudgetRefusal {
     /// All memory there may be.
     pub budget: Bytes,
-    /// What must be there at once: the sum of the next five.
+    /// What must be there at once: the sum of the next six.
     pub smallest_budget: Bytes,
     /// The staging ring.
     pub staging: Bytes,
@@ -35,6 +35,8 @@ pub struct BudgetRefusal {
     pub unmovable: Bytes,
     /// Storages whose last write failed, so that only memory has them.
     pub unwritable: Bytes,
+    /// Storages that ops use which have ended, and may wait for this one: sends and receives.
+    pub asynchronous: Bytes,
     /// The largest of these storages, largest first.
     pub largest: Vec<Contributor>,
 }
@@ -57,6 +59,9 @@ impl BudgetRefusal {
         )?;
         if self.unwritable.0 > 0 {
             write!(out, ", {} whose write failed", self.unwritable)?;
+        }
+        if self.asynchronous.0 > 0 {
+            write!(out, ", {} in use by communication that may wait for it", self.asynchronous)?;
         }
         write!(out, ", {} of staging", self.staging)?;
         for (index, contributor) in self.largest.iter().enumerate() {

@@ -10,6 +10,15 @@ use crate::units::Bytes;
 /// Below this size a storage leaves only when nothing larger may.
 const SMALL_BYTES: u64 = 32 << 10;
 
+/// Whether an op that lacks room waits for asynchronous uses to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsyncUses {
+    /// They end by themselves: what they use will leave.
+    End,
+    /// They may wait for this op: what they use stays.
+    Stay,
+}
+
 impl Residency {
     /// Storages leave until `shortage` bytes of memory are on their way out, or none is left that
     /// may leave.
@@ -168,9 +177,11 @@ impl Residency {
     }
 
     /// Whether what the current op uses, `outputs`, and what cannot leave fit at once; if not, why.
-    pub(super) fn refusal(&self, outputs: u64) -> Option<Box<BudgetRefusal>> {
+    pub(super) fn refusal(&self, outputs: u64, uses: AsyncUses) -> Option<Box<BudgetRefusal>> {
+        let asynchronous = if uses == AsyncUses::Stay { self.async_used_by_others() } else { 0 };
         let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();
-        let needed = self.sums.fixed.saturating_add(uses).saturating_add(outputs);
+        let stays = self.sums.fixed.saturating_add(asynchronous);
+        let needed = stays.saturating_add(uses).saturating_add(outputs);
         if needed <= self.limit().0 {
             return None;
         }
@@ -181,14 +192,16 @@ impl Residency {
         let mut unwritable = 0;
         for (index, storage) in self.storages.iter().enumerate() {
             let Some(storage) = storage else { continue };
-            let size = storage.sums().fixed;
+            let by_op = storage.used_by == self.op.serial;
+            let sums = storage.sums();
+            let size =
+                if asynchronous > 0 && !by_op { sums.fixed + sums.async_used } else { sums.fixed };
             if size == 0 {
                 continue;
             }
             if storage.unwritable && storage.pins == 0 && storage.movable {
                 unwritable += size;
             }
-            let by_op = storage.used_by == self.op.serial;
             let storage = StorageId(index as u32);
             largest.push(Contributor { storage, size: Bytes(size), used: by_op });
         }
@@ -202,8 +215,15 @@ impl Residency {
             outputs: Bytes(outputs),
             unmovable: Bytes(self.sums.fixed - unwritable),
             unwritable: Bytes(unwritable),
+            asynchronous: Bytes(asynchronous),
             largest,
         }))
+    }
+
+    /// Bytes that asynchronous uses keep here, apart from what the current op uses too.
+    fn async_used_by_others(&self) -> u64 {
+        let both = self.op.uses.iter().filter_map(|one| self.used(one.storage));
+        self.sums.async_used - both.map(|storage| storage.sums().async_used).sum::<u64>()
     }
 
     /// What the current op uses, apart from what is counted as fixed already.

@@ -57,6 +57,8 @@ pub(super) struct ResidentStorage {
     pub(super) last_transfer: TransferId,
     pub(super) movable: bool,
     pub(super) pins: u32,
+    /// An op that has ended uses it still: a collective, say, until its `Work` is complete.
+    pub(super) async_use: bool,
     /// Its last write failed; not written again before a retry.
     pub(super) unwritable: bool,
     /// It died while a transfer was in flight; known until that completes.
@@ -85,6 +87,8 @@ pub(super) struct Sums {
     pub(super) departing: u64,
     /// The part of it that cannot go: pinned, not movable, not writable.
     pub(super) fixed: u64,
+    /// The part of it that could go, were it not for asynchronous uses.
+    pub(super) async_used: u64,
     /// The part of it that is being filled.
     pub(super) fetching: u64,
     /// Bytes that memory has not.
@@ -107,6 +111,7 @@ impl ResidentStorage {
             last_transfer: TransferId(0),
             movable,
             pins: 0,
+            async_use: false,
             unwritable: false,
             dead: false,
             used_by: 0,
@@ -130,6 +135,7 @@ impl ResidentStorage {
             committed: count(has_memory),
             departing: count(has_memory && leaves),
             fixed: count(has_memory && !leaves && self.stays()),
+            async_used: count(has_memory && !leaves && !self.stays() && self.async_use),
             fetching: count(self.state() == StorageState::Fetching),
             evicted: count(!has_memory),
             hosted: self.hosted,
@@ -155,7 +161,7 @@ impl ResidentStorage {
             BytesPlace::Out => false,
             BytesPlace::Moving(flight) => !flight.leaving,
         };
-        here && !self.dead && self.size > 0 && !self.stays()
+        here && !self.dead && self.size > 0 && !self.stays() && !self.async_use
     }
 
     pub(super) fn state(&self) -> StorageState {
@@ -176,6 +182,7 @@ impl Sums {
         self.committed = self.committed - before.committed + now.committed;
         self.departing = self.departing - before.departing + now.departing;
         self.fixed = self.fixed - before.fixed + now.fixed;
+        self.async_used = self.async_used - before.async_used + now.async_used;
         self.fetching = self.fetching - before.fetching + now.fetching;
         self.evicted = self.evicted - before.evicted + now.evicted;
         self.hosted = self.hosted - before.hosted + now.hosted;

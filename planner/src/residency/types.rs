@@ -148,8 +148,8 @@ pub struct OpBegin<'a> {
 pub enum OpProgress {
     /// Go on, once the actions are performed.
     Ready,
-    /// A transfer in flight must complete first: perform the actions, wait for a completion,
-    /// report it, then call `resume`.
+    /// A transfer in flight must complete first, or an asynchronous use must end: perform the
+    /// actions, wait for either, report it, then call `resume`.
     Waiting,
     /// It cannot be done within the budget. Nothing is pending any more.
     Refused(Box<BudgetRefusal>),
@@ -265,6 +265,9 @@ pub enum EvictError {
     /// An alias of its memory exists.
     #[error("{0} is pinned: something outside sees its memory")]
     Pinned(StorageId),
+    /// An op that has ended uses it still.
+    #[error("{0} is in use by an operation that is not complete: wait for it first")]
+    AsyncUse(StorageId),
     /// The op that runs, or waits to run, uses it.
     #[error("{0} is used by the current op: end the op first")]
     InUse(StorageId),

@@ -21,6 +21,7 @@ STAGING = 256 * KIB
 NO_ADDRESS = "a GPU's memory has no address that numpy or a pointer of Python's could use"
 SHARED = "a GPU's memory is shared by a handle, and stays where it is"
 FORK = "a process that has used CUDA cannot go on using it in a forked child"
+RANKS = "ranks on GPUs need NCCL and a GPU each"
 
 name = "cpu"  # set once, before the tests are imported; what they rest on is imported before
 _gpu = _beside = None

@@ -4,9 +4,11 @@ What notices them is `_escape`, for calls that do not go through the dispatcher,
 other threads.
 """
 
+import contextlib
 import threading
 
 from tidelog import _record
+from tidelog._async_uses import AsyncUses
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
@@ -15,11 +17,12 @@ from tidelog._native import MODIFIES, Session
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
-    def __init__(self, ledger: Ledger, session: Session, hook: Hook):
+    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses):
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._hook = hook
+        self.waited = async_uses.waited  # for a `Work`
         self._thread = threading.get_ident()
 
     def is_elsewhere(self):
@@ -66,6 +69,19 @@ class Access:
             self._ledger.modifies(record)
             self._session.modified(self._ledger.number_of(record))
         self._ledger.measure_again(storage)
+
+    def empty(self, storage):
+        """A storage is about to be emptied: what is out of it need not come back."""
+        record = storage._tide
+        ours = record is not None and record.ledger is self._ledger and self.is_live()
+        if ours and record.state == _record.OUT and not self.is_elsewhere():
+            self._ledger.discard(storage)
+        else:
+            self.bring_back(storage, written=storage)
+
+    def of_a_reducer(self):
+        """While a reducer of DDP makes its buckets."""
+        return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
     def hold(self, storage):
         """Keeps a storage's memory where it is until what this returns is gone. None: it does not

@@ -14,6 +14,7 @@ import torch
 
 from tidelog import _errors, _escape, _heap, _record, _threads
 from tidelog._access import Access
+from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
@@ -61,11 +62,12 @@ class Tide:
         limit = self.budget - settings.buffers
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
-        self.performer = performer = Performer(session, ledger, device, settings.mover, heap)
+        self._async_uses = async_uses = AsyncUses(ledger)
+        self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
-        self._hook = Hook(ledger, session, self.steps, heap)
-        self.access = Access(ledger, session, self._hook)
+        self._hook = Hook(ledger, session, self.steps, heap, async_uses)
+        self.access = Access(ledger, session, self._hook, async_uses)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._stop_watching = lambda: None
@@ -86,7 +88,7 @@ class Tide:
         try:
             self._tell_of_a_new_pool()
             _escape.install(self.access)
-            self._stop_watching = _threads.watch(self.access, self.steps.notice)
+            self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
             before = _heap.anonymous_bytes()
@@ -143,6 +145,7 @@ class Tide:
             self._restore_what_fits()
         finally:
             self.access.is_open = False
+            self._async_uses.forget()
             self._names.forget()
             self._stop_watching()
             self._at_work.close()

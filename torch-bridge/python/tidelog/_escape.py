@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import json
+import sys
 import tempfile
 import threading
 
@@ -24,6 +25,9 @@ from tidelog._threads import borrow
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
 _resizable = torch._C.StorageBase.resizable
+
+# Functions that only ask whether tensors share memory: of FSDP2, which may be imported at any time.
+_COMPARES_ADDRESSES = ("reset_sharded_param",)
 
 # A file of safetensors begins with the length of its header.
 _LENGTH_BYTES = 8
@@ -46,10 +50,11 @@ _STORAGE_READS = (
     "_write_file",
     "is_shared",
 )
-_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
+_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
 
 _undo = []
+_watched = []  # hooks of gradients that DDP looks at
 _scope = threading.local()
 
 
@@ -68,6 +73,7 @@ def install(access: Access):
     _replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
+    _replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
     for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
         for name in names:
             _wrap(access, owner, name, _share)
@@ -77,12 +83,72 @@ def install(access: Access):
     _wrap(access, torch._C, "_to_dlpack", _alias)
     for owner in (torch.utils.dlpack, torch):
         _wrap(access, owner, "to_dlpack", _alias)
+    _install_distributed(access)
     if importlib.util.find_spec("safetensors") is not None:
         _install_safetensors(access)
 
 
+def _install_distributed(access):
+    """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
+    if torch.distributed.is_available():
+        _replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
+        ddp = torch.nn.parallel.DistributedDataParallel
+        _replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
+        _replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
+
+
+def _making_buckets(access, original):
+    def wrapper(*args, **kwargs):
+        with access.of_a_reducer():
+            return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _before_forward(access, original):
+    """The second forward pass makes the buckets anew, in the order in which gradients came."""
+    make_buckets = _making_buckets(access, original)
+
+    def wrapper(module, *args, **kwargs):
+        _watch_gradients(access, module)
+        return make_buckets(module, *args, **kwargs)
+
+    return wrapper
+
+
+def _watch_gradients(access, module):
+    """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
+    a static graph it looks at all of them when the first backward pass is at its end, so that the
+    guard would refuse those that are out."""
+    if getattr(module, "_tide", None) is access:
+        return
+    module._tide = access
+
+    def is_complete(gradient):
+        if access.is_live() and not gradient.is_sparse:
+            storage = _untyped_storage(gradient)
+            _read(access, storage)
+            if module.static_graph and storage._tide is not None:
+                storage._tide.is_guarded = False
+
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            _watched.append(parameter.register_hook(is_complete))
+
+
+def _wait(access, original):
+    def wrapper(work, *args, **kwargs):
+        result = original(work, *args, **kwargs)
+        access.waited(work)
+        return result
+
+    return wrapper
+
+
 def remove():
     """Puts every entry point back as it was."""
+    while _watched:
+        _watched.pop().remove()
     while _undo:
         owner, name, own = _undo.pop()
         if own is None:
@@ -153,6 +219,20 @@ def _modified(access, *storages):
         access.wrote(storages[0])
 
 
+def _resize(access, original):
+    def wrapper(storage, size):
+        with _borrowed(access, [storage]):
+            if size == 0:
+                access.empty(storage)
+            else:
+                access.bring_back(storage, written=storage)
+            result = original(storage, size)
+        access.wrote(storage)
+        return result
+
+    return wrapper
+
+
 def _alias(access, *storages):
     """From here on somebody holds the memory's address: it must never move again."""
     if not storages:
@@ -218,6 +298,13 @@ def _pointers_mean(meaning):
         _scope.meaning = before
 
 
+def _meaning(caller):
+    """What an address is for that this frame asks for. None: nothing is known, it may be kept."""
+    if caller.f_code.co_name in _COMPARES_ADDRESSES:
+        return "identity"
+    return getattr(_scope, "meaning", None)
+
+
 def _within(meaning, original):
     def wrapper(*args, **kwargs):
         with _pointers_mean(meaning):
@@ -232,7 +319,7 @@ def _identity(storage):
 
 def _storage_pointer(access, original):
     def wrapper(storage):
-        meaning = getattr(_scope, "meaning", None)
+        meaning = _meaning(sys._getframe(1))
         if meaning == "identity":
             return _identity(storage)
         with _borrowed(access, [storage]):
@@ -246,7 +333,7 @@ def _tensor_pointer(access, original):
     def wrapper(tensor):
         storage = _storage_of(tensor)
         if storage is not None:
-            meaning = getattr(_scope, "meaning", None)
+            meaning = _meaning(sys._getframe(1))
             if meaning == "identity":
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
             with _borrowed(access, [storage]):

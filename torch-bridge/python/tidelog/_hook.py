@@ -13,10 +13,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch
 
 from tidelog import _record
+from tidelog._async_uses import AsyncUses
 from tidelog._heap import Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
-from tidelog._ops import expect, halves, info_of, merged, storages_in, storages_of
+from tidelog._ops import (
+    any_wrapper,
+    awaits,
+    expect,
+    functional_collectives,
+    halves,
+    info_of,
+    merged,
+    storages_in,
+    storages_of,
+)
 from tidelog._steps import Steps
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
@@ -29,12 +40,14 @@ _FORESIGHT_ENTRIES_MAX = 1 << 16
 class Hook(TorchDispatchMode):
     """Asks the session before each op and reports to it afterwards."""
 
-    def __init__(self, ledger: Ledger, session: Session, steps: Steps, heap: Heap):
+    def __init__(self, ledger: Ledger, session: Session, steps: Steps, heap: Heap, async_uses: AsyncUses):
         super().__init__()
         self._ledger = ledger
         self._session = session
         self._steps = steps
         self._heap = heap
+        self._async_uses = async_uses
+        self._functional = functional_collectives()
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
         self._uses = {}  # storage id -> use, of the op that is running
@@ -42,6 +55,10 @@ class Hook(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         ledger = self._ledger
+        if types and any_wrapper(args, kwargs or {}):
+            return NotImplemented  # of the ops that it becomes, each comes here
+        if func in self._functional:
+            return self._as_other_ops(func, args, kwargs or {})
         if ledger.quiet:
             result = func(*args, **kwargs) if kwargs else func(*args)
             kind = type(result)
@@ -51,6 +68,8 @@ class Hook(TorchDispatchMode):
                     ledger.register(storage, func)
             elif kind is not _NONE:
                 self._register_all(result, func)
+                if info_of(func).launches:
+                    self._async_uses.began(info_of(func), args, kwargs or {}, result)
             return result
         if kwargs is None:
             kwargs = {}
@@ -60,6 +79,13 @@ class Hook(TorchDispatchMode):
         if self._session.forked:
             return self._in_forked_child(func, args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
+
+    def _as_other_ops(self, func, args, kwargs):
+        with self:
+            result = self._functional[func](*args, **kwargs)
+        if awaits(func):
+            self._async_uses.waited_for(storages_of(args, kwargs))
+        return result
 
     def _in_forked_child(self, func, args, kwargs):
         """Memory that the fork copied is as good as any; what was out stays with the parent."""
@@ -102,6 +128,8 @@ class Hook(TorchDispatchMode):
         steps.notice()
         result = func(*args, **kwargs)
         self._register(result, index, info)
+        if info.launches:
+            self._async_uses.began(info, args, kwargs, result)
         self._heap.allocated(plan.needs[index])
         if ledger.live > ledger.limit:
             steps.end_op()
@@ -111,6 +139,8 @@ class Hook(TorchDispatchMode):
 
     def _observed(self, func, info, args, kwargs):
         steps = self._steps
+        if self._async_uses:
+            self._async_uses.look()
         shapes, sizes = [info.seed], []
         storages = storages_of(args, kwargs, shapes, sizes)
         records = self._records_of(storages)
@@ -138,6 +168,8 @@ class Hook(TorchDispatchMode):
         finally:
             self._uses = {}
         born = self._register(result, index, info)
+        if info.launches:
+            self._async_uses.began(info, args, kwargs, result)
         if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
             self._foresight.clear()
         self._foresight[foreseen] = born

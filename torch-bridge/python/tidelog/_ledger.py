@@ -1,6 +1,7 @@
 """The ledger: every storage that a block has met, how many bytes of them are in memory, and what
 the session has yet to learn of them. No other class changes these."""
 
+import contextlib
 import os
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import birth_words
+from tidelog._ops import is_wrapper
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
@@ -32,8 +34,9 @@ class Ledger:
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
         self.records = {}  # by number
-        self.births = []  # that the session has not heard of: pending, as the next three
+        self.births = []  # that the session has not heard of: pending, as the next four
         self._deaths, self._resized, self._pin_requests = [], [], []
+        self._async_changes = []  # numbers of storages with a first or without any asynchronous use
         self._births_max = _BIRTHS_PENDING_MAX
         self.marked = 0  # storages that are not plainly resident
         self._device = device
@@ -47,6 +50,18 @@ class Ledger:
         self._next_id, self._free_ids, self._retired_ids = 0, [], []
         # Number -> addresses of a pinned storage: others may lie in the same memory.
         self._aliased = {}
+
+    @contextlib.contextmanager
+    def of_a_reducer(self):
+        """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer
+        asks, between two ops and in C++, whether the bucket shares memory with it. The guard would
+        refuse that, too; all else that happens to a bucket is an op."""
+        plain = self._record_type
+        self._record_type = type("Bucket", (plain,), {"is_guarded": False})
+        try:
+            yield
+        finally:
+            self._record_type = plain
 
     def connect(self, access, when_full):
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is
@@ -106,7 +121,7 @@ class Ledger:
                 storage = _untyped_storage(tensor)
             except (NotImplementedError, RuntimeError):
                 return None  # sparse and opaque layouts have no storage of their own
-            return self.record_of(storage)
+            return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
 
     def _is_alias(self, storage):
@@ -150,6 +165,14 @@ class Ledger:
         """An interrupt may fall into the callback that reports a death: Python then drops both."""
         for record in [record for record in self.records.values() if record() is None]:
             self._storage_died(record)
+
+    def discard(self, storage):
+        """A storage that is out is emptied: its bytes are never read again, and what it holds later
+        is a new one's."""
+        record = storage._tide
+        _movers.discard(storage)
+        self._storage_died(record)
+        storage._tide = None
 
     def forget(self, record):
         """Another block takes the storage over from this one, which has ended."""
@@ -206,6 +229,18 @@ class Ledger:
             self._aliased.pop(record.id, None)
         self._pin_requests.append((record.id, 0))
 
+    def async_use_begins(self, record):
+        """An op that has returned uses the storage until `async_use_ends`: it stays meanwhile."""
+        record.async_uses += 1
+        if record.async_uses == 1:
+            self._async_changes.append(self.number_of(record))
+
+    def async_use_ends(self, record):
+        """One of the asynchronous uses of a storage has ended."""
+        record.async_uses -= 1
+        if not record.async_uses:
+            self._async_changes.append(self.number_of(record))
+
     # -- how much is in memory --------------------------------------------------------------------
 
     def note_peak(self):
@@ -232,7 +267,7 @@ class Ledger:
 
     def has_pending(self):
         """Whether there is anything that the session has not heard of."""
-        return self.births or self._deaths or self._resized or self._pin_requests
+        return self.births or self._deaths or self._resized or self._pin_requests or self._async_changes
 
     def send_pending(self, session):
         """Sends the births, deaths, sizes and pins that the session has not heard of.
@@ -259,6 +294,11 @@ class Ledger:
                 session.pin(number, on)
             if on:
                 del self._pin_requests[0]
+        while self._async_changes:
+            number = self._async_changes[0]
+            if (record := self.records.get(number)) is not None:
+                session.async_use(number, record.async_uses > 0)
+            del self._async_changes[0]
 
     def _births_to_report(self):
         """What the session is sent of the storages that are alive still."""

@@ -2,7 +2,8 @@
 
 Both movers set torch's data-pointer access guard on a storage that is out, so that a stray touch
 (another thread, a kernel that does not go through the dispatcher) raises an error that names the
-tensor. Neither touches version counters.
+tensor. Neither touches version counters. Without a message nothing is guarded: see
+`Record.is_guarded`.
 
 Taking and giving run their torch calls as one C-level loop: Python delivers Ctrl-C only between
 bytecodes, and a storage that is emptied but not yet guarded would be a segmentation fault.
@@ -25,6 +26,11 @@ _nbytes = torch._C.StorageBase.nbytes
 _swap = getattr(torch._C.StorageBase, "_swap_data_ptr_", None)
 
 
+def _guarding(storage, message):
+    """A call that sets the guard; without a message nothing is set."""
+    return _guard.setting(storage, message) if message is not None else bool
+
+
 def _in_one_go(*calls):
     """Runs zero-argument calls with no bytecode, hence no signal handler, between them."""
     return list(map(_call, calls))
@@ -41,7 +47,7 @@ class ResizeMover:
         _in_one_go(
             _guard.lifting(storage),  # repeated after an interrupt: resize_ needs the pointer
             partial(_resize, storage, 0),
-            _guard.setting(storage, message),
+            _guarding(storage, message),
         )
 
     @staticmethod
@@ -51,10 +57,10 @@ class ResizeMover:
                 _guard.lifting(storage),
                 partial(_resize, storage, size),
                 partial(_data_ptr, storage),
-                _guard.setting(storage, message),
+                _guarding(storage, message),
             )
         except RuntimeError:  # of memory there was none: it stays out, and guarded
-            _guard.setting(storage, message)()
+            _guarding(storage, message)()
             raise
         return address
 
@@ -78,7 +84,7 @@ class SwapMover:
         _in_one_go(
             _guard.lifting(storage),
             partial(_swap, storage, empty),
-            _guard.setting(storage, message),
+            _guarding(storage, message),
         )
 
     @staticmethod
@@ -88,13 +94,19 @@ class SwapMover:
         _in_one_go(
             _guard.lifting(storage),
             partial(_swap, storage, fresh),
-            _guard.setting(storage, message),
+            _guarding(storage, message),
         )
         return address
 
     @staticmethod
     def leave(storage, size, message):
-        """The block ends and the storage stays out: it is guarded, and its size was never gone."""
+        """The block ends and the storage stays out. It is guarded, and its size was never gone."""
+        _guard.setting(storage, message)()
+
+
+def discard(storage):
+    """What is out is not wanted any more: the storage is empty, and nothing guards it."""
+    _in_one_go(_guard.lifting(storage), partial(_resize, storage, 0))
 
 
 def open_to_reads(storage):

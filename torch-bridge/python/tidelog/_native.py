@@ -113,6 +113,7 @@ class SessionOptions(ctypes.Structure):
         ("policy", _u8),
         ("gpu", _u8),
         ("must_exist", _u64),
+        ("share_count", _u64),
     ]
 
 
@@ -147,12 +148,14 @@ SIGNATURES = {
     "tide_session_resized": (_i32, [_u64, _u32, _u64]),
     "tide_session_modified": (_i32, [_u64, _u32]),
     "tide_session_pin": (_i32, [_u64, _u32, _i32]),
+    "tide_session_async_use": (_i32, [_u64, _u32, _i32]),
     "tide_session_evict": (_i32, [_u64, _u32]),
     "tide_session_step": (_i32, [_u64, _i32]),
     "tide_session_op_begin": (_i32, [_u64, _i64, _u64, _text, _pointer, _size, _u64]),
     "tide_session_op_end": (_i32, [_u64]),
     "tide_session_settle": (_i32, [_u64]),
     "tide_session_resume": (_i32, [_u64]),
+    "tide_session_resume_or_refuse": (_i32, [_u64]),
     "tide_session_wait": (_i32, [_u64, _u32]),
     "tide_session_next_action": (_i32, [_u64, ctypes.POINTER(Action)]),
     "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
@@ -173,7 +176,7 @@ class Reporter(Protocol):
         """Whether there is anything that the session has not heard of."""
 
     def send_pending(self, session):
-        """Sends it, by `sync`, `resized` and `pin`."""
+        """Sends it, by `sync`, `resized`, `pin` and `async_use`."""
 
     def name_of(self, storage) -> str | None:
         """What errors call the storage of this number; None: it has no name."""
@@ -244,6 +247,11 @@ class Session:
         """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
         self._library.tide_session_pin(self._handle, storage, on)
 
+    def async_use(self, storage, on):
+        """An op that has ended uses a storage still, or no longer. For `Reporter.send_pending`
+        alone."""
+        self._library.tide_session_async_use(self._handle, storage, on)
+
     def name(self, storage, kind: Kind, name):
         """What a storage is called, and what it is for."""
         self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
@@ -280,6 +288,10 @@ class Session:
     def resume(self):
         """Looks again at what the last call waits for."""
         return self._library.tide_session_resume(self._flushed())
+
+    def resume_or_refuse(self):
+        """Looks again, and refuses what waits for asynchronous uses alone."""
+        return self._library.tide_session_resume_or_refuse(self._flushed())
 
     def wait(self, timeout_ms):
         """Waits for a completion, then looks again at what the last call waits for."""

@@ -9,7 +9,7 @@ from tidelog import _device, _movers
 from tidelog._block import Settings, Tide
 from tidelog._errors import BudgetError
 from tidelog._native import Policy, SessionOptions
-from tidelog._options import Option, declared, one_of, size
+from tidelog._options import Option, declared, one_of, size, whole_number
 
 # Bytes of staging buffers where it is not said: a part of the budget, within bounds.
 STAGING_PART, STAGING_MIN, STAGING_MAX = 8, 256 << 10, 16 << 20
@@ -120,6 +120,14 @@ def offload(
             "empty directory."
         ),
     ] = False,
+    share: Annotated[
+        int | None,
+        Option(
+            "which share of the pool is this process's, from 0. Default: under torchrun the rank on "
+            "this machine (LOCAL_RANK), else 0. A pool that is made has one for each of these ranks.",
+            whole_number,
+        ),
+    ] = None,
     report: Annotated[
         str | os.PathLike | None,
         Option("path of an HTML report, written when the block ends."),
@@ -142,6 +150,8 @@ def offload(
             f"memory={memory.said!r} leaves nothing beside the staging buffers of {staging} bytes; "
             "give more, or pass a smaller staging=."
         )
+    if share is None:
+        share = int(os.environ.get("LOCAL_RANK", "0"))
     session = SessionOptions(
         devices=os.fsencode(pool),
         data_path=data_path.encode(),
@@ -154,6 +164,8 @@ def offload(
         policy=Policy[policy.upper()],
         gpu=device.option,
         must_exist=bool(must_exist),
+        share=share,
+        share_count=max(share + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
     )
     settings = Settings(
         budget=memory,

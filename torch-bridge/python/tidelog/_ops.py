@@ -1,5 +1,6 @@
 """What an op touches and what its schema says: which arguments it writes, what may be split."""
 
+import functools
 import zlib
 
 import torch
@@ -7,9 +8,13 @@ from torch import Tensor
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
+_data_ptr = torch._C.StorageBase.data_ptr
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+_COMPOSITE = "CompositeExplicitAutograd"
 
 # How an argument is walked, by its type.
-_PLAIN, _TENSOR, _LIST, _STORAGE, _INTEGER = range(5)
+_PLAIN, _TENSOR, _SUBCLASS, _LIST, _STORAGE, _INTEGER = range(6)
 _walks = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
 
 
@@ -25,6 +30,8 @@ def _walk_of(kind):
             break
     else:
         walk = _PLAIN
+    if walk == _TENSOR and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        walk = _SUBCLASS
     _walks[kind] = walk
     return walk
 
@@ -35,6 +42,8 @@ def storages_in(value, storages, shapes=None, sizes=None):
     walk = _walks.get(type(value))
     if walk is None:
         walk = _walk_of(type(value))
+    if walk == _SUBCLASS:
+        walk = _PLAIN if is_wrapper(value) else _TENSOR
     if walk == _TENSOR:
         try:
             storages.append(_untyped_storage(value))
@@ -50,6 +59,29 @@ def storages_in(value, storages, shapes=None, sizes=None):
         storages.append(value)
     elif walk == _INTEGER and sizes is not None:
         sizes.append(value)
+
+
+def is_wrapper(tensor):
+    """Whether a tensor only stands for others (DTensor does): its storage has a size, and never any
+    memory. Its own dispatch makes ops on those others of it."""
+    if type(tensor) in _PLAIN_TENSORS:
+        return False
+    try:
+        storage = _untyped_storage(tensor)
+        return storage._tide is None and storage.device.type != "meta" and _data_ptr(storage) < 0
+    except (NotImplementedError, RuntimeError):
+        return True
+
+
+def any_wrapper(args, kwargs):
+    """Whether one of an op's arguments is a wrapper."""
+    return any(map(_holds_wrapper, args)) or any(map(_holds_wrapper, kwargs.values()))
+
+
+def _holds_wrapper(value):
+    if isinstance(value, Tensor):
+        return is_wrapper(value)
+    return isinstance(value, (list, tuple)) and any(map(_holds_wrapper, value))
 
 
 def storages_of(args, kwargs, shapes=None, sizes=None):
@@ -79,7 +111,7 @@ def _components_in(tensor, storages, shapes, sizes):
 class OpInfo:
     """Facts of one overload, read from its schema once."""
 
-    __slots__ = ("chunks", "name", "resizes", "seed", "text", "written")
+    __slots__ = ("chunks", "launches", "name", "resizes", "seed", "text", "written")
 
     def __init__(self, func):
         self.name = str(func)
@@ -87,10 +119,13 @@ class OpInfo:
         # Stands for the op in fingerprints; the same in every process.
         self.seed = zlib.crc32(self.text)
         schema = getattr(func, "_schema", None)
+        arguments = schema.arguments if schema is not None else ()
+        # It may go on after it has returned: its result has a `Work`.
+        self.launches = any("c10d.Work" in str(each.type) for each in (schema.returns if schema is not None else ()))
         self.written = tuple(
             (position, argument.name)
-            for position, argument in enumerate(schema.arguments if schema is not None else ())
-            if argument.alias_info is not None and argument.alias_info.is_write
+            for position, argument in enumerate(arguments)
+            if (argument.alias_info is not None and argument.alias_info.is_write) or self._fills(argument)
         )
         base = self.name.removeprefix("aten.")
         # Only these can change the size of a storage that exists already.
@@ -99,6 +134,27 @@ class OpInfo:
         )
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+
+    def _fills(self, argument):
+        """Collectives write what their schemas do not say they write."""
+        return self.launches and "input" not in argument.name and not self.name.startswith("c10d.send")
+
+    def ends_alone(self, storages):
+        """Whether what it launched is complete some time, whatever this rank does next: a
+        collective is, once every rank has launched it. The other side of a send or a receive may
+        wait for this one; and on the host, a part of a reduce-scatter is done by who waits."""
+        on_host = all(storage.device.type == "cpu" for storage in storages)
+        return not ("send" in self.name or "recv" in self.name or (on_host and "reduce_scatter" in self.name))
+
+    def works_in(self, result):
+        """Each `Work` of a result that is not complete."""
+        if not self.launches:
+            return
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, torch.ScriptObject):
+                work = torch.distributed.distributed_c10d.Work.unbox(value)
+                if not work.is_completed():
+                    yield work
 
     def modified(self, args, kwargs):
         """The storages of the arguments that the op writes."""
@@ -119,6 +175,26 @@ def info_of(func):
     if info is None:
         info = _infos[func] = OpInfo(func)
     return info
+
+
+@functools.cache
+def functional_collectives():
+    """Op -> what makes other ops of it. Called where a dispatch mode is on, these come to the mode:
+    c10d's with their `Work`, which the functional op keeps to itself."""
+    found = {}
+    for namespace in ("_c10d_functional", "_dtensor"):
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith(namespace + "::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
+                packet = getattr(getattr(torch.ops, namespace), name.split("::")[1].split(".")[0])
+                for op in (getattr(packet, overload) for overload in packet.overloads()):
+                    if awaits(op) or any(argument.name == "group_name" for argument in op._schema.arguments):
+                        found[op] = functools.partial(op._op_dk, getattr(torch._C.DispatchKey, _COMPOSITE))
+    return found
+
+
+def awaits(op):
+    """Whether it waits for the functional collectives that made its arguments."""
+    return str(op).startswith("_c10d_functional.wait_tensor")
 
 
 def halves(args, kwargs):

@@ -100,6 +100,17 @@ def size(value, name):
     return result
 
 
+def whole_number(value, name):
+    """A number from 0, or its text."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0 or isinstance(value, bool):
+        raise Error(f"{name}={value!r}: expected a whole number from 0.")
+    return number
+
+
 def one_of(*choices):
     """One of these texts."""
     listed = [repr(choice) for choice in choices]

@@ -5,6 +5,7 @@ import time
 import torch
 
 from tidelog import _movers, _record
+from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
 from tidelog._heap import Heap
 from tidelog._ledger import Ledger
@@ -16,18 +17,20 @@ _nbytes = torch._C.StorageBase.nbytes
 _READY, _ACTION = Status.READY, Status.ACTION
 
 _WAIT_MS = 50  # short, so that Ctrl-C is heard
+_ASYNC_POLL_MS = 1  # while ops that have returned use storages: nothing else says when they end
 _LOAN_POLL_SECONDS = 0.0002
 
 
 class Performer:
     """Performs the requests of one session, and waits where it waits."""
 
-    def __init__(self, session: Session, ledger: Ledger, device: Host, mover, heap: Heap):
+    def __init__(self, session: Session, ledger: Ledger, device: Host, mover, heap: Heap, async_uses: AsyncUses):
         self._session = session
         self._ledger = ledger
         self._device = device
         self._mover = mover
         self._heap = heap
+        self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
         self._in_flight = {}
 
@@ -38,7 +41,16 @@ class Performer:
                 self.perform()
                 status = self._session.resume()
             else:
-                status = self._session.wait(_WAIT_MS)  # without the lock of the interpreter
+                status = self._await()
+
+    def _await(self):
+        """Waits a while for what the session waits for; returns how it goes on."""
+        uses = self._async_uses
+        if not uses:
+            return self._session.wait(_WAIT_MS)  # without the lock of the interpreter
+        if uses.look() or uses.end_alone():
+            return self._session.wait(_ASYNC_POLL_MS)
+        return self._session.resume_or_refuse()
 
     def settle(self):
         """Takes in what completed, and evicts until the budget holds."""
@@ -58,6 +70,10 @@ class Performer:
                 self._in_flight[record.id] = storage, event
                 after = event.cuda_event
             session.action_done(action.sequence, address, after)
+
+    def look_at_async_uses(self):
+        """What a collective used is let go, also where nothing has to be moved."""
+        self._async_uses.look()
 
     def leave(self, record):
         """The block ends and the storage stays out."""
@@ -87,6 +103,7 @@ class Performer:
 
     def _await_loans(self, record):
         while record.loans:
+            self._async_uses.look()  # a loan may last until one of them ends
             time.sleep(_LOAN_POLL_SECONDS)
 
     def _release(self, record, storage, _size):
@@ -94,7 +111,7 @@ class Performer:
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
             self._device.share(storage)
-            self._mover.take(storage, record.guard_text())
+            self._mover.take(storage, record.guard())
             del self._in_flight[record.id]
         return 0
 
@@ -112,7 +129,7 @@ class Performer:
         allocator keeps for later."""
         for last in (False, True):
             try:
-                return self._mover.give(storage, size, record.guard_text())
+                return self._mover.give(storage, size, record.guard())
             except torch.OutOfMemoryError:
                 if not last:
                     self._heap.release()

@@ -40,7 +40,9 @@ class Record(_Newborn):
     state = SETTLED
     reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
+    async_uses = 0  # ops that have returned and use it still
     loans = 0  # ops of other threads that are using it right now
+    is_guarded = True  # when it is out; for a bucket of DDP: see `Ledger.of_a_reducer`
     name = None
 
     def hold(self):
@@ -71,6 +73,10 @@ class Record(_Newborn):
             "through the offload block (another thread, a raw kernel, or after the block). Touch "
             "it by a torch op inside the block first, or call restore() on the block's object."
         )
+
+    def guard(self):
+        """The text of the guard while the block runs; None: there is none."""
+        return self.guard_text() if self.is_guarded else None
 
     def refuse(self):
         """Raises the error that the guard would give."""

@@ -63,6 +63,7 @@ class Steps:
     def begin(self):
         """A step begins."""
         ledger = self._ledger
+        self._performer.look_at_async_uses()
         ledger.collect_dead()
         self.judge_quiet()
         self._performer.drive(self._session.step(StepMark.BEGIN))

@@ -14,26 +14,35 @@ import threading
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog._access import Access
-from tidelog._ops import info_of, storages_of
+from tidelog._async_uses import AsyncUses
+from tidelog._ops import any_wrapper, functional_collectives, info_of, storages_of
 from tidelog._record import AWAY, LEAVING
 
 
 class Bystander(TorchDispatchMode):
     """`notice` is called before each op that is launched."""
 
-    def __init__(self, access: Access, notice):
+    def __init__(self, access: Access, async_uses: AsyncUses, notice):
         super().__init__()
         self._access = access
+        self._async_uses = async_uses
         self._notice = notice
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if types and any_wrapper(args, kwargs):
+            return NotImplemented
+        if func in functional_collectives():
+            with self:
+                return functional_collectives()[func](*args, **kwargs)
         if not self._access.is_live():
             return func(*args, **kwargs)
-        written = info_of(func).modified(args, kwargs)
+        info, storages = info_of(func), storages_of(args, kwargs)
         self._notice()
-        with borrow(storages_of(args, kwargs), written):
-            return func(*args, **kwargs)
+        with borrow(storages, info.modified(args, kwargs)):
+            result = func(*args, **kwargs)
+            self._async_uses.began_elsewhere(info, result, storages)
+            return result
 
 
 @contextlib.contextmanager
@@ -57,14 +66,14 @@ def borrow(storages, written=()):
             record.borrow(-1)
 
 
-def watch(access: Access, notice):
+def watch(access: Access, async_uses: AsyncUses, notice):
     """Gives threads that start from now on a `Bystander`. Returns a function that ends this for new
     threads."""
     original = threading.Thread.run
 
     @functools.wraps(original)
     def run(thread):
-        with Bystander(access, notice):
+        with Bystander(access, async_uses, notice):
             original(thread)
 
     threading.Thread.run = run

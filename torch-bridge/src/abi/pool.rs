@@ -94,6 +94,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             share: options.share,
             buffered: options.buffered != 0,
             must_exist: options.must_exist != 0,
+            share_count: 1,
             place: place_numbered(options.gpu),
             // SAFETY: by this function's contract it stays until the pool is closed.
             arena: unsafe { arena_of(&options) },

@@ -66,6 +66,8 @@ pub struct tide_session_options {
     /// exists; and where a file system is not mounted, its directory is empty, and the pool would
     /// be made on another disk.
     pub must_exist: u64,
+    /// How many shares a pool gets that is made, one for each process that will own one; 0: one.
+    pub share_count: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -202,6 +204,7 @@ pub unsafe extern "C" fn tide_session_open(
                 share: options.share,
                 buffered: options.buffered != 0,
                 must_exist: options.must_exist != 0,
+                share_count: share_count_of(options.share_count)?,
                 place: place_numbered(options.gpu),
                 arena: None,
             },
@@ -218,6 +221,11 @@ pub unsafe extern "C" fn tide_session_open(
         })?;
         Ok(())
     })
+}
+
+fn share_count_of(count: u64) -> Result<u32, Failure> {
+    let count = count.max(1);
+    u32::try_from(count).map_err(|_| Failure::invalid(format!("{count} shares are too many")))
 }
 
 /// Opens a session in host memory on a pool that is open already, whatever its data path, and
@@ -314,6 +322,13 @@ pub extern "C" fn tide_session_pin(session: u64, storage: u32, on: i32) -> i32 {
     with_session(session, |session| session.pin(storage, on != 0))
 }
 
+/// An op that has ended uses the storage still, as a collective does until its `Work` is complete:
+/// it stays until this is called with `on` 0. What needs its room waits. Twice is once.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_async_use(session: u64, storage: u32, on: i32) -> i32 {
+    with_session(session, |session| session.async_use(storage, on != 0))
+}
+
 /// Asks that one storage be moved out now; ready when it is out, or when it cannot go.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_evict(session: u64, storage: u32) -> i32 {
@@ -372,6 +387,13 @@ pub extern "C" fn tide_session_settle(session: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_resume(session: u64) -> i32 {
     with_session(session, Session::resume)
+}
+
+/// Looks again at what the last call waits for, and refuses it (`TIDE_BUDGET_EXCEEDED`) where it
+/// waits for asynchronous uses alone that may themselves wait for the caller: sends and receives.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_resume_or_refuse(session: u64) -> i32 {
+    with_session(session, Session::resume_or_refuse)
 }
 
 /// Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.

@@ -29,7 +29,7 @@ pub(crate) enum Readiness {
     Ready,
     /// It takes requests first.
     Requests,
-    /// It waits for transfers.
+    /// It waits for transfers, or for asynchronous uses to end.
     Waiting,
 }
 
@@ -150,7 +150,14 @@ impl Executor {
     }
 
     pub(super) fn resume(&mut self) -> OpProgress {
-        self.ops.take_held().unwrap_or_else(|| self.machine.resume())
+        self.resume_with(Residency::resume)
+    }
+
+    pub(super) fn resume_with(
+        &mut self,
+        resume: impl FnOnce(&mut Residency) -> OpProgress,
+    ) -> OpProgress {
+        self.ops.take_held().unwrap_or_else(|| resume(&mut self.machine))
     }
 
     /// Processes what completed, reports one event to the machine, carries out what it decides, and
@@ -189,7 +196,9 @@ impl Executor {
                 self.ops.runs();
                 Ok(Readiness::Ready)
             }
-            OpProgress::Waiting if self.transfers.is_empty() => {
+            OpProgress::Waiting
+                if self.transfers.is_empty() && self.machine.async_used() == Bytes(0) =>
+            {
                 Err(Failure::internal("the op waits, but nothing is in flight"))
             }
             OpProgress::Waiting => Ok(Readiness::Waiting),

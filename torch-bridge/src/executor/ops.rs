@@ -126,14 +126,18 @@ impl Ops {
         name: impl Fn(StorageId) -> String,
     ) -> Failure {
         let named = |size: Bytes, storage| format!("{} ({size})", name(storage));
+        let asynchronous = match refusal.asynchronous {
+            Bytes(0) => String::new(),
+            bytes => format!("{bytes} in use by communication that may wait for it, "),
+        };
         let largest: Vec<String> =
             refusal.largest.iter().map(|part| named(part.size, part.storage)).collect();
         Failure::new(
             FailureKind::BudgetExceeded,
             format!(
                 "{} does not fit the budget: {} must be in memory at once, but the budget is {}: \
-                 {} that it uses, {} of outputs, {} pinned or not movable, {} of staging; the \
-                 largest: {}. The smallest budget that would do is {} bytes: raise memory= to it, \
+                 {} that it uses, {} of outputs, {} pinned or not movable, {}{} of staging; \
+                 the largest: {}. The smallest budget that would do is {} bytes: raise memory= to it, \
                  or make the op smaller (a smaller batch, fewer tensors at once)",
                 self.name,
                 refusal.smallest_budget,
@@ -141,6 +145,7 @@ impl Ops {
                 refusal.uses,
                 refusal.outputs,
                 refusal.unmovable,
+                asynchronous,
                 refusal.staging,
                 largest.join(", "),
                 refusal.smallest_budget.0,

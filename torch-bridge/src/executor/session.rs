@@ -143,6 +143,18 @@ impl Session {
         })
     }
 
+    /// Whether an op that has ended uses the storage still.
+    pub(crate) fn async_use(&self, storage: u32, on: bool) -> Result<(), Failure> {
+        self.change(storage, |executor, id| {
+            if on {
+                executor.machine.async_use_begins(id);
+            } else {
+                executor.machine.async_use_ends(id);
+            }
+            Ok(())
+        })
+    }
+
     /// One event about one live storage.
     fn change(
         &self,
@@ -214,6 +226,11 @@ impl Session {
 
     pub(crate) fn resume(&self) -> Result<Readiness, Failure> {
         self.lock().advance(Executor::resume)
+    }
+
+    /// Looks again, and refuses what then waits for asynchronous uses alone.
+    pub(crate) fn resume_or_refuse(&self) -> Result<Readiness, Failure> {
+        self.lock().advance(|executor| executor.resume_with(Residency::resume_or_refuse))
     }
 
     /// Waits for one completion at most `timeout`, without the lock, then looks again.

@@ -4,10 +4,12 @@ mod data_path;
 mod figures;
 mod shared_pool;
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{FlockOperation, flock};
 use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
@@ -25,7 +27,7 @@ pub(crate) use shared_pool::SharedPool;
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part
 /// in this many.
 const FREE_SPACE_PARTS: u64 = 2;
-/// The size of a pool that Tidelog makes, where the caller does not say.
+/// The size of a pool that Tidelog makes, for each of its shares, where the caller does not say.
 const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
 
 /// How to open a pool.
@@ -41,6 +43,8 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) buffered: bool,
     /// Refuses a pool that is not there.
     pub(crate) must_exist: bool,
+    /// Shares of a pool that is made.
+    pub(crate) share_count: u32,
     /// Whose memory moves.
     pub(crate) place: MemoryPlace,
     /// Memory of a GPU that is read and written in place.
@@ -66,16 +70,19 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     let devices = DeviceSpec::parse_list(config.devices).map_err(Failure::pool)?;
     let (path, backend) = DataPath::named(config.data_path)?.open(config.place, config.arena)?;
     let mut made = None;
+    let making = lock_folder_of(&devices)?;
     if !config.must_exist && devices.iter().all(|device| !device.exists()) {
-        let device_size = device_size(&devices, config.size)?;
+        let device_size = device_size(&devices, config)?;
         let options = FormatOptions {
             device_size: Some(device_size),
             buffered: config.buffered,
+            share_count: config.share_count,
             ..FormatOptions::default()
         };
         let new = Pool::format(&devices, &options)?;
         made = Some(describe_made(&new, &devices));
     }
+    drop(making);
     let options = OpenOptions {
         path,
         backend,
@@ -118,13 +125,13 @@ fn gpu_of(place: MemoryPlace) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavaila
 }
 
 /// Each device's part of the pool: as told, or a default that leaves room on the file system.
-fn device_size(devices: &[DeviceSpec], pool_size: u64) -> Result<ByteCount, Failure> {
+fn device_size(devices: &[DeviceSpec], config: &PoolConfig<'_>) -> Result<ByteCount, Failure> {
     const GRAIN: ByteCount = ByteCount::mib(1);
     let count = devices.len() as u64;
-    if pool_size > 0 {
-        return Ok(ByteCount(pool_size.div_ceil(count)).round_up(GRAIN));
+    if config.size > 0 {
+        return Ok(ByteCount(config.size.div_ceil(count)).round_up(GRAIN));
     }
-    let mut size = POOL_SIZE_DEFAULT.0 / count;
+    let mut size = POOL_SIZE_DEFAULT.0 * u64::from(config.share_count) / count;
     for device in devices {
         // Devices may share a file system, so each takes its part of what is free.
         size = size.min(free_space(device)? / FREE_SPACE_PARTS / count);
@@ -132,13 +139,29 @@ fn device_size(devices: &[DeviceSpec], pool_size: u64) -> Result<ByteCount, Fail
     Ok(ByteCount(size & !(GRAIN.0 - 1)))
 }
 
-/// Bytes that a file system can still give to a file that is to be made there.
-fn free_space(device: &DeviceSpec) -> Result<u64, Failure> {
+/// The folder in which the file of a device is, or would be made.
+fn folder_of(device: &DeviceSpec) -> &Path {
     let path = device.path();
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+}
+
+/// Held while a pool is looked for and made: of the processes that open it at once, one makes it.
+/// `None` where there is no folder; what is wrong then is said later.
+fn lock_folder_of(devices: &[DeviceSpec]) -> Result<Option<File>, Failure> {
+    let folder = devices.first().map(folder_of);
+    let Some(folder) = folder.and_then(|path| File::open(path).ok()) else { return Ok(None) };
+    flock(&folder, FlockOperation::LockExclusive).map_err(|error| {
+        Failure::pool(format!("the folder of the pool cannot be locked: {error}"))
+    })?;
+    Ok(Some(folder))
+}
+
+/// Bytes that a file system can still give to a file that is to be made there.
+fn free_space(device: &DeviceSpec) -> Result<u64, Failure> {
+    let folder = folder_of(device);
     let figures = rustix::fs::statvfs(folder).map_err(|error| {
-        let path = path.display();
+        let path = device.path().display();
         Failure::pool(format!(
             "{path}: the folder of a new pool: {error}; make it, or mount its file system"
         ))

@@ -40,6 +40,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         policy: 0,
         gpu: 0,
         must_exist: 0,
+        share_count: 0,
     }
 }
 

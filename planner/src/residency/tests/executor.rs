@@ -95,6 +95,7 @@ impl World {
                 assert_eq!(actual.copy.map(|copy| copy.target), expected, "{actual:?}");
                 assert_eq!(actual.memory, Memory::Holds(actual.truth), "{actual:?}");
                 assert!(actual.alive && actual.movable && actual.pins == 0, "{actual:?}");
+                assert!(actual.async_uses == 0, "copied while it is written: {actual:?}");
                 assert!(!actual.unwritable, "chosen again before a retry: {actual:?}");
                 self.take_off(transfer, storage, kind);
                 let (hosted, host_memory) = (self.hosted(), self.host_memory);
@@ -117,6 +118,8 @@ impl World {
                 assert!(self.flight_of(storage.0).is_none(), "released in flight");
                 let in_use = self.running.iter().any(|one| one.storage == storage);
                 assert!(!in_use, "released under an op that runs");
+                let used = self.storages.get(&storage.0).map_or(0, |one| one.async_uses);
+                assert!(used == 0, "released under an asynchronous use");
                 let actual = self.storages.get_mut(&storage.0).expect("it lives");
                 assert!(actual.alive && actual.memory != Memory::Gone, "{actual:?}");
                 let kept = actual.copy.map(|copy| copy.version);

@@ -89,6 +89,9 @@ fn random_op(world: &mut World) {
             world.died(storage);
         }
     }
+    if ended == EndedMove::Ran && world.random.percent(15) {
+        world.op_goes_on();
+    }
     // An exception ends an op without a word.
     if world.random.percent(90) {
         world.op_end();
@@ -119,7 +122,13 @@ fn random_programs_never_lose_a_byte_nor_exceed_the_budget() {
                     let size = world.random.below(14);
                     world.born(size, Attributes::default());
                 }
-                _ => world.complete_one(),
+                _ => {
+                    world.complete_one();
+                    let used = world.async_used();
+                    if let Some(storage) = world.random.pick(&used) {
+                        world.async_use_ends(storage);
+                    }
+                }
             }
             if world.random.percent(60) {
                 world.perform();
@@ -263,6 +272,9 @@ fn step(world: &mut World, iteration: &Iteration, live: &mut [Option<u32>], astr
         world.perform();
         if told && ended == EndedMove::Ran {
             world.check_budget(0);
+        }
+        if ended == EndedMove::Ran && world.random.percent(astray) {
+            world.op_goes_on();
         }
         for &storage in &op.deaths {
             record_death(world, &mut live[storage]);

@@ -36,6 +36,8 @@ pub(super) struct Actual {
     pub(super) alive: bool,
     pub(super) movable: bool,
     pub(super) pins: u32,
+    /// How many asynchronous uses there are.
+    pub(super) async_uses: u32,
     pub(super) unwritable: bool,
 }
 
@@ -148,6 +150,7 @@ impl World {
             alive: true,
             movable: attributes.movable,
             pins: 0,
+            async_uses: 0,
             unwritable: false,
         };
         self.storages.insert(storage, actual);
@@ -180,6 +183,30 @@ impl World {
         let actual = self.storages.get_mut(&storage).expect("it lives");
         actual.pins = actual.pins.saturating_sub(1);
         self.machine.unpin(id(storage));
+    }
+
+    /// What runs goes on to use its storages after its end.
+    pub(super) fn op_goes_on(&mut self) {
+        for one in &self.running {
+            let Some(actual) = self.storages.get_mut(&one.storage.0) else { continue };
+            actual.async_uses += 1;
+            self.machine.async_use_begins(one.storage);
+        }
+    }
+
+    /// One asynchronous use of a storage ends; until then it may have written.
+    pub(super) fn async_use_ends(&mut self, storage: u32) {
+        let actual = self.storages.get_mut(&storage).expect("it lives");
+        actual.async_uses -= 1;
+        if actual.async_uses == 0 {
+            self.machine.async_use_ends(id(storage));
+        }
+    }
+
+    /// Storages that are used asynchronously.
+    pub(super) fn async_used(&self) -> Vec<u32> {
+        let used = self.storages.iter().filter(|(_, one)| one.alive && one.async_uses > 0);
+        used.map(|(&storage, _)| storage).collect()
     }
 
     /// The storage's bytes change outside an op, if they are in memory; `size` if it changes too.
@@ -266,7 +293,7 @@ impl World {
         let mut in_use = self.running.iter().chain(&self.given_up);
         let in_use = in_use.any(|one| one.storage == id(storage));
         let actual = self.storages.get_mut(&storage).expect("it lives");
-        let may = actual.movable && actual.pins == 0 && !in_use;
+        let may = actual.movable && actual.pins == 0 && actual.async_uses == 0 && !in_use;
         let answer = self.machine.evict(id(storage));
         assert_eq!(answer.is_ok(), may, "{answer:?} about {actual:?}");
         let Ok(progress) = answer else { return };
@@ -305,7 +332,8 @@ impl World {
                 OpProgress::Waiting => {}
             }
             self.perform();
-            assert!(!self.flights.is_empty(), "waiting for nothing");
+            let used = self.async_used();
+            assert!(!self.flights.is_empty() || !used.is_empty(), "waiting for nothing");
             if self.random.percent(self.trouble.giving_up) {
                 return EndedMove::GivenUp;
             }
@@ -315,7 +343,13 @@ impl World {
             for _ in 0..=self.random.below(3) {
                 self.complete_one();
             }
-            progress = self.machine.resume();
+            // Collectives end by themselves; what is sent or received may not.
+            let refuses = self.random.percent(10);
+            if let Some(storage) = self.random.pick(&self.async_used()) {
+                self.async_use_ends(storage);
+            }
+            progress =
+                if refuses { self.machine.resume_or_refuse() } else { self.machine.resume() };
         }
         panic!("two thousand completions did not bring it on");
     }
@@ -374,15 +408,22 @@ impl World {
             self.waiting.iter().chain(&self.running).any(|one| one.storage.0 == *storage)
         };
         let stuck = |storage: &u32, one: &Actual| {
-            let stays = !one.movable || one.pins > 0 || one.unwritable;
+            let asynchronous = refusal.asynchronous.0 > 0 && one.async_uses > 0;
+            let stays = !one.movable || one.pins > 0 || one.unwritable || asynchronous;
             one.alive && (used(storage) || (stays && one.memory != Memory::Gone))
         };
         let least: u64 =
             self.storages.iter().filter(|(id, one)| stuck(id, one)).map(|(_, one)| one.size).sum();
         assert!(least + needs > self.machine.limit().0, "{refusal} but {least} + {needs} fit");
         assert!(refusal.smallest_budget > self.machine.budget());
-        let parts =
-            [refusal.staging, refusal.uses, refusal.outputs, refusal.unmovable, refusal.unwritable];
+        let parts = [
+            refusal.staging,
+            refusal.uses,
+            refusal.outputs,
+            refusal.unmovable,
+            refusal.unwritable,
+            refusal.asynchronous,
+        ];
         assert_eq!(parts.iter().map(|part| part.0).sum::<u64>(), refusal.smallest_budget.0);
     }
 

@@ -227,6 +227,8 @@ impl Names<'_> {
             && !in_this_step
             && step + 1 == profile.step
             && let Some(&storage) = self.by_place.get(&(op, slot))
+            // Of another size it is another storage: that step was not like this one.
+            && self.storages[storage.0 as usize].size == size
         {
             return Meaning { storage, previous: true };
         }

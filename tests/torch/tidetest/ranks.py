@@ -1,0 +1,344 @@
+"""Distributed programs on several ranks of this machine: each plain, then in a block, bit for bit the same."""
+
+import contextlib
+import gc
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed._functional_collectives import all_gather_single, all_reduce, reduce_scatter_single
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import tidelog
+from tidetest import KIB, MIB
+from tidetest.bits import assert_same, frozen
+
+WIDTH, LAYERS, ROWS, STEPS = 96, 4, 24, 8
+PART = 0.4  # of the plain program's peak is the budget
+PLENTY = 1024 * MIB  # more than any program needs
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def layers(count=LAYERS):
+    torch.manual_seed(1)
+    return nn.Sequential(*[Layer() for _ in range(count)])
+
+
+class Run:
+    """One run of a program by one rank."""
+
+    def __init__(self, rank, size, folder):
+        self.rank, self.size, self.folder = rank, size, folder
+        self.tide = None
+        self._random = torch.Generator().manual_seed(5 + rank)
+
+    def batch(self, rows=ROWS):
+        return torch.randn(rows, WIDTH, generator=self._random)
+
+    def train(self, model, forward=None, micro_batches=1, clip=None, between=None):
+        """Trains; returns the losses, and the model's state as it is after it."""
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        for _ in range(STEPS):
+            with self.step():
+                for number in range(micro_batches):
+                    with between(number) if between is not None else contextlib.nullcontext():
+                        loss = (forward or model)(self.batch()).square().mean()
+                        loss.backward()
+                        losses.append(loss.item())
+                if clip is not None:
+                    losses.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip)))
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses, whole(model)
+
+    def step(self):
+        return self.tide.step() if self.tide is not None else contextlib.nullcontext()
+
+
+def whole(model):
+    """The bits of a model's state, sharded or not."""
+    return {
+        name: frozen(value.full_tensor() if hasattr(value, "full_tensor") else value)
+        for name, value in model.state_dict().items()
+    }
+
+
+# -- data parallel ----------------------------------------------------------------------------------------------------
+
+
+def ddp(run, micro_batches=1, **options):
+    model = DistributedDataParallel(layers(), bucket_cap_mb=0.2, **options)
+
+    def between(number):
+        return model.no_sync() if number + 1 < micro_batches else contextlib.nullcontext()
+
+    return run.train(model, micro_batches=micro_batches, between=between)
+
+
+def ddp_with_buckets_as_gradients(run):
+    return ddp(run, gradient_as_bucket_view=True)
+
+
+def ddp_with_a_static_graph(run):
+    return ddp(run, static_graph=True)
+
+
+def ddp_with_accumulation(run):
+    return ddp(run, micro_batches=3)
+
+
+def ddp_with_uneven_inputs(run):
+    model = DistributedDataParallel(layers(), bucket_cap_mb=0.2)
+    losses = []
+    with model.join():
+        for _ in range(STEPS + 2 * run.rank):
+            with run.step():
+                loss = model(run.batch()).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                model.zero_grad()
+    return losses
+
+
+# Its end is one op that copies the whole model.
+ddp_with_uneven_inputs.part = 0.8
+
+
+# -- fully sharded ----------------------------------------------------------------------------------------------------
+
+
+def sharded(**options):
+    model = layers()
+    for layer in model:
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def fsdp(run):
+    return run.train(sharded())
+
+
+def fsdp_without_resharding(run):
+    return run.train(sharded(reshard_after_forward=False))
+
+
+def fsdp_in_mixed_precision(run):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return run.train(sharded(mp_policy=policy), clip=0.5)
+
+
+def fsdp_beside_its_own_offloading(run):
+    return run.train(sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+def fsdp_with_accumulation(run):
+    model = sharded()
+
+    @contextlib.contextmanager
+    def between(number):
+        model.set_requires_gradient_sync(number == 2)
+        yield
+
+    return run.train(model, micro_batches=3, between=between)
+
+
+def fsdp_saved_and_loaded(run):
+    model = sharded()
+    first = run.train(model)
+    folder = os.path.join(run.folder, "saved", "plain" if run.tide is None else str(run.tide.budget > PLENTY // 2))
+    state = get_model_state_dict(model)
+    checkpoint.save(state, checkpoint_id=folder)
+    run.train(model)
+    checkpoint.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state, options=StateDictOptions(strict=True))
+    return first, whole(model), run.train(model)
+
+
+# -- tensor parallel, pipelines, and both with others
+# -------------------------------------------------------------------
+
+
+def parallel(mesh):
+    model = layers()
+    for layer in model:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def tensor_parallel(run):
+    run._random.manual_seed(7)  # all ranks see the same batch
+    return run.train(parallel(init_device_mesh("cpu", (run.size,))))
+
+
+def tensor_parallel_and_fsdp(run):
+    mesh = init_device_mesh("cpu", (run.size // 2, 2), mesh_dim_names=("data", "tensor"))
+    model = parallel(mesh["tensor"])
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    run._random.manual_seed(7 + mesh["data"].get_local_rank())
+    return run.train(fully_shard(model, mesh=mesh["data"]))
+
+
+def pipeline(run, schedule, stages_each=1):
+    micro_batches, count = 4, run.size * stages_each
+    per_stage = max(LAYERS // count, 1)
+    all_layers = layers(per_stage * count)
+    numbers = [run.rank + run.size * round_ for round_ in range(stages_each)]
+    parts = [nn.Sequential(*all_layers[per_stage * number : per_stage * (number + 1)]) for number in numbers]
+    stages = [
+        PipelineStage(part, number, count, torch.device("cpu"), input_args=(torch.zeros(ROWS // 4, WIDTH),))
+        for part, number in zip(parts, numbers, strict=True)
+    ]
+
+    def loss_of(output, target):
+        return (output - target).square().mean()
+
+    pipe = schedule(stages if stages_each > 1 else stages[0], n_microbatches=micro_batches, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW([each for part in parts for each in part.parameters()], lr=1e-3)
+    run._random.manual_seed(7)
+    losses = []
+    for _ in range(STEPS):
+        batch, target, found = run.batch(), run.batch(), []
+        with run.step():
+            first, last = run.rank == 0, run.rank == run.size - 1
+            pipe.step(*([batch] if first else []), **({"target": target, "losses": found} if last else {}))
+            optimizer.step()
+            optimizer.zero_grad()
+        losses += [loss.item() for loss in found]
+    return losses, [whole(part) for part in parts]
+
+
+def pipeline_gpipe(run):
+    return pipeline(run, ScheduleGPipe)
+
+
+def pipeline_1f1b(run):
+    return pipeline(run, Schedule1F1B)
+
+
+def pipeline_interleaved(run):
+    return pipeline(run, ScheduleInterleaved1F1B, stages_each=2)
+
+
+# -- collectives by themselves -----------------------------------------------------------------------------------------
+
+
+def collectives(run):
+    """Launched and left: what they use is out of sight until their Work is complete, or never waited for."""
+    results, size = [], run.size
+    for number in range(12):
+        with run.step():
+            mine = [run.batch(512) + number for _ in range(6)]
+            work = [dist.all_reduce(mine[0], async_op=True)]
+            gathered = [torch.empty_like(mine[1]) for _ in range(size)]
+            work.append(dist.all_gather(gathered, mine[1], async_op=True))
+            part = torch.empty(512 // size, WIDTH)
+            work.append(dist.reduce_scatter_tensor(part, mine[2], async_op=True))
+            exchanged = torch.empty_like(mine[3])
+            work.append(dist.all_to_all_single(exchanged, mine[3], async_op=True))
+            dist.broadcast(mine[4], 0, async_op=True)  # nobody keeps the Work
+            summed, joined = (
+                all_reduce(mine[5], "sum", dist.group.WORLD),
+                all_gather_single(mine[5], 0, dist.group.WORLD),
+            )
+            scattered = reduce_scatter_single(mine[5], "sum", 0, dist.group.WORLD)
+            busy = [torch.randn(512, WIDTH, generator=run._random).exp() for _ in range(8)]
+            neighbours = (run.rank + 1) % size, (run.rank - 1) % size
+            received = torch.empty_like(mine[0])
+            sent = mine[1] + 1
+            pairs = [dist.P2POp(dist.isend, sent, neighbours[0]), dist.P2POp(dist.irecv, received, neighbours[1])]
+            exchanges = dist.batch_isend_irecv(pairs)
+            busy = [each.log() for each in busy]
+            for each in (*work, *exchanges):
+                each.wait()
+            dist.barrier()
+            results += [frozen(each) for each in (mine, gathered, part, exchanged, received, busy)]
+            results += [frozen(each + 0) for each in (summed, joined, scattered)]
+    return results
+
+
+PROGRAMS = {
+    2: (
+        ddp,
+        ddp_with_buckets_as_gradients,
+        ddp_with_a_static_graph,
+        ddp_with_accumulation,
+        ddp_with_uneven_inputs,
+        fsdp,
+        fsdp_without_resharding,
+        fsdp_in_mixed_precision,
+        fsdp_beside_its_own_offloading,
+        fsdp_with_accumulation,
+        fsdp_saved_and_loaded,
+        tensor_parallel,
+        pipeline_gpipe,
+        pipeline_1f1b,
+        pipeline_interleaved,
+        collectives,
+    ),
+    4: (ddp, fsdp, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
+}
+
+
+# -- running them -----------------------------------------------------------------------------------------------------
+
+
+def main(rank, size, folder, mover, mode, only=""):
+    """What each rank's process runs."""
+    rank, size = int(rank), int(size)
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    for program in PROGRAMS[size]:
+        if only in ("", program.__name__):
+            compare(program, Run(rank, size, folder), mover, mode)
+    dist.destroy_process_group()
+    print("done", flush=True)
+
+
+def compare(program, plain, mover, mode):
+    expected = program(plain)
+    peak = in_block(program, plain, expected, PLENTY, mover, mode).peak_bytes
+    tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mover, mode)
+    figures = tide.figures
+    moved = figures["totals"]["evictions"]
+    print(f"{program.__name__}: {tide.peak_bytes} of {peak} bytes, {moved} moved out, {tide.phase}", flush=True)
+    assert tide.peak_bytes <= tide.budget, f"{program.__name__}: {tide.peak_bytes} bytes of {tide.budget}"
+    assert figures["totals"]["evictions"] > 0, f"{program.__name__}: nothing moved"
+
+
+def in_block(program, plain, expected, memory, mover, mode):
+    gc.collect()  # models are full of cycles, and all tensors of the process count
+    run = Run(plain.rank, plain.size, plain.folder)
+    pool = os.path.join(plain.folder, "pool")
+    os.makedirs(pool, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with tidelog.offload(
+            pool=pool, pool_size=128 * MIB, memory=memory, staging=256 * KIB, mover=mover, mode=mode
+        ) as tide:
+            run.tide = tide
+            got = program(run)
+            tide.figures = tide.stats()
+            run.tide = None
+            del run
+            gc.collect()  # what is left at the end would stay out
+    assert_same(frozen(expected), frozen(got), f"{program.__name__} of rank {plain.rank} in {memory} bytes")
+    return tide
