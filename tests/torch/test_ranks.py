@@ -1,6 +1,10 @@
 """Distributed programs on one pool: bit for bit what they are without a block, in 40 % of each rank's peak."""
 
 import itertools
+import os
+import random
+import signal
+import time
 
 import pytest
 
@@ -36,3 +40,46 @@ def variants():
 @pytest.mark.parametrize(("size", "mover", "mode"), variants())
 def test_programs_have_the_same_bits(tmp_path, size, mover, mode):
     run(size, tmp_path, mover, mode)
+
+
+FOR_EVER = """
+from tidetest import ranks
+ranks.train_for_ever(*sys.argv[1:])
+"""
+
+
+def assert_ended_by(ended, *words):
+    process.assert_orderly(ended)
+    assert ended.code == 1, ended
+    last = ended.err.strip().splitlines()[-40:]
+    assert any("RankError" in line and all(word in line for word in words) for line in last), ended.err
+
+
+def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path, mover):
+    started = [process.start(FOR_EVER, rank, 3, tmp_path, 1, mover) for rank in range(3)]
+    ended = [each.finish(timeout_s=60) for each in started]
+    assert ended[1].code == 1 and "BudgetError: aten.zeros" in ended[1].err
+    for rank in (0, 2):
+        assert_ended_by(ended[rank], "rank 1 of 3 failed", "BudgetError: aten.zeros", "smallest budget that would do")
+
+
+@pytest.mark.parametrize("number", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path, number):
+    """And harms nobody's share: all of them open again."""
+    choose = random.Random(number)
+    for attempt in range(number):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        if attempt:
+            (tmp_path / str(attempt - 1) / "pool").rename(folder / "pool")
+        started = [process.start(FOR_EVER, rank, 2, folder) for rank in range(2)]
+        for each in started:
+            each.await_line("begun")
+        time.sleep(choose.random())
+        victim = choose.randrange(2)
+        os.kill(started[victim].pid, signal.SIGKILL)
+        at = time.monotonic()
+        ended = [each.finish(timeout_s=60) for each in started]
+        assert time.monotonic() - at < 10
+        assert ended[victim].code == -signal.SIGKILL
+        assert_ended_by(ended[1 - victim], f"rank {victim} of 2", str(started[victim].pid), "has ended")

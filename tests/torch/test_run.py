@@ -13,7 +13,7 @@ import torch
 
 import tidelog
 from tidetest import process
-from tidelog._loop import OptimizerSteps, owner_of
+from tidelog._loop import owner_of
 
 PACKAGES = str(Path(tidelog.__file__).resolve().parent.parent)
 
@@ -38,6 +38,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+PORT = 29400 + os.getpid() % 500
 # Three quarters of what the program above has at once.
 MEMORY = ["--memory", "2000KiB", "--staging", "256KiB", "--pool-size", "64MiB"]
 
@@ -146,7 +147,6 @@ def test_a_forked_child_ends_as_it_would(program, tidelog_run):
         (["--memory", "1GiB", "--pool", "nowhere/at/all", "train.py"], {}, 69, "nowhere/at/all"),
         (["--memory", "1GiB", "--pool", ".", "--sped", "train.py"], {}, 64, "--sped"),
         (["--memory", "1GiB", "--pool", ".", "absent.py"], {}, 66, "absent.py"),
-        (["--memory", "1GiB", "--pool", ".", "train.py"], {"LOCAL_WORLD_SIZE": "2"}, 64, "one of 2 ranks"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(program, tmp_path, words, more, expected, said):
@@ -181,40 +181,106 @@ def test_torchrun_starts_it(program, tidelog_run):
     assert (code, len(out.split())) == (0, 3), err
 
 
+# -- under torchrun -------------------------------------------------------------------------------
+
+FSDP = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(dist.get_rank())
+for step in range(10):
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 256)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(dist.get_rank(), step, loss.item().hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def torchrun(folder, nodes, program, *command):
+    """Runs two ranks, on one node or two; returns what they printed, sorted."""
+    started = []
+    for node in range(nodes):
+        words = ["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", 2 // nodes]
+        words += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", PORT + nodes]
+        own = [str(word).replace("@node@", str(node)) for word in command]
+        started.append(start(*words, *own, program, cwd=folder))
+    ended = [each.communicate(timeout=120) for each in started]
+    assert all(each.returncode == 0 for each in started), ended
+    return sorted(line for out, _ in ended for line in out.splitlines()), "".join(err for _, err in ended)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_torchrun_share_the_pool_of_their_node(program, tmp_path, nodes):
+    script = program(FSDP)
+    for node in range(nodes):
+        (tmp_path / f"pool{node}").mkdir()
+    expected, _ = torchrun(tmp_path, nodes, script)
+    options = ["--pool", "pool@node@", "--memory", "4MiB", "--staging", "256KiB", "--pool-size", "64MiB"]
+    got, err = torchrun(
+        tmp_path, nodes, script, "-m", "tidelog", "run", *options, "--stats", "s@node@.json", "--report", "r@node@.html"
+    )
+    assert len(expected) == 20 and got == expected
+    written = sorted(path.name for path in tmp_path.glob("[rs]?.*"))
+    figures = [json.loads((tmp_path / name).read_text()) for name in written if name.endswith("json")]
+    assert [each["phase"] for each in figures] == ["planned"] * 2, err
+    assert all(each["peak_bytes"] <= 4 << 20 and each["totals"]["evictions"] > 20 for each in figures)
+    endings = "0.html" if nodes == 1 else "html"
+    assert f"r0.{endings}" in written and len(written) == 4
+    for rank in range(2 if nodes == 1 else 0):
+        assert f"tidelog run (rank {rank}): 10 steps" in err
+
+
 # -- where steps end ------------------------------------------------------------------------------
 
 
-class Marks:
-    """The steps of a block, as OptimizerSteps marks them."""
-
-    def __init__(self, tide):
-        self.tide, self.named = tide, []
-        self.name = lambda *arguments: self.named.append(arguments)
-        self.access, self.step = tide.access, tide.step
+def optimizers(number):
+    models = [torch.nn.Linear(4, 4) for _ in range(number)]
+    return models, [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
 
 
-def test_the_optimizer_that_stepped_first_ends_steps(pool):
-    models = [torch.nn.Linear(4, 4) for _ in range(2)]
-    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+def test_a_step_ends_where_the_optimizer_has_stepped(pool):
+    (model,), (optimizer,) = optimizers(1)
     with tidelog.offload(pool=pool, memory="64MiB") as tide:
-        marks = Marks(tide)
-        with OptimizerSteps(marks) as steps:
-            for _ in range(3):
-                for model, optimizer in zip(models, (first, second)):
-                    model(torch.ones(1, 4)).sum().backward()
-                    optimizer.step()
-        assert len(steps.seconds) == 3
-        assert marks.named == [(models[0], first)]
-        first.step()  # the hook is gone with the loop
-        assert len(steps.seconds) == 3
-        # Once it is gone, the next one counts.
-        with OptimizerSteps(marks) as steps:
-            first.step()
-            marks.named.clear()
-            del first, optimizer
+        for _ in range(6):
+            for _ in range(2):  # micro-batches
+                model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        assert len(tide.loop.seconds) == 6
+        assert tide.phase == "planned"
+        assert tide.stats()["notices"] == []
+        assert tide.ledger.record_of(model.weight.untyped_storage()).name == "weight"
+        for _ in range(3):  # marks by hand win
+            with tide.step():
+                optimizer.step()
+        assert len(tide.loop.seconds) == 6
+    optimizer.step()
+    assert len(tide.loop.seconds) == 6
+
+
+@pytest.mark.parametrize(("turns", "ends"), [("ab", 7), ("aab", 7), ("abb", 7), ("aaaab", 10)])
+def test_where_several_optimizers_take_turns_each_has_stepped(pool, turns, ends):
+    _, (first, second) = optimizers(2)
+    with tidelog.offload(pool=pool, memory="64MiB") as tide:
+        for turn in turns * 6:
+            (first if turn == "a" else second).step()
+        assert 6 <= len(tide.loop.seconds) <= ends
+        assert sum("several optimizers" in notice for notice in tide.stats()["notices"]) == 1
+        count = len(tide.loop.seconds)
+        del first
+        for _ in range(3):  # nobody waits for one that is gone
             second.step()
-            second.step()
-        assert len(steps.seconds) == 3
+        assert len(tide.loop.seconds) == count + 3
 
 
 def test_the_owner_is_the_whole_model():

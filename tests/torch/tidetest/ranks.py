@@ -46,7 +46,7 @@ class Run:
 
     def __init__(self, rank, size, folder):
         self.rank, self.size, self.folder = rank, size, folder
-        self.tide = None
+        self.tide = self.made = None
         self._random = torch.Generator().manual_seed(5 + rank)
 
     def batch(self, rows=ROWS):
@@ -91,6 +91,13 @@ def ddp(run, micro_batches=1, **options):
         return model.no_sync() if number + 1 < micro_batches else contextlib.nullcontext()
 
     return run.train(model, micro_batches=micro_batches, between=between)
+
+
+def ddp_wrapped_before(run):
+    return run.train(run.made)
+
+
+ddp_wrapped_before.before = lambda: DistributedDataParallel(layers(), bucket_cap_mb=0.2)
 
 
 def ddp_with_buckets_as_gradients(run):
@@ -278,6 +285,7 @@ def collectives(run):
 PROGRAMS = {
     2: (
         ddp,
+        ddp_wrapped_before,
         ddp_with_buckets_as_gradients,
         ddp_with_a_static_graph,
         ddp_with_accumulation,
@@ -314,7 +322,9 @@ def main(rank, size, folder, mover, mode, only=""):
 
 
 def compare(program, plain, mover, mode):
+    plain.made = getattr(program, "before", lambda: None)()
     expected = program(plain)
+    plain.made = None
     peak = in_block(program, plain, expected, PLENTY, mover, mode).peak_bytes
     tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mover, mode)
     figures = tide.figures
@@ -327,6 +337,7 @@ def compare(program, plain, mover, mode):
 def in_block(program, plain, expected, memory, mover, mode):
     gc.collect()  # models are full of cycles, and all tensors of the process count
     run = Run(plain.rank, plain.size, plain.folder)
+    run.made = getattr(program, "before", lambda: None)()
     pool = os.path.join(plain.folder, "pool")
     os.makedirs(pool, exist_ok=True)
     with warnings.catch_warnings():
@@ -342,3 +353,28 @@ def in_block(program, plain, expected, memory, mover, mode):
             gc.collect()  # what is left at the end would stay out
     assert_same(frozen(expected), frozen(got), f"{program.__name__} of rank {plain.rank} in {memory} bytes")
     return tide
+
+
+# -- ranks that fail --------------------------------------------------------------------------------------------------
+
+
+def train_for_ever(rank, size, folder, failing="", mover="swap"):
+    """Trains until another rank fails, or this one is killed. The rank that is `failing` runs out of memory."""
+    rank, size = int(rank), int(size)
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    pool = os.path.join(folder, "pool")
+    os.makedirs(pool, exist_ok=True)
+    run = Run(rank, size, folder)
+    with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB, mover=mover) as tide:
+        model = sharded()
+        print("begun", flush=True)
+        number = 0
+        while True:
+            with tide.step():
+                if failing == str(rank) and number == 3:
+                    torch.zeros(MIB)
+                model(run.batch()).square().mean().backward()
+                for parameter in model.parameters():
+                    parameter.grad = None
+            number += 1

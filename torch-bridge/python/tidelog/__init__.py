@@ -20,6 +20,7 @@ from tidelog._errors import (
     LeftBehindWarning,
     PinnedError,
     PoolError,
+    RankError,
     UnmovableError,
 )
 from tidelog._offload import offload
@@ -32,6 +33,7 @@ __all__ = [
     "LeftBehindWarning",
     "PinnedError",
     "PoolError",
+    "RankError",
     "Tide",
     "UnmovableError",
     "offload",

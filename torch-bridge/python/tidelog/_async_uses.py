@@ -32,16 +32,18 @@ class _Use:
 class AsyncUses:
     """The asynchronous uses of a block's storages that have not ended."""
 
-    def __init__(self, ledger: Ledger):
+    def __init__(self, ledger: Ledger, when_begun):
         self._ledger = ledger
+        self._when_begun = when_begun
         self._running = []
         self._elsewhere = collections.deque()  # what other threads began: see `began_elsewhere`
 
     def began(self, info: OpInfo, args, kwargs, result):
         """An op has returned, and goes on where its result says so."""
         self.look()
+        self._when_begun()
         for work in info.works_in(result):
-            storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of(each) is not None]
+            storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of_written(each) is not None]
             use = _Use(work, storages, info.ends_alone(storages))
             self._running.append(use)
             for record in use.records:

@@ -18,9 +18,11 @@ from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
+from tidelog._loop import OptimizerSteps, owner_of
 from tidelog._names import Names
 from tidelog._native import Session, SessionOptions
 from tidelog._performer import Performer
+from tidelog._ranks import Ranks
 from tidelog._steps import Steps
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
@@ -62,7 +64,8 @@ class Tide:
         limit = self.budget - settings.buffers
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
-        self._async_uses = async_uses = AsyncUses(ledger)
+        self._ranks = Ranks()
+        self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._ranks.introduce)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
@@ -70,6 +73,9 @@ class Tide:
         self.access = Access(ledger, session, self._hook, async_uses)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
+        self._is_named = model is not None or optimizer is not None
+        # Steps of a loop that does not mark them.
+        self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
         self._stop_watching = lambda: None
         self._at_work = contextlib.ExitStack()
 
@@ -100,6 +106,7 @@ class Tide:
                 self._heap.take_over()
             ledger.restart_peak()
             self.steps.judge_quiet()
+            self.loop.__enter__()
             self._hook.__enter__()
         except BaseException:
             self._end_block()
@@ -128,13 +135,16 @@ class Tide:
 
     def __exit__(self, kind, error, trace):
         self._hook.__exit__(kind, error, trace)
+        self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
+        self._ranks.failed(error)
         try:
             if kind is None and self._settings.report is not None:
                 self.report(self._settings.report)
         finally:
             self._end_block()
+        self._ranks.explain(error)
         return False
 
     def _end_block(self):
@@ -211,14 +221,21 @@ class Tide:
 
     @contextlib.contextmanager
     def step(self):
-        """Marks one training step. Results do not depend on it; plans do."""
+        """Marks one training step. Results do not depend on it; plans do. In a loop that marks none,
+        a step ends where its optimizer has stepped."""
         self._require_open()
+        self.loop.__exit__()
+        with self._step():
+            yield self
+
+    @contextlib.contextmanager
+    def _step(self):
         steps = self.steps
         started = time.perf_counter()
         steps.begin()
         completed = False
         try:
-            yield self
+            yield
             completed = True
         finally:
             steps.leave_step()
@@ -231,6 +248,10 @@ class Tide:
         self.steps.end(completed, started)
 
     # -- what users ask ---------------------------------------------------------------------------
+
+    def _name_what_trains(self, optimizer):
+        if not self._is_named:
+            self.name(owner_of(optimizer), optimizer)
 
     def name(self, model, optimizer=None):
         """Names tensors in errors and reports, as the arguments of `offload` do, where model and

@@ -13,6 +13,10 @@ class DeviceError(Error):
     """A device failed an operation. The text names the device and the tensor."""
 
 
+class RankError(Error):
+    """Another rank of the distributed program has failed. The text says which, and why."""
+
+
 class BudgetError(Error):
     """One op's own tensors exceed the budget. The text gives the smallest budget that would do."""
 

@@ -143,6 +143,9 @@ class Hook(TorchDispatchMode):
             self._async_uses.look()
         shapes, sizes = [info.seed], []
         storages = storages_of(args, kwargs, shapes, sizes)
+        if info.written and self._ledger.expects_buckets:
+            for storage in info.modified(args, kwargs):
+                self._ledger.record_of_written(storage)
         records = self._records_of(storages)
         if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
             pieces = halves(args, kwargs)

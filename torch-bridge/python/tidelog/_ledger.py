@@ -9,7 +9,7 @@ import torch
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import birth_words
-from tidelog._ops import is_wrapper
+from tidelog._ops import info_of, is_wrapper
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
@@ -38,6 +38,7 @@ class Ledger:
         self._deaths, self._resized, self._pin_requests = [], [], []
         self._async_changes = []  # numbers of storages with a first or without any asynchronous use
         self._births_max = _BIRTHS_PENDING_MAX
+        self.expects_buckets = False  # whether there is a reducer of DDP
         self.marked = 0  # storages that are not plainly resident
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
@@ -56,6 +57,7 @@ class Ledger:
         """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer
         asks, between two ops and in C++, whether the bucket shares memory with it. The guard would
         refuse that, too; all else that happens to a bucket is an op."""
+        self.expects_buckets = True
         plain = self._record_type
         self._record_type = type("Bucket", (plain,), {"is_guarded": False})
         try:
@@ -80,6 +82,8 @@ class Ledger:
         record = storage._tide = self._record_type(storage, self._on_death)
         record.size = size
         record.birth = func
+        if self.expects_buckets and info_of(func).written:
+            record.is_guarded = False  # as in `record_of_written`
         births = self.births
         births.append(record)
         self.live = live = self.live + size
@@ -111,6 +115,15 @@ class Ledger:
         self.live += size
         if storage._aliased:
             self.pin(record)
+        return record
+
+    def record_of_written(self, storage):
+        """The record of a storage that an op writes. With DDP, one that was never met is a bucket of
+        a reducer that is older than the block: C++ alone has it."""
+        is_new = storage._tide is None
+        record = self.record_of(storage)
+        if is_new and record is not None and self.expects_buckets:
+            record.is_guarded = False
         return record
 
     def adopt(self, tensor):

@@ -1,4 +1,4 @@
-"""Steps of a training loop that does not mark them, found by its optimizer."""
+"""Steps of a training loop that does not mark them, found by its optimizers."""
 
 import contextlib
 import gc
@@ -9,24 +9,29 @@ import weakref
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tidelog._block import Tide
+# One that steps less often than once in so many steps of another is not waited for.
+_RARELY = 8
 
 
 class OptimizerSteps:
-    """While it is entered, a step ends where the first optimizer of the loop has stepped, and the
-    next begins. Where several optimizers take turns, the one that stepped first counts; once it is
-    gone, another takes its place.
+    """While it is entered, a step ends where the optimizer of the loop has stepped, and the next
+    begins. Where there are several, it ends once each has stepped.
 
     Micro-batches whose gradients add up are one step, and an evaluation in between is a part of
     one: results do not depend on it, and a plan is left where the loop does something else.
     """
 
-    def __init__(self, tide: Tide):
+    def __init__(self, step, is_live, name, say):
         self.began = time.perf_counter()
         self.seconds = []  # of each step that has ended
-        self._tide = tide
+        self._mark = step  # a context manager: one step
+        self._is_live = is_live
+        self._name = name  # called with the loop's optimizer, once there is one
+        self._say = say  # for what is to be told to the user
         self._thread = threading.get_ident()
-        self._first = lambda: None
+        self._counts = weakref.WeakKeyDictionary()  # optimizer -> its steps
+        self._stepped_since = weakref.WeakSet()  # the last step's end
+        self._hook = None
         self._step = contextlib.ExitStack()
         self._step_began = self.began
 
@@ -35,23 +40,37 @@ class OptimizerSteps:
         return self
 
     def __exit__(self, *error):
-        self._hook.remove()
-        # What follows the last step is no whole one.
-        self._step.__exit__(_Unfinished, _Unfinished(), None)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            # What follows the last step is no whole one.
+            self._step.__exit__(_Unfinished, _Unfinished(), None)
 
     def _stepped(self, optimizer, _arguments, _keywords):
-        if threading.get_ident() != self._thread or not self._tide.access.is_live():
+        if threading.get_ident() != self._thread or not self._is_live():
             return
-        if self._first() is None:
-            self._first = weakref.ref(optimizer)
-            self._tide.name(owner_of(optimizer), optimizer)
-        if self._first() is not optimizer:
+        if not self._counts:
+            self._name(optimizer)
+        elif optimizer not in self._counts and len(self._counts) == 1:
+            self._say(
+                "several optimizers step in this loop: a step is taken to end once each has stepped; "
+                "mark steps by `with tide.step():` where that is wrong (said once)"
+            )
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._stepped_since.add(optimizer)
+        if not self._have_all_stepped():
             return
+        self._stepped_since.clear()
         self._step.close()
         now = time.perf_counter()
         self.seconds.append(now - self._step_began)
         self._step_began = now
-        self._step.enter_context(self._tide.step())
+        self._step.enter_context(self._mark())
+
+    def _have_all_stepped(self):
+        most = max(self._counts.values())
+        often = (optimizer for optimizer, count in self._counts.items() if count * _RARELY >= most)
+        return all(optimizer in self._stepped_since for optimizer in often)
 
 
 class _Unfinished(Exception):

@@ -16,7 +16,6 @@ from enum import IntEnum
 import torch
 
 from tidelog import _errors
-from tidelog._loop import OptimizerSteps
 from tidelog._offload import offload
 
 _MIB = 1 << 20
@@ -52,7 +51,10 @@ Exit codes: those of the program, as without tidelog; and
 Examples:
   tidelog run --memory 20GiB --pool /mnt/nvme0/tide,/mnt/nvme1/tide train.py --epochs 3
   tidelog run --memory 8GiB --pool /mnt/nvme0/tide --report step.html -m my.package.train
-  torchrun --nproc-per-node 1 -m tidelog run --memory 20GiB --pool /mnt/nvme0/tide train.py
+  torchrun --nproc-per-node 4 -m tidelog run --memory 20GiB --pool /mnt/nvme0/tide train.py
+
+Under torchrun the ranks of a machine share the pool, and --memory is what each rank may take. The
+files of --report and --stats get the rank's number before their ending.
 """
 
 
@@ -90,9 +92,6 @@ def _add_option(parser, name, option, default):
 
 def run(said):
     """Runs what the command line says; returns the exit code."""
-    if (ranks := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > 1:
-        _say(f"this is one of {ranks} ranks on this machine, and ranks cannot share a pool yet; start one.")
-        return Exit.USAGE
     if not said.is_module and not os.path.exists(said.program):
         _say(f"there is no program {said.program!r}")
         return Exit.NO_PROGRAM
@@ -104,12 +103,10 @@ def run(said):
             return Exit.NOT_OPENED
         # The process ends with the program: what stays on NVMe then is of no use to anybody.
         warnings.simplefilter("ignore", _errors.LeftBehindWarning)
-        steps = OptimizerSteps(tide)
         try:
-            with steps:
-                ending = _execute(said)
+            ending = _execute(said)
         finally:
-            _conclude(said, tide, steps)
+            _conclude(said, tide)
     if ending is not None:
         raise ending
     return 0
@@ -142,10 +139,11 @@ def _execute(said):
 # -- the end ----------------------------------------------------------------------------------------
 
 
-def _conclude(said, tide, steps):
+def _conclude(said, tide):
     """Says how the run went, and writes what was asked for. What fails here fails nothing else."""
     if not tide.access.is_live():
         return  # a forked child of the program ends here, too: the run is the parent's
+    steps = tide.loop
     figures = {
         "steps": len(steps.seconds),
         "seconds_per_step": statistics.median(steps.seconds) if steps.seconds else None,
@@ -159,11 +157,24 @@ def _conclude(said, tide, steps):
         _say(line)
     for path, write in ((said.report, tide.report), (said.stats, functools.partial(_write_json, figures))):
         if path is not None:
+            path = _of_this_rank(path)
             try:
                 write(path)
                 _say(f"wrote {path}")
             except (OSError, _errors.Error) as error:
                 _say(f"{path} could not be written: {error}")
+
+
+def _of_this_rank(path):
+    """Ranks write files of their own: "step.html" is "step.1.html" for rank 1."""
+    if _ranks_here() == 1:
+        return path
+    name, ending = os.path.splitext(path)
+    return f"{name}.{os.environ.get('RANK', '0')}{ending}"
+
+
+def _ranks_here():
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _summary(figures):
@@ -188,4 +199,5 @@ def _write_json(figures, path):
 
 
 def _say(text):
-    print(f"tidelog run: {text}", file=sys.stderr, flush=True)
+    rank = f" (rank {os.environ.get('RANK', '0')})" if _ranks_here() > 1 else ""
+    print(f"tidelog run{rank}: {text}", file=sys.stderr, flush=True)
