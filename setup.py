@@ -62,8 +62,11 @@ def install_stripped(source, target):
     """Without names and lines of functions, which are most of a file: what is exported keeps its
     name."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, target)
-    subprocess.run(["strip", "--strip-unneeded", target], check=True)
+    # Under a name of its own first: two builds at once do not read each other's half.
+    stripped = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copy2(source, stripped)
+    subprocess.run(["strip", "--strip-unneeded", stripped], check=True)
+    stripped.replace(target)
 
 
 class BuildPackage(build_py):

@@ -1,5 +1,6 @@
 """The wheel, installed where nothing of this checkout is: package, library and tools work."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -38,9 +39,15 @@ def said(*words, **more):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+    """Built once, also where several processes run tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    folder.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    said(*pip, "--wheel-dir", folder, ROOT)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(folder.glob("*.whl")):
+            said(*pip, "--wheel-dir", folder, ROOT)
     (path,) = folder.glob("*.whl")
     return path
 
