@@ -59,6 +59,20 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
     compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
 
+def test_cuda_graphs_are_refused(fake, pool):
+    """A replay would use the addresses of its capture."""
+    graph = torch.cuda.CUDAGraph
+    before = graph.replay
+    with tidelog.offload(pool=pool, memory=BUDGET, staging=STAGING, device="cpu"):
+        assert graph.replay is before  # a block of host memory leaves a GPU's graphs alone
+    gpu = fake()
+    with tidelog.offload(pool=pool, memory=TENSORS, staging=STAGING, device=gpu.device):
+        for call in (graph.capture_begin, graph.replay):
+            with pytest.raises(tidelog.Error, match="a CUDA graph has the addresses"):
+                call(None)
+    assert graph.replay is before
+
+
 def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host(gpu, pool, mover, mode):
     gpu = gpu(seed=9)
 

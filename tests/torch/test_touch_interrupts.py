@@ -4,6 +4,7 @@ import _thread
 import os
 import signal
 import warnings
+from operator import methodcaller
 
 import pytest
 import torch
@@ -153,6 +154,15 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
     plain = World()
     plain.steps(losses + 2)
     assert world.losses == plain.losses
+
+
+def test_ctrl_c_is_heard_where_a_tensor_dies(pool, mover, mode):
+    """Python drops an interrupt that it delivers in a callback of a weak reference."""
+    with tidelog.offload(pool=pool, memory="8MiB", mover=mover, mode=mode) as tide:
+        holder = {"tensor": torch.zeros(1024)}
+        with pytest.raises(KeyboardInterrupt):
+            list(map(methodcaller("__call__"), [_thread.interrupt_main, holder.clear]))
+        _assert_counted(tide)
 
 
 def _assert_counted(tide):

@@ -182,7 +182,7 @@ impl Residency {
         let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();
         let stays = self.sums.fixed.saturating_add(asynchronous);
         let needed = stays.saturating_add(uses).saturating_add(outputs);
-        if needed <= self.limit().0 {
+        if needed.saturating_sub(self.kept_by_transfers()) <= self.limit().0 {
             return None;
         }
         let mut largest: Vec<Contributor> = self
@@ -218,6 +218,14 @@ impl Residency {
             asynchronous: Bytes(asynchronous),
             largest,
         }))
+    }
+
+    /// Bytes that cannot leave, of storages that transfers keep alive and the current op does not
+    /// use: they may die when the transfer ends.
+    fn kept_by_transfers(&self) -> u64 {
+        let moving = self.flights.values().filter_map(|&id| self.get(id));
+        let others = moving.filter(|storage| storage.used_by != self.op.serial);
+        others.map(|storage| storage.sums().fixed).sum()
     }
 
     /// Bytes that asynchronous uses keep here, apart from what the current op uses too.

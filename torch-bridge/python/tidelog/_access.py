@@ -83,6 +83,32 @@ class Access:
         """While a reducer of DDP makes its buckets."""
         return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
+    def launch(self, func, args, kwargs):
+        """Launches a kernel that gets addresses."""
+        return self._hook.launch(func, args, kwargs) if self.is_live() else func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def pinned(self, storages):
+        """Meanwhile these stay where they are, and asking for an address pins nothing."""
+        self.bring_back(*storages)
+        holds = [self.hold(storage) for storage in storages]
+        records = [storage._tide for storage in storages if storage._tide is not None]
+        for record in records:
+            record.addresses_end += 1
+        try:
+            yield
+        finally:
+            for record in records:
+                record.addresses_end -= 1
+            del holds
+
+    def unpin(self, storage):
+        """Nobody uses an address of the storage any more: it may move again."""
+        storage._aliased = False
+        record = storage._tide
+        if record is not None and record.ledger is self._ledger and record.pins:
+            self._ledger.unpin(record)
+
     def hold(self, storage):
         """Keeps a storage's memory where it is until what this returns is gone. None: it does not
         move anyway."""

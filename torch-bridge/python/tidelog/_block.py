@@ -93,13 +93,14 @@ class Tide:
         ledger = self.ledger
         try:
             self._tell_of_a_new_pool()
-            _escape.install(self.access)
+            _escape.install(self.access, on_gpu=self.device.option > 0)
             self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
             self._names.name_all()
+            ledger.collect_dead()
             self._heap.begin(before - sum(record.size for record in ledger.records.values()))
             self.performer.settle()
             if ledger.marked:
@@ -283,6 +284,22 @@ class Tide:
             if record.state & _record.OUT:
                 return
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+
+    @contextlib.contextmanager
+    def pinned(self, *tensors):
+        """Meanwhile the tensors are in memory and stay where they are: code that Tidelog does not see
+        may use their addresses. Addresses that are asked for inside are not used after it; outside,
+        asking for one pins a tensor for its life, as nothing says for how long it is used."""
+        self._require_open()
+        with self.access.pinned([_untyped_storage(tensor) for tensor in tensors]):
+            yield
+
+    def unpin(self, *tensors):
+        """Says that nobody uses an address of these tensors any more that `data_ptr()` gave: they may
+        move again. Memory that NumPy has seen stays, as torch itself fixes it."""
+        self._require_open()
+        for tensor in tensors:
+            self.access.unpin(_untyped_storage(tensor))
 
     def is_resident(self, tensor):
         """Whether the tensor's bytes are in memory now."""

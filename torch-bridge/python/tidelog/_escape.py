@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import torch
 
 from tidelog import _errors
 from tidelog._access import Access
+from tidelog._ops import Launch, storages_of
 from tidelog._record import AWAY, LEAVING
 from tidelog._threads import borrow
 
@@ -51,15 +53,15 @@ _STORAGE_READS = (
     "is_shared",
 )
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
-_STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
+_STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
 _undo = []
 _watched = []  # hooks of gradients that DDP looks at
 _scope = threading.local()
 
 
-def install(access: Access):
-    """Wraps the entry points for a block."""
+def install(access: Access, on_gpu):
+    """Wraps the entry points for a block; `on_gpu`: of a GPU's memory."""
     torch.UntypedStorage._aliased = False
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
@@ -84,8 +86,53 @@ def install(access: Access):
     for owner in (torch.utils.dlpack, torch):
         _wrap(access, owner, "to_dlpack", _alias)
     _install_distributed(access)
+    _install_triton(access)
+    if on_gpu:
+        for name in ("capture_begin", "replay"):
+            _replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
     if importlib.util.find_spec("safetensors") is not None:
         _install_safetensors(access)
+
+
+def _refused_graph(access, original):
+    def wrapper(graph, *args, **kwargs):
+        if access.is_live():
+            raise _errors.Error(
+                "a CUDA graph has the addresses of tensors in it, and inside an offload block these "
+                "move: a replay would read and write memory that is somebody else's by then. Run "
+                'without graphs (torch.compile: another mode than "reduce-overhead"), or keep '
+                "captures and replays outside the block."
+            )
+        return original(graph, *args, **kwargs)
+
+    return wrapper
+
+
+def _install_triton(access):
+    """Its launcher asks every argument for its address, for the time of the kernel."""
+    used = "triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()
+    if used and importlib.util.find_spec("triton") is not None:
+        from triton.runtime import interpreter, jit
+
+        for owner in (jit.JITFunction, interpreter.InterpretedFunction):
+            _replace(owner, "run", lambda original: _launch(access, original))
+
+
+def _launch(access, original):
+    launches = {}  # kernel -> its Launch, which plans know it by
+
+    def wrapper(kernel, *args, **kwargs):
+        launch = launches.get(kernel)
+        if launch is None:
+            launch = launches[kernel] = Launch(kernel, original)
+        with _pointers_mean("momentary"):
+            if access.is_elsewhere() and access.is_live():
+                storages = storages_of(args, kwargs)
+                with borrow(storages, storages):
+                    return launch(*args, **kwargs)
+            return access.launch(launch, args, kwargs)
+
+    return wrapper
 
 
 def _install_distributed(access):
@@ -239,6 +286,8 @@ def _alias(access, *storages):
         return
     storage = storages[0]
     _read(access, storage)
+    if storage._tide is not None and storage._tide.addresses_end:
+        return
     storage._aliased = True  # whoever takes it on later pins it
     record = storage._tide
     if record is not None and not record.pins:

@@ -20,7 +20,6 @@ from tidelog._native import MODIFIES, Session
 from tidelog._ops import (
     any_wrapper,
     awaits,
-    expect,
     functional_collectives,
     halves,
     info_of,
@@ -71,8 +70,15 @@ class Hook(TorchDispatchMode):
                 if info_of(func).launches:
                     self._async_uses.began(info_of(func), args, kwargs or {}, result)
             return result
-        if kwargs is None:
-            kwargs = {}
+        return self._op(func, args, kwargs or {})
+
+    def launch(self, func, args, kwargs):
+        """A kernel that gets addresses is about to be launched: it is an op like any other."""
+        if self._ledger.quiet:
+            return func(*args, **kwargs)
+        return self._op(func, args, kwargs)
+
+    def _op(self, func, args, kwargs):
         plan = self._steps.plan  # None in a child of a fork
         if plan is not None:
             return self._watchful(plan, func, info_of(func), args, kwargs)
@@ -162,7 +168,7 @@ class Hook(TorchDispatchMode):
         index = steps.next_op
         needs = self._foresight.get(foreseen)
         if needs is None:
-            needs = expect(func, args, kwargs)
+            needs = info.expect(func, args, kwargs)
         self._begin(index, info.text, fingerprint, uses, needs)
         if index >= 0:
             steps.next_op = index + 1

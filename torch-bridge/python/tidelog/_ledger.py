@@ -29,7 +29,7 @@ class Ledger:
 
     def __init__(self, device: Host, limit, outside):
         self.limit = limit  # of `live`
-        self.live = 0  # bytes of the storages that are in memory: all but those that are OUT
+        self._live = 0  # see `live`; with the dead that are not crossed off yet
         self.peak = 0  # the highest `live` at an op boundary
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
@@ -43,7 +43,10 @@ class Ledger:
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
         self._when_full = None
-        self._on_death = self._storage_died  # bound once
+        # Records of storages that have died. Their weak references call a function in C, because
+        # Python drops an interrupt that comes in one of its own.
+        self._dead = []
+        self._on_death = self._dead.append
         own = {"ledger": self, "outside": outside, "process": os.getpid()}
         self._record_type = type("Record", (_record.Record,), own)
         # Numbers of dead storages are used again, but not within a step: a profile tells storages
@@ -86,11 +89,13 @@ class Ledger:
             record.is_guarded = False  # as in `record_of_written`
         births = self.births
         births.append(record)
-        self.live = live = self.live + size
+        self._live = live = self._live + size
         if live > self.peak:
-            if live > self.limit:
+            if self._dead:
+                self.collect_dead()
+            if self._live > self.limit:
                 self._when_full()
-            self.peak = self.live
+            self.peak = max(self.peak, self._live)
         elif len(births) > self._births_max:
             self.births = [record for record in births if record() is not None]
             self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
@@ -112,7 +117,7 @@ class Ledger:
         record.birth = birth
         self.number_of(record)
         self.births.append(record)
-        self.live += size
+        self._live += size
         if storage._aliased:
             self.pin(record)
         return record
@@ -160,24 +165,40 @@ class Ledger:
         self._free_ids += self._retired_ids
         self._retired_ids.clear()
 
-    def _storage_died(self, record):
-        if record.id is None:
-            self.live -= record.size
-        elif self.records.pop(record.id, None) is not None:
-            if record.state:
-                self.marked -= 1
-            self._aliased.pop(record.id, None)
-            if not record.state & _record.OUT:
-                self.live -= record.size
-            if record.reported:
-                self._deaths.append(record.id)
-            else:
-                self._retired_ids.append(record.id)
+    @property
+    def live(self):
+        """Bytes of the storages that are in memory: all but those that are OUT."""
+        if self._dead:
+            self.collect_dead()
+        return self._live
 
     def collect_dead(self):
-        """An interrupt may fall into the callback that reports a death: Python then drops both."""
-        for record in [record for record in self.records.values() if record() is None]:
+        """Crosses off the storages that have died."""
+        dead = self._dead
+        count = len(dead)
+        for record in dead[:count]:
             self._storage_died(record)
+        del dead[:count]
+
+    def _storage_died(self, record):
+        """Told twice, it counts once."""
+        number = record.id
+        if number is None:
+            self._live -= record.size
+            record.size = 0
+        elif self.records.get(number) is record:
+            # No call from here on.
+            if record.state:
+                self.marked -= 1
+            if number in self._aliased:
+                del self._aliased[number]
+            if not record.state & _record.OUT:
+                self._live -= record.size
+            if record.reported:
+                self._deaths += [number]
+            else:
+                self._retired_ids += [number]
+            del self.records[number]
 
     def discard(self, storage):
         """A storage that is out is emptied: its bytes are never read again, and what it holds later
@@ -198,7 +219,7 @@ class Ledger:
         """Notes the mark that the session put on a storage. What is marked OUT counts no longer."""
         self.marked += (state != _record.SETTLED) - (record.state != _record.SETTLED)
         counted, counts = not record.state & _record.OUT, not state & _record.OUT
-        self.live += record.size * (counts - counted)
+        self._live += record.size * (counts - counted)
         record.state = state
         if state:
             self.quiet = False
@@ -213,11 +234,12 @@ class Ledger:
         record = self.record_of(storage)
         if record is not None and (size := _nbytes(storage)) != record.size:
             self._resized.append(record)
-            self.live += size - record.size
+            self._live += size - record.size
             record.size = size
 
     def has_away(self):
         """Whether any storage has no memory, or not its bytes yet."""
+        self.collect_dead()
         return any(record.state & _record.AWAY for record in self.records.values())
 
     def movable(self, storage):
@@ -266,7 +288,7 @@ class Ledger:
 
     def is_at_rest(self):
         """Whether nothing is out, on its way or copied, and there is room."""
-        return self.marked == 0 and self.live <= self.limit
+        return self.live <= self.limit and self.marked == 0
 
     def begin_quiet(self):
         """All is at rest: ops need not be looked at from here on."""
@@ -280,6 +302,8 @@ class Ledger:
 
     def has_pending(self):
         """Whether there is anything that the session has not heard of."""
+        if self._dead:
+            self.collect_dead()
         return self.births or self._deaths or self._resized or self._pin_requests or self._async_changes
 
     def send_pending(self, session):

@@ -5,6 +5,7 @@ import zlib
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
@@ -156,6 +157,10 @@ class OpInfo:
                 if not work.is_completed():
                     yield work
 
+    def expect(self, func, args, kwargs):
+        """Bytes of the new storages that the op will make."""
+        return _expect(func, args, kwargs)
+
     def modified(self, args, kwargs):
         """The storages of the arguments that the op writes."""
         found = []
@@ -167,13 +172,47 @@ class OpInfo:
         return found
 
 
+class Launch:
+    """What launches a kernel that gets addresses, such as one of Triton's, as if it were an op. What
+    runs inside of it is a part of it, as inside of an op."""
+
+    def __init__(self, kernel, run):
+        self.name = f"kernel {getattr(kernel, '__name__', '')}".rstrip()
+        self._kernel = kernel
+        self._run = run
+
+    def __call__(self, *args, **kwargs):
+        with _disable_current_modes():
+            return self._run(self._kernel, *args, **kwargs)
+
+
+class LaunchInfo:
+    """The same facts of a launch. It may write any of its arguments, and makes no tensors."""
+
+    __slots__ = ("name", "seed", "text")
+
+    chunks = launches = resizes = False
+    written = True
+
+    def __init__(self, launch):
+        self.name = launch.name
+        self.text = self.name.encode()
+        self.seed = zlib.crc32(self.text)
+
+    def modified(self, args, kwargs):
+        return storages_of(args, kwargs)
+
+    def expect(self, _launch, _args, _kwargs):
+        return 0
+
+
 _infos = {}
 
 
 def info_of(func):
     info = _infos.get(func)
     if info is None:
-        info = _infos[func] = OpInfo(func)
+        info = _infos[func] = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
     return info
 
 
@@ -226,7 +265,7 @@ def merged(results):
     return first
 
 
-def expect(func, args, kwargs):
+def _expect(func, args, kwargs):
     """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that
     cannot tell.
 

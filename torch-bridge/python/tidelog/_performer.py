@@ -77,7 +77,8 @@ class Performer:
 
     def leave(self, record):
         """The block ends and the storage stays out."""
-        self._mover.leave(record(), record.size, record.guard_text())
+        if (storage := record()) is not None:
+            self._mover.leave(storage, record.size, record.guard_text())
 
     def drop_all(self):
         """The session has ended: no device touches anything any more."""

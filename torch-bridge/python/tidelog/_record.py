@@ -40,6 +40,7 @@ class Record(_Newborn):
     state = SETTLED
     reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
+    addresses_end = 0  # scopes after which nobody uses an address that they asked for
     async_uses = 0  # ops that have returned and use it still
     loans = 0  # ops of other threads that are using it right now
     is_guarded = True  # when it is out; for a bucket of DDP: see `Ledger.of_a_reducer`

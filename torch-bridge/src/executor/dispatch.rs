@@ -149,15 +149,23 @@ impl Executor {
         self.machine.settle()
     }
 
-    pub(super) fn resume(&mut self) -> OpProgress {
-        self.resume_with(Residency::resume)
-    }
-
-    pub(super) fn resume_with(
+    /// Looks again at what waits. Requests of transfers that have ended come first: a storage that
+    /// a transfer kept alive may die by them, and what waits for its room is not refused then.
+    pub(super) fn look_again(
         &mut self,
         resume: impl FnOnce(&mut Residency) -> OpProgress,
-    ) -> OpProgress {
-        self.ops.take_held().unwrap_or_else(|| resume(&mut self.machine))
+    ) -> Result<Readiness, Failure> {
+        self.history.caller_returns();
+        while let Some(completion) = self.transfers.completion() {
+            self.complete(completion);
+        }
+        if self.transfers.next_request().is_some() {
+            self.history.requests_handed_out();
+            return Ok(Readiness::Requests);
+        }
+        self.advance(|executor| {
+            executor.ops.take_held().unwrap_or_else(|| resume(&mut executor.machine))
+        })
     }
 
     /// Processes what completed, reports one event to the machine, carries out what it decides, and

@@ -225,12 +225,12 @@ impl Session {
     }
 
     pub(crate) fn resume(&self) -> Result<Readiness, Failure> {
-        self.lock().advance(Executor::resume)
+        self.lock().look_again(Residency::resume)
     }
 
     /// Looks again, and refuses what then waits for asynchronous uses alone.
     pub(crate) fn resume_or_refuse(&self) -> Result<Readiness, Failure> {
-        self.lock().advance(|executor| executor.resume_with(Residency::resume_or_refuse))
+        self.lock().look_again(Residency::resume_or_refuse)
     }
 
     /// Waits for one completion at most `timeout`, without the lock, then looks again.

@@ -77,6 +77,56 @@ fn a_check_that_differs_turns_into_a_write() {
 }
 
 #[test]
+fn an_op_is_not_refused_for_what_a_transfer_keeps_alive() {
+    for dies in [true, false] {
+        let mut machine = machine(30);
+        populate(&mut machine, &[10, 10, 10]);
+        assert_eq!(machine.evict(id(2)), Ok(OpProgress::Waiting));
+        machine.pin(id(2)); // an alias came while it was being written: it stays
+        assert_eq!(begin(&mut machine, &[reads(0)], 20), OpProgress::Waiting);
+        perform(&mut machine);
+        if dies {
+            machine.died(id(2));
+            assert_eq!(machine.resume(), OpProgress::Ready);
+        } else {
+            assert!(matches!(machine.resume(), OpProgress::Refused(_)));
+        }
+    }
+}
+
+#[test]
+fn what_an_op_goes_on_to_use_stays_until_that_use_ends() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10, 10]);
+    assert_eq!(begin(&mut machine, &[writes(0), writes(1)], 0), OpProgress::Ready);
+    machine.async_use_begins(id(0));
+    machine.async_use_begins(id(1));
+    machine.op_end();
+    assert_eq!(machine.evict(id(0)), Err(EvictError::AsyncUse(id(0))));
+    assert_eq!(begin(&mut machine, &[], 20), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [evict(2, 0, CopyKind::Write)]);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(2) }]);
+    machine.async_use_ends(id(0));
+    assert_eq!(machine.resume(), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [evict(0, 1, CopyKind::Write)]);
+    machine.completed(TransferId(1), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+}
+
+#[test]
+fn an_op_that_an_asynchronous_use_may_wait_for_is_refused_with_figures() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10]);
+    machine.async_use_begins(id(0));
+    assert_eq!(begin(&mut machine, &[reads(1)], 15), OpProgress::Waiting);
+    let OpProgress::Refused(refusal) = machine.resume_or_refuse() else { panic!("not refused") };
+    assert_eq!((refusal.asynchronous, refusal.uses), (Bytes(10), Bytes(10)));
+    assert_eq!(refusal.smallest_budget, Bytes(42));
+}
+
+#[test]
 fn a_reader_takes_what_is_being_evicted_without_waiting() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
