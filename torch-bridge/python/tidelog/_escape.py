@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+import weakref
 
 import torch
 
@@ -57,6 +58,7 @@ _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_
 
 _undo = []
 _watched = []  # hooks of gradients that DDP looks at
+_modules_watched = weakref.WeakSet()
 _scope = threading.local()
 
 
@@ -167,10 +169,11 @@ def _watch_gradients(access, module):
     """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
     a static graph it looks at all of them when the first backward pass is at its end, so that the
     guard would refuse those that are out."""
-    if getattr(module, "_tide", None) is access:
+    if module in _modules_watched:
         return
-    module._tide = access
+    _modules_watched.add(module)
 
+    @torch.utils.hooks.unserializable_hook  # torch.save need not warn of it
     def is_complete(gradient):
         if access.is_live() and not gradient.is_sparse:
             storage = _untyped_storage(gradient)
@@ -194,6 +197,7 @@ def _wait(access, original):
 
 def remove():
     """Puts every entry point back as it was."""
+    _modules_watched.clear()
     while _watched:
         _watched.pop().remove()
     while _undo:
