@@ -10,7 +10,7 @@ ONLY ?=
 RESUME ?=
 
 .PHONY: help setup build build-ahead demo test tidy lint test-rust sim storm planted faults fixture crash \
-	test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk \
+	test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-slow bench compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -97,6 +97,9 @@ miri: setup ## Layout, checksums and planner under Miri, where the toolchain has
 
 test-torch: build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --durations 10 -m "not slow" tests/torch
+
+test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
 test-slow: build ## Longer storms, and every program under every mover and mode
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch

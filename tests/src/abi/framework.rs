@@ -63,6 +63,8 @@ struct Storage {
     /// A transfer may touch the memory.
     in_flight: bool,
     pins: u32,
+    /// An op that has ended uses it still.
+    async_use: bool,
 }
 
 /// How faithfully the framework does what it is asked for.
@@ -178,7 +180,8 @@ impl Framework {
         let mut memory = self.place.room(size, 0);
         memory.fill(seed, size);
         let (memory, after) = (Some(memory), None);
-        let storage = Storage { size, seed, memory, after, in_flight: false, pins: 0 };
+        let storage =
+            Storage { size, seed, memory, after, in_flight: false, pins: 0, async_use: false };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -217,7 +220,12 @@ impl Framework {
                 }
                 TIDE_WAITING => {
                     self.sync();
-                    tide_session_wait(self.session, 50)
+                    let used = self.storages.iter().find(|(_, storage)| storage.async_use);
+                    let used = used.map(|(&number, _)| number);
+                    if let Some(number) = used.filter(|_| self.choices.percent(30)) {
+                        self.async_use(number, false);
+                    }
+                    tide_session_wait(self.session, if used.is_some() { 1 } else { 50 })
                 }
                 ended => return ended,
             }
@@ -265,6 +273,7 @@ impl Framework {
         match action.kind {
             TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
             TIDE_EVICT => {
+                assert!(!storage.async_use, "storage {} is in use", action.storage);
                 assert_eq!(action.size, storage.size as u64);
                 storage.in_flight = true;
                 storage.after = self.place.now();
@@ -278,6 +287,7 @@ impl Framework {
                 storage.memory.get_or_insert_with(|| self.place.room(size, 0xCD)).address()
             }
             TIDE_RELEASE => {
+                assert!(!storage.async_use, "storage {} is in use", action.storage);
                 storage.memory = None;
                 storage.in_flight = false;
                 0
@@ -387,6 +397,14 @@ impl Framework {
         }
         storage.pins = if on { storage.pins + 1 } else { storage.pins - 1 };
         assert_eq!(tide_session_pin(self.session, number, i32::from(on)), TIDE_READY);
+    }
+
+    /// An op that has ended uses the storage still, or no longer.
+    pub fn async_use(&mut self, number: u32, on: bool) {
+        self.sync();
+        self.storages.get_mut(&number).unwrap().async_use = on;
+        let told = tide_session_async_use(self.session, number, i32::from(on));
+        assert_eq!(told, TIDE_READY, "{}", last_error());
     }
 
     /// Asks for a storage to leave.

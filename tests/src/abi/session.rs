@@ -67,7 +67,11 @@ pub fn walk_session(
                 }
             }
             79..83 => {
-                if let Some(number) = some(&mut choices) {
+                if let Some(number) = some(&mut choices).filter(|_| choices.percent(50)) {
+                    if framework.op((-1, "collective", 0), &[(number, true)], &[]) {
+                        framework.async_use(number, true);
+                    }
+                } else if let Some(number) = some(&mut choices) {
                     framework.pin(number, true);
                     framework.op((-1, "alias", 0), &[(number, true)], &[]);
                     framework.pin(number, false);
@@ -100,6 +104,7 @@ pub fn walk_session(
             _ => {
                 framework.sync();
                 assert!(tide_session_resume(framework.session) >= TIDE_BUDGET_EXCEEDED);
+                assert!(tide_session_resume_or_refuse(framework.session) >= TIDE_BUDGET_EXCEEDED);
                 assert!(tide_session_wait(framework.session, 0) >= TIDE_BUDGET_EXCEEDED);
             }
         }
