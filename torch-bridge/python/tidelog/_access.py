@@ -23,6 +23,7 @@ class Access:
         self._session = session
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
+        self.expect_collectives = hook.expect_collectives
         self._thread = threading.get_ident()
 
     def is_elsewhere(self):

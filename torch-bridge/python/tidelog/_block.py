@@ -65,7 +65,7 @@ class Tide:
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
         self._ranks = Ranks()
-        self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._ranks.introduce)
+        self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
@@ -247,6 +247,10 @@ class Tide:
         if not self.ledger.quiet:
             self._names.name_states()
         self.steps.end(completed, started)
+
+    def _is_distributed(self):
+        self._hook.expect_collectives()
+        self._ranks.introduce()
 
     # -- what users ask ---------------------------------------------------------------------------
 

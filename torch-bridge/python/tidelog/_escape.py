@@ -141,6 +141,10 @@ def _install_distributed(access):
     """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
     if torch.distributed.is_available():
         _replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
+        if torch.distributed.is_initialized():
+            access.expect_collectives()
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            _replace(owner, "init_process_group", lambda original: _distributed(access, original))
         ddp = torch.nn.parallel.DistributedDataParallel
         _replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
         _replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
@@ -184,6 +188,14 @@ def _watch_gradients(access, module):
     for parameter in module.parameters():
         if parameter.requires_grad:
             _watched.append(parameter.register_hook(is_complete))
+
+
+def _distributed(access, original):
+    def wrapper(*args, **kwargs):
+        access.expect_collectives()
+        return original(*args, **kwargs)
+
+    return wrapper
 
 
 def _wait(access, original):

@@ -46,7 +46,6 @@ class Hook(TorchDispatchMode):
         self._steps = steps
         self._heap = heap
         self._async_uses = async_uses
-        self._functional = functional_collectives()
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
         self._uses = {}  # storage id -> use, of the op that is running
@@ -56,8 +55,6 @@ class Hook(TorchDispatchMode):
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
-        if func in self._functional:
-            return self._as_other_ops(func, args, kwargs or {})
         if ledger.quiet:
             result = func(*args, **kwargs) if kwargs else func(*args)
             kind = type(result)
@@ -86,12 +83,9 @@ class Hook(TorchDispatchMode):
             return self._in_forked_child(func, args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
 
-    def _as_other_ops(self, func, args, kwargs):
-        with self:
-            result = self._functional[func](*args, **kwargs)
-        if awaits(func):
-            self._async_uses.waited_for(storages_of(args, kwargs))
-        return result
+    def expect_collectives(self):
+        """The program is distributed. Any other is spared a look at each op."""
+        self.__class__ = DistributedHook
 
     def _in_forked_child(self, func, args, kwargs):
         """Memory that the fork copied is as good as any; what was out stays with the parent."""
@@ -233,6 +227,21 @@ class Hook(TorchDispatchMode):
         """What was brought back for an access may leave again."""
         if not self._uses:
             self._steps.end_op()
+
+
+class DistributedHook(Hook):
+    """The hook of a distributed program: functional collectives are made the ops that they are."""
+
+    _functional = functional_collectives()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func not in self._functional:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            result = self._functional[func](*args, **(kwargs or {}))
+        if awaits(func):
+            self._async_uses.waited_for(storages_of(args, kwargs or {}))
+        return result
 
 
 def _fingerprint(shapes, records):

@@ -177,16 +177,17 @@ class Ledger:
         dead = self._dead
         count = len(dead)
         for record in dead[:count]:
-            self._storage_died(record)
+            if record.id is None:  # most die before anybody asks for their number
+                self._live -= record.size
+                record.size = 0
+            else:
+                self._storage_died(record)
         del dead[:count]
 
     def _storage_died(self, record):
         """Told twice, it counts once."""
         number = record.id
-        if number is None:
-            self._live -= record.size
-            record.size = 0
-        elif self.records.get(number) is record:
+        if self.records.get(number) is record:
             # No call from here on.
             if record.state:
                 self.marked -= 1
