@@ -6,7 +6,7 @@ use super::host::HostCopies;
 use super::op::{CurrentOp, Pending};
 use super::schedule::Schedule;
 use super::stats::Stats;
-use super::storage::{BytesPlace, ResidentStorage, Sums, TransferInFlight, TransferKind};
+use super::storage::{BytesPlace, ResidentStorage, Sums, TransferInFlight};
 use super::types::{
     Attributes, Config, Desync, ProtocolError, ResidencyAction, StorageId, StorageState,
     TransferFailure, TransferId,
@@ -170,11 +170,7 @@ impl Residency {
         }
         self.change(id, |storage| {
             storage.pins = storage.pins.saturating_add(1);
-            if let BytesPlace::Moving(flight) = &mut storage.place
-                && flight.kind != TransferKind::Fetch
-            {
-                flight.leaving = false;
-            }
+            storage.keep();
         });
     }
 
@@ -193,11 +189,7 @@ impl Residency {
         }
         self.change(id, |storage| {
             storage.async_use = true;
-            if let BytesPlace::Moving(flight) = &mut storage.place
-                && flight.kind != TransferKind::Fetch
-            {
-                flight.leaving = false;
-            }
+            storage.keep();
         });
     }
 

@@ -149,6 +149,15 @@ impl ResidentStorage {
         self.hosted > 0 && self.copy && matches!(self.place, BytesPlace::Resident)
     }
 
+    /// What is on its way out stays; the copy that is being made is made.
+    pub(super) fn keep(&mut self) {
+        if let BytesPlace::Moving(flight) = &mut self.place
+            && flight.kind != TransferKind::Fetch
+        {
+            flight.leaving = false;
+        }
+    }
+
     /// Whether nothing can make it leave.
     pub(super) fn stays(&self) -> bool {
         !self.movable || self.pins > 0 || self.unwritable

@@ -8,7 +8,7 @@ then. The residency machine keeps it there; this class tells it when such a use 
 import collections
 
 from tidelog._ledger import Ledger
-from tidelog._ops import OpInfo, storages_of
+from tidelog._ops import OpInfo, awaits, functional_collectives, storages_of
 
 
 class _Use:
@@ -58,13 +58,21 @@ class AsyncUses:
                 record.borrow(1)
             self._elsewhere.append(use)
 
+    def launch(self, mode, func, args, kwargs):
+        """Runs a functional collective as the ops that it is made of, which come to this mode."""
+        with mode:
+            result = functional_collectives()[func](*args, **kwargs)
+        if awaits(func):
+            self._waited_for(storages_of(args, kwargs))
+        return result
+
     def waited(self, work):
         """Somebody has waited for this `Work`."""
         for use in [*self._running, *self._elsewhere]:
             if use.work is work:
                 use.waited = True
 
-    def waited_for(self, storages):
+    def _waited_for(self, storages):
         """Somebody has waited for all that used these storages."""
         for use in [*self._running, *self._elsewhere]:
             if any(storage in storages for storage in use.storages):

@@ -19,7 +19,6 @@ from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
 from tidelog._ops import (
     any_wrapper,
-    awaits,
     functional_collectives,
     halves,
     info_of,
@@ -237,11 +236,7 @@ class DistributedHook(Hook):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func not in self._functional:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        with self:
-            result = self._functional[func](*args, **(kwargs or {}))
-        if awaits(func):
-            self._async_uses.waited_for(storages_of(args, kwargs or {}))
-        return result
+        return self._async_uses.launch(self, func, args, kwargs or {})
 
 
 def _fingerprint(shapes, records):

@@ -33,8 +33,7 @@ class Bystander(TorchDispatchMode):
         if types and any_wrapper(args, kwargs):
             return NotImplemented
         if func in functional_collectives():
-            with self:
-                return functional_collectives()[func](*args, **kwargs)
+            return self._async_uses.launch(self, func, args, kwargs)
         if not self._access.is_live():
             return func(*args, **kwargs)
         info, storages = info_of(func), storages_of(args, kwargs)

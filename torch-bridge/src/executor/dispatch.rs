@@ -155,10 +155,7 @@ impl Executor {
         &mut self,
         resume: impl FnOnce(&mut Residency) -> OpProgress,
     ) -> Result<Readiness, Failure> {
-        self.history.caller_returns();
-        while let Some(completion) = self.transfers.completion() {
-            self.complete(completion);
-        }
+        self.caller_returns();
         if self.transfers.next_request().is_some() {
             self.history.requests_handed_out();
             return Ok(Readiness::Requests);
@@ -174,10 +171,7 @@ impl Executor {
         &mut self,
         event: impl FnOnce(&mut Self) -> OpProgress,
     ) -> Result<Readiness, Failure> {
-        self.history.caller_returns();
-        while let Some(completion) = self.transfers.completion() {
-            self.complete(completion);
-        }
+        self.caller_returns();
         let progress = event(self);
         self.carry_out();
         if self.transfers.next_request().is_some() {
@@ -195,6 +189,14 @@ impl Executor {
         }
         self.sample();
         self.readiness(progress)
+    }
+
+    /// Takes in what completed while the caller was away.
+    fn caller_returns(&mut self) {
+        self.history.caller_returns();
+        while let Some(completion) = self.transfers.completion() {
+            self.complete(completion);
+        }
     }
 
     fn readiness(&mut self, progress: OpProgress) -> Result<Readiness, Failure> {
