@@ -28,6 +28,19 @@ torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
 gc.collect()
 gc.freeze()  # what the imports made lives for good; a collection per test is cheap without it
 
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def late_imports_live_for_good():
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 # Pointers can be swapped since torch 2.15.
 MOVERS = ("resize", "swap") if hasattr(torch._C.StorageBase, "_swap_data_ptr_") else ("resize",)
 MODES = ("reactive", "auto")

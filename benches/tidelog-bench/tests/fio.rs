@@ -123,15 +123,10 @@ fn our_terse_lines_have_fios_fields() {
 fn a_parser_that_others_wrote_reads_our_json() {
     const TEST: &str = "a_parser_that_others_wrote_reads_our_json";
     let directory = temporary("parser");
-    let environment = directory.at("venv");
-    let venv = Command::new("python3").args(["-m", "venv", &environment]).output();
-    if !venv.is_ok_and(|output| output.status.success()) {
-        return skip(TEST, "python3 cannot make a virtual environment");
-    }
-    let python = format!("{environment}/bin/python");
-    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "fio-plot"];
-    if !Command::new(&python).args(pip).output().unwrap().status.success() {
-        return skip(TEST, "pip cannot install fio-plot");
+    // Where `make setup` installs it.
+    let fio_plot = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/fio-plot");
+    if !Path::new(fio_plot).exists() {
+        return skip(TEST, "fio-plot is not installed; `make setup` installs it");
     }
     // fio-plot wants one result for each number of jobs and each depth, named after them.
     let results = directory.at("results");
@@ -161,7 +156,7 @@ fn a_parser_that_others_wrote_reads_our_json() {
         "-i", &results, "-T", "ours", "-r", "randread", "-l", "-d", "1", "4", "-n", "1", "-o",
         &picture,
     ];
-    Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
+    Ran::of(Command::new(fio_plot).args(plot)).expect(0);
     assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our figures");
     for kind in ["bw", "iops", "lat"] {
         let picture = directory.at(&format!("{kind}.png"));
@@ -169,7 +164,7 @@ fn a_parser_that_others_wrote_reads_our_json() {
             "-i", &results, "-T", "ours", "-r", "randread", "-g", "-t", kind, "-d", "1", "4", "-n",
             "1", "-o", &picture,
         ];
-        Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
+        Ran::of(Command::new(fio_plot).args(plot)).expect(0);
         assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our {kind} log");
     }
 }

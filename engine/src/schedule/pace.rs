@@ -37,7 +37,8 @@ impl StepToken {
             return false;
         }
         *turn = Turn::Running { rounds, until };
-        self.passed.notify_all();
+        self.pass(turn);
+        let mut turn = self.turn();
         while matches!(*turn, Turn::Running { .. }) {
             turn = self.passed.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
@@ -63,12 +64,19 @@ impl StepToken {
             return;
         }
         *turn = if moved || over { Turn::Resting } else { Turn::Idle };
-        self.passed.notify_all();
+        self.pass(turn);
     }
 
     /// Nobody takes turns from now on.
     pub(super) fn release(&self) {
-        *self.turn() = Turn::Released;
+        let mut turn = self.turn();
+        *turn = Turn::Released;
+        self.pass(turn);
+    }
+
+    /// The lock goes first: a thread that wakes while it is held only goes to sleep again.
+    fn pass(&self, turn: MutexGuard<'_, Turn>) {
+        drop(turn);
         self.passed.notify_all();
     }
 

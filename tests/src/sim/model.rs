@@ -17,11 +17,13 @@ impl Content {
     /// The bytes.
     pub fn bytes(self) -> Vec<u8> {
         let mut random = Random::new(u64::from(self.salt) << 32 | u64::from(self.length));
-        let mut bytes = Vec::with_capacity(self.length as usize + 8);
-        while bytes.len() < self.length as usize {
-            bytes.extend_from_slice(&random.draw().to_le_bytes());
+        let mut bytes = vec![0; self.length as usize];
+        let mut words = bytes.chunks_exact_mut(size_of::<u64>());
+        for word in &mut words {
+            word.copy_from_slice(&random.draw().to_le_bytes());
         }
-        bytes.truncate(self.length as usize);
+        let rest = words.into_remainder();
+        rest.copy_from_slice(&random.draw().to_le_bytes()[..rest.len()]);
         bytes
     }
 }
