@@ -94,8 +94,7 @@ pub unsafe extern "C" fn tide_ticket_wait_any(
         if handles.is_empty() {
             return Err(Failure::invalid("count is 0: there is no ticket to wait for"));
         }
-        let in_flight: Vec<_> =
-            handles.iter().map(|&handle| TICKETS.get(handle)).collect::<Result<_, _>>()?;
+        let in_flight = TICKETS.get_all(handles)?;
         check_result(index, "index")?;
         let tickets: Vec<&Ticket> = in_flight.iter().map(|each| each.ticket()).collect();
         let Some(ended) = Ticket::wait_any(&tickets, timeout_of(timeout_ms)) else {
