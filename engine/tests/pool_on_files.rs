@@ -9,7 +9,7 @@ use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{
-    FormatError, FormatOptions, Housekeeping, OpenError, OpenOptions, Pool, PutOptions,
+    FormatError, FormatOptions, Housekeeping, OpenError, OpenOptions, Pool, PutError, PutOptions,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -168,4 +168,40 @@ fn a_pool_on_files_keeps_house_by_itself_and_gives_its_share_back_at_once() {
         // The next open finds the share free: the thread has ended.
         drop(pool);
     }
+}
+
+#[test]
+fn readers_share_a_share_keep_writers_out_and_change_no_byte() {
+    let directory = Directory::new("readers");
+    let specs = directory.devices();
+    Pool::format(&specs, &FormatOptions { share_count: 2, ..small() }).unwrap();
+    let writer = Pool::open(&specs, &quick()).unwrap();
+    let mut batch = writer.batch();
+    stage(&mut batch, "weight", vec![7; 100_000]);
+    batch.commit().unwrap();
+    let to_read = |path| OpenOptions { read_only: true, path, ..quick() };
+    let refused = Pool::open(&specs, &to_read(PathChoice::Auto)).map(drop).unwrap_err();
+    assert!(matches!(refused, OpenError::ShareHeld { share: 0, .. }), "{refused}");
+    // Another share is another matter.
+    let mut other = to_read(PathChoice::Auto);
+    other.share = 1;
+    assert!(Pool::open(&specs, &other).unwrap().durable_tensors().unwrap().is_empty());
+    writer.close().unwrap();
+
+    let contents = || specs.iter().map(|spec| std::fs::read(spec.target()).unwrap());
+    let times = || specs.iter().map(|spec| spec.target().metadata().unwrap().modified().unwrap());
+    let (before, written): (Vec<_>, Vec<_>) = (contents().collect(), times().collect());
+    let readers = [PathChoice::Auto, PathChoice::Posix]
+        .map(|path| Pool::open(&specs, &to_read(path)).unwrap());
+    let refused = Pool::open(&specs, &quick()).map(drop).unwrap_err();
+    assert!(matches!(refused, OpenError::ShareHeld { share: 0, .. }), "{refused}");
+    for reader in &readers {
+        assert_eq!(get(reader, TensorId::from_name("weight")).unwrap(), vec![7; 100_000]);
+        let put = reader.put("weight", Source::from(vec![1]), PutOptions::default());
+        assert!(matches!(put, Err(PutError::ReadOnly(_))), "{put:?}");
+    }
+    drop(readers);
+    assert!(contents().eq(before), "a byte has changed");
+    assert!(times().eq(written), "something was written");
+    Pool::open(&specs, &quick()).unwrap();
 }

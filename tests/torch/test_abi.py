@@ -13,7 +13,7 @@ from tidelog import _native
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
 # Of pools without a session, which the Python package does not use, and for people who look.
-NOT_USED = re.compile(r"TIDE_(URGENT|VERSION_.*)$|tide_(pool|put|get|delete|length|ticket|batch)(_|$)")
+NOT_USED = re.compile(r"TIDE_(URGENT|FOREVER|VERSION_.*)$|tide_(pool|put|get|delete|length|verify|ticket|batch)(_|$)")
 
 SCALARS = {
     "int32_t": ctypes.c_int32,

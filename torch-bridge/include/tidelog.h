@@ -100,6 +100,11 @@ extern "C" {
 #define TIDE_CANCELLED -13
 
 /**
+ * The pool is open for reading only; nothing happened.
+ */
+#define TIDE_READ_ONLY -14
+
+/**
  * "No storage" where an error is about none.
  */
 #define TIDE_NO_STORAGE UINT32_MAX
@@ -124,6 +129,11 @@ extern "C" {
  * In `flags` of a transfer: it goes before those that are not urgent.
  */
 #define TIDE_URGENT 1
+
+/**
+ * As `timeout_ms`: until the end, however long that takes. As an `int` it is -1.
+ */
+#define TIDE_FOREVER UINT32_MAX
 
 /**
  * Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if
@@ -212,6 +222,12 @@ typedef struct tide_pool_options {
    * be made on another disk.
    */
   uint64_t must_exist;
+  /**
+   * Non-zero opens a pool that is there for reading, and writes nothing to its devices. Several
+   * processes may have a share open like that; while one has, nobody opens it to write. Puts,
+   * deletions and batches return `TIDE_READ_ONLY`.
+   */
+  uint64_t read_only;
 } tide_pool_options;
 
 /**
@@ -337,6 +353,220 @@ const char *tide_version(void);
 size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 
 /**
+ * Opens a share of a pool, formatting it first where its devices are fresh directories, unless it
+ * must exist.
+ *
+ * # Safety
+ * `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
+ * points to one `uint64_t`. An arena that the options name stays allocated until the pool is
+ * closed.
+ */
+int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
+
+/**
+ * Closes a pool: waits for its transfers and releases the share.
+ */
+int32_t tide_pool_close(uint64_t pool);
+
+/**
+ * Adds 1 to the caller's eventfd(2) `fd` whenever a put, a get or a commit of this pool has ended,
+ * for those that are begun from now on: so epoll, and whatever is built on it, can wait for
+ * transfers. Which one it was, `tide_ticket_wait_any` says. It takes the place of an earlier one,
+ * which is signalled no more; -1: none. The library keeps a duplicate until the pool is closed, so
+ * `fd` may be closed at any time. Several pools may have the same one.
+ *
+ * # Safety
+ * `fd` is -1 or a file descriptor of this process that nobody closes during the call.
+ */
+int32_t tide_pool_eventfd(uint64_t pool, int32_t fd);
+
+/**
+ * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
+ * a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
+ * with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
+ * `scrubbed` with `tensors`, `bytes` and `damaged`: what scrubs and `tide_verify` have found.
+ * Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_pool_stats(uint64_t pool, char *buffer, size_t capacity);
+
+/**
+ * The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
+ * that has none. Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_pool_list(uint64_t pool, char *buffer, size_t capacity);
+
+/**
+ * The bytes that the share's tensors may take, in `capacity`, and how many of them are free, in
+ * `free`; each may be null. Bytes of deleted tensors are free once their segment is reclaimed,
+ * which a put that needs them waits for.
+ *
+ * # Safety
+ * Each is null or points to one `uint64_t`.
+ */
+int32_t tide_pool_capacity(uint64_t pool, uint64_t *capacity, uint64_t *free);
+
+/**
+ * Reads every tensor of the share and compares it with its checksums; `damaged` is how many have
+ * lost bytes. Which, and where on which device, `tide_pool_stats` lists under `scrubbed`. Nothing
+ * is repaired: there is one copy. It returns at the end, which takes as long as reading everything
+ * does; other threads use the pool meanwhile.
+ *
+ * # Safety
+ * `damaged` points to one `uint64_t`.
+ */
+int32_t tide_pool_scrub(uint64_t pool, uint64_t *damaged);
+
+/**
+ * Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
+ * The memory belongs to the library until `tide_ticket_released` says otherwise, also after
+ * `tide_ticket_drop`.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
+ * released; `ticket` points to one `uint64_t`.
+ */
+int32_t tide_put(uint64_t pool,
+                 const char *name,
+                 const void *address,
+                 uint64_t length,
+                 uint32_t flags,
+                 uint64_t *ticket);
+
+/**
+ * Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
+ * is released; `ticket` points to one `uint64_t`.
+ */
+int32_t tide_get(uint64_t pool,
+                 const char *name,
+                 uint64_t offset,
+                 void *address,
+                 uint64_t length,
+                 uint32_t flags,
+                 uint64_t *ticket);
+
+/**
+ * Forgets the scratch tensor `name`; its space is free once no transfer reads it.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
+int32_t tide_delete(uint64_t pool, const char *name);
+
+/**
+ * The length of the tensor `name`, in `length`.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `length` points to one `uint64_t`.
+ */
+int32_t tide_length(uint64_t pool, const char *name, uint64_t *length);
+
+/**
+ * Reads the tensor `name`, scratch or durable, and compares it with its checksums: `TIDE_READY`
+ * where it is whole, `TIDE_CHECKSUM` or `TIDE_DEVICE_FAILED` where bytes are lost. It returns at
+ * the end; `tide_last_error` says how much is lost and where.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
+int32_t tide_verify(uint64_t pool, const char *name);
+
+/**
+ * Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer or commit succeeded,
+ * `TIDE_WAITING` while it has not ended, an error once it failed. A time-out of 0 only looks,
+ * `TIDE_FOREVER` waits for the end.
+ */
+int32_t tide_ticket_wait(uint64_t ticket, uint32_t timeout_ms);
+
+/**
+ * Waits at most `timeout_ms` until one of `count` tickets has ended, well or not: `TIDE_READY`,
+ * and in `index` which, the first of them in the list; `TIDE_WAITING` if none has. How it ended
+ * `tide_ticket_wait` says; take it out of the list then, or it is found again. The tickets may be
+ * of several pools. Nothing spins and no thread is started.
+ *
+ * # Safety
+ * `tickets` has `count` items; `index` points to one `size_t`.
+ */
+int32_t tide_ticket_wait_any(const uint64_t *tickets,
+                             size_t count,
+                             uint32_t timeout_ms,
+                             size_t *index);
+
+/**
+ * Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error. A
+ * commit that was started cannot be stopped: `TIDE_INVALID_ARGUMENT`.
+ */
+int32_t tide_ticket_cancel(uint64_t ticket);
+
+/**
+ * 1 once no device and no copy touches the transfer's memory any more, 0 before. Always 1 for a
+ * commit, which has no memory of the caller's.
+ */
+int32_t tide_ticket_released(uint64_t ticket);
+
+/**
+ * Forgets a ticket. Its transfer or commit goes on, and its memory stays in use until it ends: to
+ * know when, keep the ticket until it is released.
+ */
+int32_t tide_ticket_drop(uint64_t ticket);
+
+/**
+ * Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
+ *
+ * # Safety
+ * `batch` points to one `uint64_t`.
+ */
+int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
+
+/**
+ * Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the
+ * memory is the caller's again, which takes as long as the devices do where there is more than
+ * staging holds.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
+ */
+int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, uint64_t length);
+
+/**
+ * Adds the deletion of a durable tensor to a batch.
+ *
+ * # Safety
+ * `name` is NUL-terminated.
+ */
+int32_t tide_batch_delete(uint64_t batch, const char *name);
+
+/**
+ * Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the
+ * media.
+ */
+int32_t tide_batch_commit(uint64_t batch);
+
+/**
+ * As `tide_batch_commit`, without waiting: everything in the batch is on the media once the ticket
+ * is ready. Commits become durable in the order in which they were started, and those that are in
+ * flight together share their flushes. A commit that was started cannot be cancelled, and closing
+ * the pool waits for it.
+ *
+ * # Safety
+ * `ticket` points to one `uint64_t`.
+ */
+int32_t tide_batch_start_commit(uint64_t batch, uint64_t *ticket);
+
+/**
+ * Drops a batch: nothing in it happens.
+ */
+int32_t tide_batch_drop(uint64_t batch);
+
+/**
  * As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
  * `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
  *
@@ -390,148 +620,6 @@ int32_t tide_batch_put_gpu(uint64_t batch,
                            uint64_t address,
                            uint64_t length,
                            void *after);
-
-/**
- * Opens a share of a pool, formatting it first where its devices are fresh directories, unless it
- * must exist.
- *
- * # Safety
- * `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool`
- * points to one `uint64_t`. An arena that the options name stays allocated until the pool is
- * closed.
- */
-int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
-
-/**
- * Closes a pool: waits for its transfers and releases the share.
- */
-int32_t tide_pool_close(uint64_t pool);
-
-/**
- * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
- * a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
- * with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it.
- * Returns the text's length, 0 for an error.
- *
- * # Safety
- * `buffer` is null or has `capacity` bytes.
- */
-size_t tide_pool_stats(uint64_t pool, char *buffer, size_t capacity);
-
-/**
- * The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
- * that has none. Returns the text's length, 0 for an error.
- *
- * # Safety
- * `buffer` is null or has `capacity` bytes.
- */
-size_t tide_pool_list(uint64_t pool, char *buffer, size_t capacity);
-
-/**
- * Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
- * The memory belongs to the library until `tide_ticket_released` says otherwise, also after
- * `tide_ticket_drop`.
- *
- * # Safety
- * `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is
- * released; `ticket` points to one `uint64_t`.
- */
-int32_t tide_put(uint64_t pool,
-                 const char *name,
-                 const void *address,
-                 uint64_t length,
-                 uint32_t flags,
-                 uint64_t *ticket);
-
-/**
- * Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
- *
- * # Safety
- * `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
- * is released; `ticket` points to one `uint64_t`.
- */
-int32_t tide_get(uint64_t pool,
-                 const char *name,
-                 uint64_t offset,
-                 void *address,
-                 uint64_t length,
-                 uint32_t flags,
-                 uint64_t *ticket);
-
-/**
- * Forgets the scratch tensor `name`; its space is free once no transfer reads it.
- *
- * # Safety
- * `name` is NUL-terminated.
- */
-int32_t tide_delete(uint64_t pool, const char *name);
-
-/**
- * The length of the tensor `name`, in `length`.
- *
- * # Safety
- * `name` is NUL-terminated; `length` points to one `uint64_t`.
- */
-int32_t tide_length(uint64_t pool, const char *name, uint64_t *length);
-
-/**
- * Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded,
- * `TIDE_WAITING` while it has not ended, an error once it failed. A time-out of 0 only looks.
- */
-int32_t tide_ticket_wait(uint64_t ticket, uint32_t timeout_ms);
-
-/**
- * Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error.
- */
-int32_t tide_ticket_cancel(uint64_t ticket);
-
-/**
- * 1 once no device and no copy touches the transfer's memory any more, 0 before.
- */
-int32_t tide_ticket_released(uint64_t ticket);
-
-/**
- * Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when,
- * keep the ticket until it is released.
- */
-int32_t tide_ticket_drop(uint64_t ticket);
-
-/**
- * Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
- *
- * # Safety
- * `batch` points to one `uint64_t`.
- */
-int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
-
-/**
- * Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the
- * memory is the caller's again, which takes as long as the devices do where there is more than
- * staging holds.
- *
- * # Safety
- * `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
- */
-int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, uint64_t length);
-
-/**
- * Adds the deletion of a durable tensor to a batch.
- *
- * # Safety
- * `name` is NUL-terminated.
- */
-int32_t tide_batch_delete(uint64_t batch, const char *name);
-
-/**
- * Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the
- * media.
- */
-int32_t tide_batch_commit(uint64_t batch);
-
-/**
- * Drops a batch: nothing in it happens.
- */
-int32_t tide_batch_drop(uint64_t batch);
 
 /**
  * Opens a session: formats the pool where its devices are fresh directories, unless it must exist,

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use tidelog_engine::pool::{
-    CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
+    CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ScrubError, Unusable,
 };
 use tidelog_engine::schedule::TransferError;
 
@@ -16,6 +16,8 @@ pub(crate) enum FailureKind {
     Pool,
     /// The pool has no such tensor.
     NotFound,
+    /// The pool is open for reading only.
+    ReadOnly,
     /// The pool, or its index, has no room.
     Full,
     /// Another process or host has the share or the device.
@@ -67,6 +69,13 @@ impl Failure {
         Self::new(FailureKind::Internal, format!("internal error (please report it): {text}"))
     }
 
+    /// The same failure in other words.
+    #[must_use]
+    pub(crate) fn saying(mut self, text: impl Into<String>) -> Self {
+        self.text = text.into();
+        self
+    }
+
     /// Names the storage that the error is about.
     #[must_use]
     pub(crate) fn about(mut self, storage: u32) -> Self {
@@ -112,6 +121,7 @@ failures! {
     };
     PutError => |error| match error {
         PutError::PoolFull { .. } | PutError::IndexFull { .. } => FailureKind::Full,
+        PutError::ReadOnly(_) => FailureKind::ReadOnly,
         PutError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
     };
@@ -123,6 +133,7 @@ failures! {
     };
     DeleteError => |error| match error {
         DeleteError::Unknown(_) => FailureKind::NotFound,
+        DeleteError::ReadOnly(_) => FailureKind::ReadOnly,
         DeleteError::Unusable(error) => unusable(*error),
         DeleteError::IsDurable(_) => FailureKind::Pool,
     };
@@ -131,6 +142,12 @@ failures! {
         CommitError::Write { source, .. } => transfer(source),
         CommitError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
+    };
+    ScrubError => |error| match error {
+        ScrubError::Unknown(_) => FailureKind::NotFound,
+        ScrubError::Read { source, .. } => transfer(source),
+        ScrubError::Unusable(error) => unusable(*error),
+        ScrubError::Submit(_) => FailureKind::Pool,
     };
     TransferError => transfer;
 }

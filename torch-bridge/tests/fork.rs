@@ -9,7 +9,7 @@ use tidelog::abi::*;
 
 /// The child's checks; each that does not hold sets a bit of its exit code.
 fn child(session: u64, pool: u64, ticket: u64) -> i32 {
-    let mut text = [0_u8; 512];
+    let (mut text, mut index) = ([0_u8; 512], 0);
     // SAFETY: the name is NUL-terminated and no pointer is null that is followed; the buffer is
     // ours.
     let holds = unsafe {
@@ -21,6 +21,8 @@ fn child(session: u64, pool: u64, ticket: u64) -> i32 {
             tide_delete(pool, c"x".as_ptr()) == TIDE_FORKED,
             tide_pool_close(pool) == TIDE_FORKED,
             tide_ticket_wait(ticket, 1000) == TIDE_FORKED,
+            tide_ticket_wait_any(&raw const ticket, 1, 1000, &raw mut index) == TIDE_FORKED,
+            tide_pool_eventfd(pool, -1) == TIDE_FORKED,
             tide_last_error(text.as_mut_ptr().cast(), text.len(), std::ptr::null_mut()) > 0
                 && String::from_utf8_lossy(&text).contains("forked"),
         ]
@@ -66,6 +68,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         arena: 0,
         arena_bytes: 0,
         must_exist: 0,
+        read_only: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

@@ -67,6 +67,9 @@ impl Batch {
     pub fn delete(&mut self, key: impl Into<TensorKey>) -> Result<(), DeleteError> {
         self.pool.check_usable()?;
         let key = key.into();
+        if self.pool.is_read_only() {
+            return Err(DeleteError::ReadOnly(key));
+        }
         let id = key.id;
         let staged = self.of.get(&id).and_then(|at| self.changes.get(at));
         let (put, deleted) = match staged {

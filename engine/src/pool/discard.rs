@@ -18,7 +18,7 @@ impl Pool {
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         // A put that finds no space waits here, and then takes what comes back.
         let _turn = self.reclaim_turn();
-        if !is_possible(reactor) {
+        if self.is_read_only() || !is_possible(reactor) {
             return Ok(None);
         }
         let Some(segment) = self.0.shared.contents().begin_discard() else { return Ok(None) };

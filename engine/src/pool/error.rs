@@ -257,6 +257,9 @@ pub enum PutError {
         /// The name that stands under the id.
         other: String,
     },
+    /// The pool is open for reading only.
+    #[error("{0} cannot be put: the pool is open for reading only")]
+    ReadOnly(TensorKey),
     /// The name is longer than the log stores.
     #[error("a name of {0} bytes is too long; {NAME_BYTES_MAX} are stored")]
     NameTooLong(usize),
@@ -313,6 +316,9 @@ pub enum DeleteError {
     /// It is durable.
     #[error("{0} is durable: it is deleted by a batch")]
     IsDurable(TensorKey),
+    /// The pool is open for reading only.
+    #[error("{0} cannot be deleted: the pool is open for reading only")]
+    ReadOnly(TensorKey),
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),
@@ -416,6 +422,9 @@ pub enum ReclaimError {
 /// Why a scrub did not go on. Damage is not among it: that is what a scrub reports.
 #[derive(Debug, Error)]
 pub enum ScrubError {
+    /// There is no such tensor.
+    #[error("there is no {0}")]
+    Unknown(TensorKey),
     /// A read ended without an answer from the medium.
     #[error("{tensor} was not scrubbed: {source}")]
     Read {

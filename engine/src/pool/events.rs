@@ -69,6 +69,17 @@ pub(super) fn older_of_share<'a>(
     Ok(older)
 }
 
+/// Refuses a pool of which a share was used without one of these devices.
+pub(super) fn refuse_older(members: &Members, pool: u128, shares: u32) -> Result<(), OpenError> {
+    for share in 0..shares {
+        let devices = older_of_share(&members.0.iter(), pool, share)?;
+        if !devices.is_empty() {
+            return Err(OpenError::OlderCopy { share, devices });
+        }
+    }
+    Ok(())
+}
+
 /// The last event that all devices of a pool had, by what these say; which of them says it.
 fn confirmed(found: &[Option<Events>]) -> Option<(usize, ShareEvent)> {
     let known = found.iter().enumerate().filter_map(|(at, events)| Some((at, (*events)?)));
@@ -130,11 +141,8 @@ impl EventCount {
         (share, shares): (u32, u32),
         accept: bool,
     ) -> Result<Self, OpenError> {
-        for share in (0..shares).filter(|_| !accept) {
-            let devices = older_of_share(&members.0.iter(), pool, share)?;
-            if !devices.is_empty() {
-                return Err(OpenError::OlderCopy { share, devices });
-            }
+        if !accept {
+            refuse_older(members, pool, shares)?;
         }
         let found = read(members.0.iter(), pool, share)?;
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };

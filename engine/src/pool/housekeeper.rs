@@ -107,7 +107,7 @@ impl Pool {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         let turn = self.reclaim_turn();
-        if !self.0.shared.contents().space_is_scarce() {
+        if self.is_read_only() || !self.0.shared.contents().space_is_scarce() {
             return Ok(None);
         }
         turn.reclaim(reactor, Wanted::WORTHWHILE)
@@ -167,7 +167,6 @@ impl Keeping {
             if let Ok(Some(scrubbed)) = self.pool.scrub_next(&mut self.pass) {
                 let nanoseconds = u128::from(scrubbed.length.0) * 1_000_000_000 / u128::from(rate);
                 cost = Duration::from_nanos(nanoseconds as u64);
-                self.pool.0.shared.scrubbed().add(scrubbed);
             } else {
                 self.pass = self.pool.scrub_pass();
             }

@@ -48,6 +48,11 @@ impl MemberAccess {
         Self { shares: share..share + 1, mode }
     }
 
+    /// To read one share while nobody writes it.
+    pub(super) fn of_share_to_read(share: u32, buffered: bool) -> Self {
+        Self { shares: share..share + 1, ..Self::to_look(buffered) }
+    }
+
     /// To have the whole device, while nobody else has it.
     pub(super) fn alone(buffered: bool) -> Self {
         let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };

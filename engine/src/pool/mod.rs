@@ -113,7 +113,9 @@ struct Inner {
     handles: Handles,
     description: PoolDescription,
     share: u32,
-    events: Mutex<EventCount>,
+    /// `None` where the pool is open for reading only.
+    events: Mutex<Option<EventCount>>,
+    read_only: bool,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
     opener: AtomicU32,
@@ -127,7 +129,7 @@ struct Shared {
     written: WriteCounters,
     /// Wakes the housekeeper.
     wakeup: Arc<Wakeup>,
-    /// What scrubbing in the background has found.
+    /// What scrubs have found, in the background and by those who asked.
     scrubbed: Mutex<ScrubReport>,
 }
 
@@ -150,7 +152,8 @@ impl Pool {
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
         let opened = open::open(sources, options)?;
-        let housekeeping = options.housekeeping.filter(|_| !opened.members.are_private());
+        let housekeeping =
+            options.housekeeping.filter(|_| !options.read_only && !opened.members.are_private());
         let pool = Self::new(opened, options);
         if let Some(housekeeping) = housekeeping {
             pool.start_housekeeper(housekeeping).map_err(|source| OpenError::System {
@@ -182,6 +185,7 @@ impl Pool {
             description: opened.description,
             share: options.share,
             events: Mutex::new(opened.events),
+            read_only: options.read_only,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
             opener: AtomicU32::new(process::id()),
@@ -268,7 +272,11 @@ impl Pool {
     /// Removes a scratch tensor. Reads in flight end well, puts in flight do not bring it back.
     pub fn delete(&self, key: impl Into<TensorKey>) -> Result<(), DeleteError> {
         self.check_usable()?;
-        let (key, mut contents) = (key.into(), self.0.shared.contents());
+        let key = key.into();
+        if self.is_read_only() {
+            return Err(DeleteError::ReadOnly(key));
+        }
+        let mut contents = self.0.shared.contents();
         contents.remove_scratch(key.id).map_err(|error| match error {
             RemoveError::Unknown => DeleteError::Unknown(key),
             RemoveError::IsDurable => DeleteError::IsDurable(contents.called(key)),
@@ -302,6 +310,11 @@ impl Pool {
             .collect();
         tensors.sort_unstable();
         Ok(tensors)
+    }
+
+    /// Whether it was opened for reading only.
+    pub fn is_read_only(&self) -> bool {
+        self.0.read_only
     }
 
     /// What the pool is.
@@ -380,12 +393,16 @@ impl Inner {
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
         // So that a copy of a device that was made while the pool was open is told from the device.
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = events.count(&reactor, events::TIMEOUT);
+        if let Some(events) = &mut *events {
+            let _ = events.count(&reactor, events::TIMEOUT);
+        }
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
         let closed = reactor.close();
         if let Some(members) = &members {
             let _ = members.note(closed);
-            owner::release(members, self.description.pool);
+            if !self.read_only {
+                owner::release(members, self.description.pool);
+            }
         }
         closed?;
         self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))

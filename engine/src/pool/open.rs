@@ -1,11 +1,11 @@
 //! Opening a share of a pool: locks, superblocks, data path, recovery, in this order.
 
 use std::num::NonZero;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::error::OpenError;
-use super::events::EventCount;
+use super::events::{self, EventCount};
 use super::lanes::Handles;
 use super::media::MetadataIo;
 use super::members::{Member, MemberAccess, Members, MembersReactor};
@@ -14,7 +14,9 @@ use super::owner;
 use super::settle;
 use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
-use crate::log::{ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap};
+use crate::log::{
+    ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap, recover,
+};
 use crate::path::{MemberSource, OpenMode, PathRequest};
 use crate::schedule::{Reactor, ReactorOptions};
 use crate::units::ByteCount;
@@ -30,7 +32,8 @@ pub(super) struct OpenShare {
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
-    pub(super) events: EventCount,
+    /// `None` where it is open for reading only.
+    pub(super) events: Option<EventCount>,
 }
 
 /// Opens devices, named in any order.
@@ -41,7 +44,11 @@ pub(super) fn open<Source: MemberSource>(
     if sources.is_empty() || sources.len() > DEVICES_MAX {
         return Err(OpenError::Devices(sources.len()));
     }
-    let access = MemberAccess::of_share(options.share, options.buffered);
+    let access = if options.read_only {
+        MemberAccess::of_share_to_read(options.share, options.buffered)
+    } else {
+        MemberAccess::of_share(options.share, options.buffered)
+    };
     open_members(Members::open(sources, &access)?, options)
 }
 
@@ -53,14 +60,16 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = LogPlace::new(pool, share, &geometry).ok_or(no_share)?;
     start::refuse_overwritten(&members)?;
-    owner::claim(&members, pool)?;
-    let mut events =
-        EventCount::begin(&members, pool, (share, geometry.shares), options.accept_older_copies)?;
+    let mut events = enter(&members, pool, geometry.shares, options)?;
     let request = PathRequest {
         choice: options.path,
         backend: options.backend.as_deref(),
         gpu: options.gpu.as_ref(),
-        mode: OpenMode { buffered: options.buffered, ..OpenMode::default() },
+        mode: OpenMode {
+            buffered: options.buffered,
+            read_only: options.read_only,
+            ..OpenMode::default()
+        },
     };
     let provider = || members.provider(&request);
     let chunk = ByteCount(geometry.stripe_unit);
@@ -84,7 +93,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     );
 
     let found = Found { members: &members, superblocks: &superblocks, damaged, place, options };
-    let recovered = found.recover(&reactor, &mut events)?;
+    let recovered = found.recover(&reactor, events.as_mut())?;
     let SoundShare { contents, log, handles, repaired_superblocks, metadata_written } = recovered;
     let reactor = reactor.into_reactor();
 
@@ -103,6 +112,25 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
         metadata_written,
         events,
     })
+}
+
+/// Refuses devices that are not as the share was left, and signs it where it is to be written.
+fn enter(
+    members: &Members,
+    pool: u128,
+    shares: u32,
+    options: &OpenOptions,
+) -> Result<Option<EventCount>, OpenError> {
+    let accept = options.accept_older_copies;
+    if options.read_only {
+        owner::refuse_other(members)?;
+        if !accept {
+            events::refuse_older(members, pool, shares)?;
+        }
+        return Ok(None);
+    }
+    owner::claim(members, pool)?;
+    EventCount::begin(members, pool, (options.share, shares), accept).map(Some)
 }
 
 /// A share as its devices have it.
@@ -125,28 +153,30 @@ struct SoundShare {
 }
 
 impl Found<'_> {
-    /// Reads its index, and writes what has to be written before it can be used.
-    fn recover(self, reactor: &Reactor, events: &mut EventCount) -> Result<SoundShare, OpenError> {
-        let Self { members, superblocks, damaged, place, options } = self;
+    /// Reads its index, and writes what has to be written before it can be used. Without a count of
+    /// events it is for reading only, and nothing is written.
+    fn recover(
+        &self,
+        reactor: &Reactor,
+        events: Option<&mut EventCount>,
+    ) -> Result<SoundShare, OpenError> {
+        let Self { superblocks, place, options, .. } = *self;
         let (geometry, share) = (superblocks[0].geometry, options.share);
-        // Before anything else is written: what was written without a device must show on the
-        // others.
-        let metadata_written = AtomicU64::new(events.count(reactor, Duration::MAX)?);
+        let metadata_written = AtomicU64::new(0);
         let media = MetadataIo { reactor, written: &metadata_written };
-        let mut repaired_superblocks = Vec::new();
-        for (device, copy) in damaged {
-            let offset = match copy {
-                'A' => SUPERBLOCK_OFFSET,
-                _ => geometry.second_superblock_offset(),
-            };
-            media.write(device, offset, superblocks[usize::from(device)].encode())?;
-            media.flush(device)?;
-            repaired_superblocks
-                .push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
-        }
-
         let failed = |what: String| OpenError::Recovery { share, what };
-        let recovered = settle::read(&media, &geometry, place).map_err(failed)?;
+        let (mut repaired_superblocks, writes) = (Vec::new(), events.is_some());
+        let recovered = if let Some(events) = events {
+            // Before anything else is written: what was written without a device must show on the
+            // others.
+            let counted = events.count(reactor, Duration::MAX)?;
+            metadata_written.fetch_add(counted, Ordering::Relaxed);
+            repaired_superblocks = self.repair_superblocks(&media)?;
+            settle::read(&media, &geometry, place).map_err(failed)?
+        } else {
+            // What stands in a device's cache alone is shown, too: a flush would be a write.
+            recover(place, &media).map_err(|error| failed(error.to_string()))?
+        };
         let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
         let mut space = Space::new(&place.area, geometry.segment_blocks());
         let handles = Handles::of(reactor.capabilities(), options.lanes);
@@ -156,6 +186,16 @@ impl Found<'_> {
         let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
         let room = IndexRoom::new(&place, index_segments, grows);
         let mut contents = Contents::recovered(space, room, tensors, runs);
+        if !writes {
+            let metadata_written = 0;
+            return Ok(SoundShare {
+                contents,
+                log,
+                handles,
+                repaired_superblocks,
+                metadata_written,
+            });
+        }
         if contents.index_should_grow() {
             // Before anything is written that older software does not understand.
             superblocks::rewrite(&media, superblocks, |superblock| {
@@ -172,6 +212,22 @@ impl Found<'_> {
         }
         let metadata_written = metadata_written.into_inner();
         Ok(SoundShare { contents, log, handles, repaired_superblocks, metadata_written })
+    }
+
+    /// Writes damaged copies of superblocks again; returns which.
+    fn repair_superblocks(&self, media: &MetadataIo<'_>) -> Result<Vec<String>, OpenError> {
+        let mut repaired = Vec::new();
+        for &(device, copy) in &self.damaged {
+            let superblock = &self.superblocks[usize::from(device)];
+            let offset = match copy {
+                'A' => SUPERBLOCK_OFFSET,
+                _ => superblock.geometry.second_superblock_offset(),
+            };
+            media.write(device, offset, superblock.encode())?;
+            media.flush(device)?;
+            repaired.push(format!("{} copy {copy}", self.members.0[usize::from(device)].name()));
+        }
+        Ok(repaired)
     }
 }
 

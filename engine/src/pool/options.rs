@@ -117,6 +117,11 @@ pub struct OpenOptions {
     pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most; by default as many as calibration found, or 32.
     pub depth: Option<u32>,
+    /// Open it to read durable tensors, and write nothing to the devices: no claim, no repair, no
+    /// count of this opening. Several processes may have a share open like that at once; while one
+    /// has, nobody can open it to write, and the other way round. What a process that was killed
+    /// left unfinished stays so. Puts, deletions and batches are refused.
+    pub read_only: bool,
     /// Whether checksums are compared on every read.
     pub verify_reads: bool,
     /// Whether to try for huge pages.
@@ -146,6 +151,7 @@ impl Default for OpenOptions {
             buffers: ByteCount::ZERO,
             gpu: None,
             depth: None,
+            read_only: false,
             verify_reads: true,
             huge_pages: true,
             stepped: false,
@@ -263,7 +269,7 @@ pub struct PoolStats {
     pub lanes: Vec<LaneStats>,
     /// How commits became durable.
     pub commits: CommitStats,
-    /// What scrubbing in the background has found since the pool was opened.
+    /// What scrubs have found since the pool was opened, in the background and by those who asked.
     pub scrubbed: ScrubReport,
     /// Superblock copies that were damaged when the pool was opened and have been written again, as
     /// device and copy.

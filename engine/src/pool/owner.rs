@@ -30,6 +30,20 @@ pub(super) fn other_owner(member: &Member) -> io::Result<Option<Owner>> {
     Ok((owner.host != this_host()?).then_some(owner))
 }
 
+/// Refuses members that another host may write.
+pub(super) fn refuse_other(members: &Members) -> Result<(), OpenError> {
+    for member in &members.0 {
+        let owner = other_owner(member).map_err(|source| OpenError::System {
+            what: format!("cannot read which host owns {}", member.name()),
+            source,
+        })?;
+        if owner.is_some() {
+            return Err(OpenError::OwnedElsewhere { device: member.name(), owner });
+        }
+    }
+    Ok(())
+}
+
 /// Claims those members that other hosts reach.
 pub(super) fn claim(members: &Members, pool: u128) -> Result<(), OpenError> {
     let mut claims = Vec::new();

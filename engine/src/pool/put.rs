@@ -106,6 +106,10 @@ impl Pool {
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
     ) -> Result<Ticket, PutError> {
+        if self.is_read_only() {
+            let (id, name) = (request.id, request.name.clone());
+            return Err(PutError::ReadOnly(TensorKey { id, name }));
+        }
         let (length, lane) = (request.length, request.lane);
         let (mut pieces, handle) = (reactor.pieces(), self.0.handles.of_lane(lane));
         let reservation = self.begin_put(reactor, request, |runs| {

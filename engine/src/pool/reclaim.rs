@@ -39,12 +39,16 @@ pub struct Reclaimed {
 
 impl Pool {
     /// Copies what lives in one mixed segment forward and gives the segment back. `None` if no
-    /// segment is worth it: nothing is dead in those that are full, or it cannot be moved now.
+    /// segment is worth it: nothing is dead in those that are full, it cannot be moved now, or
+    /// the pool is open for reading only.
     ///
     /// A put that finds too little space does this by itself, and so does the housekeeper.
     pub fn reclaim_once(&self) -> Result<Option<Reclaimed>, ReclaimError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        if self.is_read_only() {
+            return Ok(None);
+        }
         self.reclaim_turn().reclaim(reactor, Wanted::ANY)
     }
 

@@ -6,7 +6,7 @@ use super::Pool;
 use super::error::{ScrubError, Unusable};
 use super::held::Reading;
 use super::pieces::{self, PieceGroup};
-use crate::layout::TensorId;
+use crate::layout::{TensorId, TensorKey};
 use crate::memory::Destination;
 use crate::schedule::{Finish, Reactor, Transfer, TransferError, Urgency};
 use crate::units::{ByteCount, DeviceIndex};
@@ -85,6 +85,13 @@ impl Pool {
         }
         Ok(report)
     }
+
+    /// Reads one tensor and compares it with its checksums.
+    pub fn scrub_tensor(&self, key: impl Into<TensorKey>) -> Result<Scrubbed, ScrubError> {
+        let key = key.into();
+        let mut pass = Pass { left: vec![key.id].into_iter() };
+        self.scrub_next(&mut pass)?.ok_or(ScrubError::Unknown(key))
+    }
 }
 
 impl ScrubReport {
@@ -120,7 +127,9 @@ impl Pool {
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         for id in pass.left.by_ref() {
             if let Some(reading) = Reading::start(&self.0.shared, id) {
-                return Scrubbing { pool: self, reactor, reading: &reading }.run().map(Some);
+                let scrubbed = Scrubbing { pool: self, reactor, reading: &reading }.run()?;
+                self.0.shared.scrubbed().add(scrubbed.clone());
+                return Ok(Some(scrubbed));
             }
         }
         Ok(None)

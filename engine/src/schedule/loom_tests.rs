@@ -15,6 +15,7 @@ use loom::thread::{self, JoinHandle};
 use super::active::{Active, Job, Order};
 use super::completion::{CompletionQueue, Notify};
 use super::finish::Finish;
+use super::first_end::EndListener;
 use super::mailbox::{Abandon, Mailbox, ReactorMessage};
 use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
@@ -159,6 +160,49 @@ fn loom_an_end_reaches_all_who_wait_before_while_and_after_it_comes() {
         assert_eq!(ticket.take_bytes(), Some(vec![5]));
         assert_eq!(ticket.take_bytes(), None, "bytes are taken once");
         reactor.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_the_first_of_two_wakes_whoever_waits_for_either() {
+    explore(SOME, || {
+        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap(), false));
+        let shared = [1, 2].map(|id| Arc::new(TicketShared::new(id)));
+        let tickets = shared.each_ref().map(|it| Ticket::new(Arc::clone(it), Arc::clone(&mailbox)));
+        let reactors = shared.map(|shared| {
+            thread::spawn(move || {
+                shared.release();
+                shared.finish(done(), None);
+            })
+        });
+        let found = Ticket::wait_any(&[&tickets[0], &tickets[1]], Duration::MAX).unwrap();
+        assert_eq!(tickets[found].poll(), Some(done()));
+        for reactor in reactors {
+            reactor.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn loom_a_listener_is_told_once_however_late_it_comes() {
+    struct Told(AtomicUsize);
+    impl EndListener for Told {
+        fn ended(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    explore(None, || {
+        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap(), false));
+        let shared = Arc::new(TicketShared::new(1));
+        let ticket = Ticket::new(Arc::clone(&shared), mailbox);
+        let told = Arc::new(Told(AtomicUsize::new(0)));
+        let reactor = thread::spawn(move || {
+            shared.release();
+            shared.finish(done(), None);
+        });
+        ticket.listen(&told);
+        reactor.join().unwrap();
+        assert_eq!(told.0.load(Ordering::Relaxed), 1);
     });
 }
 

@@ -27,6 +27,7 @@ mod active;
 mod chunks;
 mod completion;
 mod finish;
+mod first_end;
 mod flights;
 mod latencies;
 #[cfg(all(test, loom))]
@@ -49,6 +50,7 @@ mod tests;
 
 pub use completion::{CompletionQueue, Notify};
 pub use finish::Finish;
+pub use first_end::EndListener;
 pub use latencies::{DeviceLatencies, Latency};
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 pub use reactor::Reactor;

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::first_end::EndListener;
 use super::mailbox::{Mailbox, ReactorMessage};
 use super::transfer::{Done, TransferError, TransferOutcome};
 use crate::memory::{DmaBuffer, process};
@@ -49,6 +50,8 @@ struct TicketEnd {
     /// Threads that sleep until the end. Where there is none, waking them would still cost a system
     /// call.
     sleepers: u32,
+    /// Who else is told of the end. Those that are gone need not be.
+    listeners: Vec<Weak<dyn EndListener>>,
 }
 
 /// Memory that a transfer owned and its ticket gives out.
@@ -118,6 +121,38 @@ impl Ticket {
             let stopped = TransferError::Stopped { reason: "its thread ended".into() };
             ended.err().unwrap_or(stopped)
         })
+    }
+
+    /// Has `listener` told of the end, at once if it has come. A listener that nobody else keeps is
+    /// forgotten. In a child of fork nothing is told.
+    pub fn listen(&self, listener: &Arc<impl EndListener + 'static>) {
+        if self.shared.is_forked() {
+            return;
+        }
+        let mut end = self.shared.end();
+        if end.outcome.is_some() {
+            drop(end);
+            return listener.ended();
+        }
+        end.listeners.retain(|other| other.strong_count() > 0);
+        let listener: Weak<_> = Arc::downgrade(listener);
+        end.listeners.push(listener);
+    }
+
+    /// Whether the transfer is over; the parent's is, for a child of fork.
+    pub(super) fn has_ended(&self) -> bool {
+        self.shared.is_forked() || self.shared.is_ready()
+    }
+
+    /// Whether the reactor takes turns with its callers.
+    pub(super) fn is_stepped(&self) -> bool {
+        self.mailbox.step_token().is_some()
+    }
+
+    /// Lets a stepped reactor move; returns whether it could.
+    pub(super) fn step(&self) -> bool {
+        // One round alone would not say whether another one would move anything.
+        self.mailbox.step_token().is_some_and(|step_token| step_token.grant(2, None))
     }
 
     /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing
@@ -256,7 +291,13 @@ impl TicketShared {
             owner: process::id(),
             ready: AtomicBool::new(false),
             memory: AtomicU32::new(0),
-            end: Mutex::new(TicketEnd { outcome: None, memory: None, tickets: 1, sleepers: 0 }),
+            end: Mutex::new(TicketEnd {
+                outcome: None,
+                memory: None,
+                tickets: 1,
+                sleepers: 0,
+                listeners: Vec::new(),
+            }),
             ended: Condvar::new(),
         }
     }
@@ -292,12 +333,13 @@ impl TicketShared {
         let (memory, unclaimed) = if end.tickets > 0 { (memory, None) } else { (None, memory) };
         (end.outcome, end.memory) = (Some(outcome), memory);
         self.ready.store(true, Ordering::Release);
-        let sleepers = end.sleepers;
+        let (sleepers, listeners) = (end.sleepers, std::mem::take(&mut end.listeners));
         drop(end);
         drop(unclaimed);
         if sleepers > 0 {
             self.ended.notify_all();
         }
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.ended());
     }
 
     fn is_forked(&self) -> bool {

@@ -32,6 +32,10 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
     unsafe {
         vec![
             tide_pool_close(handle),
+            tide_pool_eventfd(handle, -1),
+            tide_pool_capacity(handle, null_mut(), null_mut()),
+            tide_pool_scrub(handle, null_mut()),
+            tide_verify(handle, null()),
             tide_put(handle, null(), null(), 1, 0, null_mut()),
             tide_get(handle, null(), 0, null_mut(), 1, 0, null_mut()),
             tide_put_gpu(handle, null(), 1, 1, null_mut(), 0, null_mut()),
@@ -40,6 +44,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_delete(handle, null()),
             tide_length(handle, null(), null_mut()),
             tide_ticket_wait(handle, 0),
+            tide_ticket_wait_any(&raw const handle, 1, 0, null_mut()),
             tide_ticket_cancel(handle),
             tide_ticket_released(handle),
             tide_ticket_drop(handle),
@@ -47,6 +52,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_batch_put(handle, null(), null(), 1),
             tide_batch_delete(handle, null()),
             tide_batch_commit(handle),
+            tide_batch_start_commit(handle, null_mut()),
             tide_batch_drop(handle),
             tide_session_close(handle),
             tide_session_set_budget(handle, 1),

@@ -35,6 +35,7 @@ class Status(IntEnum):
     OUT_OF_RANGE = -11
     CHECKSUM = -12
     CANCELLED = -13
+    READ_ONLY = -14
 
 
 class Request(IntEnum):

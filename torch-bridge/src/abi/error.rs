@@ -41,6 +41,8 @@ pub const TIDE_OUT_OF_RANGE: i32 = -11;
 pub const TIDE_CHECKSUM: i32 = -12;
 /// The transfer was cancelled before its end.
 pub const TIDE_CANCELLED: i32 = -13;
+/// The pool is open for reading only; nothing happened.
+pub const TIDE_READ_ONLY: i32 = -14;
 
 /// "No storage" where an error is about none.
 pub const TIDE_NO_STORAGE: u32 = u32::MAX;
@@ -51,6 +53,7 @@ fn code_of(kind: FailureKind) -> i32 {
         FailureKind::InvalidArgument => TIDE_INVALID_ARGUMENT,
         FailureKind::Pool => TIDE_POOL_FAILED,
         FailureKind::NotFound => TIDE_NOT_FOUND,
+        FailureKind::ReadOnly => TIDE_READ_ONLY,
         FailureKind::Full => TIDE_FULL,
         FailureKind::Held => TIDE_HELD,
         FailureKind::OutOfRange => TIDE_OUT_OF_RANGE,

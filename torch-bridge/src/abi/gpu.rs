@@ -4,7 +4,10 @@ use std::ffi::{c_char, c_void};
 
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
 
-use super::pool::{BATCHES, POOLS, batch_put, give_out, range_of, submit_get, submit_put};
+use super::batch::{BATCHES, batch_put};
+use super::pool::POOLS;
+use super::ticket::give_out;
+use super::transfer::{range_of, submit_get, submit_put};
 use super::{boundary, check_length, check_result, text_argument};
 use crate::error::Failure;
 
@@ -35,7 +38,7 @@ pub unsafe extern "C" fn tide_put_gpu(
         let source = unsafe { GpuSource::new(address, length, GpuEvent::from_raw(after)) };
         let submitted = submit_put(&pool, name, Source::Gpu(source), flags)?;
         // SAFETY: by this function's contract.
-        unsafe { give_out(submitted, ticket) }
+        unsafe { give_out(&pool, submitted, ticket) }
     })
 }
 
@@ -73,7 +76,7 @@ pub unsafe extern "C" fn tide_get_gpu(
         let destination = unsafe { GpuDestination::new(address, length, after, landed) };
         let submitted = submit_get(&pool, name, range, Destination::Gpu(destination), flags)?;
         // SAFETY: by this function's contract.
-        unsafe { give_out(submitted, ticket) }
+        unsafe { give_out(&pool, submitted, ticket) }
     })
 }
 

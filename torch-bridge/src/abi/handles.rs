@@ -45,6 +45,13 @@ impl<T: Send + Sync> HandleTable<T> {
         open.get(&handle).cloned().ok_or_else(|| self.missing(handle))
     }
 
+    /// The objects behind handles, as they were at one moment.
+    pub(super) fn get_all(&'static self, handles: &[u64]) -> Result<Vec<Arc<T>>, Failure> {
+        let open = self.open.get().read().unwrap_or_else(PoisonError::into_inner);
+        let get = |&handle| open.get(&handle).cloned().ok_or_else(|| self.missing(handle));
+        handles.iter().map(get).collect()
+    }
+
     /// Removes an object; its handle is stale from now on.
     pub(super) fn remove(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
         let mut open = self.open.get().write().unwrap_or_else(PoisonError::into_inner);

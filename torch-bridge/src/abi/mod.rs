@@ -5,16 +5,31 @@
 //! stale one is an error.
 #![allow(unsafe_code)]
 
+// In the order of the header, which the blank lines keep.
 mod error;
-mod gpu;
-mod handles;
+
 mod pool;
+
+mod transfer;
+
+mod ticket;
+
+mod batch;
+
+mod gpu;
+
 mod session;
 
+mod eventfd;
+mod handles;
+
+pub use batch::*;
 pub use error::*;
 pub use gpu::*;
 pub use pool::*;
 pub use session::*;
+pub use ticket::*;
+pub use transfer::*;
 
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;

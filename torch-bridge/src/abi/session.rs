@@ -204,6 +204,7 @@ pub unsafe extern "C" fn tide_session_open(
                 share: options.share,
                 buffered: options.buffered != 0,
                 must_exist: options.must_exist != 0,
+                read_only: false,
                 share_count: share_count_of(options.share_count)?,
                 place: place_numbered(options.gpu),
                 arena: None,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature, PathKind};
-use tidelog_engine::pool::PoolStats;
+use tidelog_engine::pool::{BadUnit, PoolStats, ScrubReport, Scrubbed};
 use tidelog_engine::schedule::GpuStats;
 
 /// Figures since the pool was opened; null where it does not answer.
@@ -21,6 +21,7 @@ pub(crate) fn pool_figures(
         ("devices", json!(pool.map(devices))),
         ("lanes", json!(pool.map(lanes))),
         ("endurance", json!(endurance.map(wear))),
+        ("scrubbed", json!(pool.map(|pool| scrubbed(&pool.scrubbed)))),
     ];
     figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
@@ -99,6 +100,31 @@ fn lanes(pool: &PoolStats) -> Value {
         })
     });
     each.collect()
+}
+
+/// What scrubs have read, and the tensors that have lost bytes: which of them, and where.
+fn scrubbed(report: &ScrubReport) -> Value {
+    let unit = |bad: &BadUnit| {
+        json!({
+            "device": bad.path,
+            "offset": bad.offset.0,
+            "length": bad.length.0,
+            "tensor_offset": bad.tensor.start,
+            "error": bad.error.to_string(),
+        })
+    };
+    let tensor = |damaged: &Scrubbed| {
+        json!({
+            "name": damaged.name,
+            "length": damaged.length.0,
+            "bad": damaged.bad.iter().map(unit).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "tensors": report.tensors,
+        "bytes": report.bytes.0,
+        "damaged": report.damaged.iter().map(tensor).collect::<Vec<_>>(),
+    })
 }
 
 /// What each device has counted over its life, by whomever it was used.

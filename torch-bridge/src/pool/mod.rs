@@ -43,6 +43,8 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) buffered: bool,
     /// Refuses a pool that is not there.
     pub(crate) must_exist: bool,
+    /// Writes nothing to the devices; the pool must be there.
+    pub(crate) read_only: bool,
     /// Shares of a pool that is made.
     pub(crate) share_count: u32,
     /// Whose memory moves.
@@ -71,7 +73,8 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     let (path, backend) = DataPath::named(config.data_path)?.open(config.place, config.arena)?;
     let mut made = None;
     let making = lock_folder_of(&devices)?;
-    if !config.must_exist && devices.iter().all(|device| !device.exists()) {
+    let may_make = !config.must_exist && !config.read_only;
+    if may_make && devices.iter().all(|device| !device.exists()) {
         let device_size = device_size(&devices, config)?;
         let options = FormatOptions {
             device_size: Some(device_size),
@@ -88,6 +91,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
         backend,
         buffered: config.buffered,
         share: config.share,
+        read_only: config.read_only,
         staging: ByteCount(config.staging),
         gpu: gpu_of(config.place).map_err(Failure::pool)?,
         ..OpenOptions::default()

@@ -81,11 +81,30 @@ fn a_read_of_rotten_bytes_names_the_tensor_its_byte_and_the_devices_path() {
         assert!(text.contains(words), "{text:?} does not say {words:?}");
     }
     assert_eq!(tide_ticket_drop(ticket), TIDE_READY);
+    // So does a verification of the whole tensor, and a scrub lists it.
+    // SAFETY: the name is NUL-terminated.
+    assert_eq!(unsafe { tide_verify(pool, name.as_ptr()) }, TIDE_CHECKSUM);
+    let text = last_error();
+    let words = ["\"layer.0.weight\" has lost 100000 of its 100000 bytes", path.to_str().unwrap()];
+    assert!(words.iter().all(|words| text.contains(words)), "{text}");
+    let mut damaged = 7;
+    // SAFETY: the result is ours.
+    let scrubbed = unsafe { tide_pool_scrub(pool, &raw mut damaged) };
+    assert_eq!((scrubbed, damaged), (TIDE_READY, 1), "{}", last_error());
+    // SAFETY: `text_of` gives memory as long as it says.
+    let stats = text_of(|buffer, capacity| unsafe { tide_pool_stats(pool, buffer, capacity) });
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    let found = &stats["scrubbed"]["damaged"][0];
+    assert_eq!((&found["name"], &found["length"]), (&"layer.0.weight".into(), &100_000.into()));
+    let unit = &found["bad"][0];
+    assert!(path.starts_with(unit["device"].as_str().unwrap()), "{unit}");
+    assert_eq!(unit["tensor_offset"], 0);
+    assert!(unit["offset"].as_u64().unwrap() <= at as u64 && unit["length"] == 100_000, "{unit}");
     assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
 }
 
 /// What a function that writes text writes.
-fn text_of(write: impl Fn(*mut std::ffi::c_char, usize) -> usize) -> String {
+pub(crate) fn text_of(write: impl Fn(*mut std::ffi::c_char, usize) -> usize) -> String {
     let mut text = vec![0_u8; write(null_mut(), 0) + 1];
     let length = write(text.as_mut_ptr().cast(), text.len());
     text.truncate(length);

@@ -5,5 +5,7 @@ mod arguments;
 mod drift;
 mod errors;
 mod memory;
+mod pools;
 mod session;
+mod tickets;
 mod training;

@@ -31,7 +31,7 @@ use super::options::CommitStats;
 use crate::layout::TensorId;
 use crate::log::{ChangeLog, StripeMap};
 use crate::memory::process;
-use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError};
+use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError, TransferOutcome};
 use crate::units::DeviceSet;
 pub(super) use flight::told;
 use pipeline::Pipeline;
@@ -67,6 +67,20 @@ impl Commit {
         self.tensors().map(drop)
     }
 
+    /// Waits for the end, at most `timeout`.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<(), CommitError>> {
+        self.poll().or_else(|| {
+            let ended = self.ticket.wait_timeout(timeout)?;
+            Some(self.outcome_after(ended).map(drop))
+        })
+    }
+
+    /// Ends with the commit, for [`Ticket::wait_any`] and [`Ticket::listen`]. How the commit ended
+    /// is not for it to tell.
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
     /// Waits for the end; returns how many tensors it changed.
     pub(super) fn tensors(&self) -> Result<usize, CommitError> {
         if let Some(forked) = self.forked() {
@@ -75,7 +89,11 @@ impl Commit {
         if let Some(outcome) = self.outcome.get() {
             return outcome.clone();
         }
-        let ended = self.ticket.wait();
+        self.outcome_after(self.ticket.wait())
+    }
+
+    /// How it ended, once its ticket has.
+    fn outcome_after(&self, ended: TransferOutcome) -> Result<usize, CommitError> {
         // Only a commit whose pool was torn down around it, or that nothing moves, has no outcome
         // now.
         let stopped = || TransferError::Stopped { reason: "its pool is gone".into() };

@@ -36,6 +36,39 @@ fn commits_that_wait_together_share_one_record() {
 }
 
 #[test]
+fn a_commit_in_flight_is_waited_for_like_a_transfer() {
+    let disks = disks(1, ByteCount::mib(4));
+    let pool = open(&disks);
+    let batch = batch(&pool, &[(1, b"bytes")], &[]);
+    disks[0].hold();
+    let commit = batch.start_commit().unwrap();
+    assert!(commit.wait_timeout(Duration::from_millis(10)).is_none() && commit.poll().is_none());
+    let read = {
+        disks[0].release();
+        commit.ticket().wait().unwrap();
+        start_get(&pool, 1, 0..5)
+    };
+    assert!(matches!(commit.poll(), Some(Ok(()))), "it is known once the ticket has ended");
+    assert!(matches!(commit.wait_timeout(Duration::ZERO), Some(Ok(()))));
+    let both = [&read, commit.ticket()];
+    read.wait().unwrap();
+    assert_eq!(Ticket::wait_any(&both, Duration::MAX), Some(0));
+    assert_eq!(Ticket::wait_any(&both[1..], Duration::MAX), Some(0));
+}
+
+#[test]
+fn in_a_simulation_whoever_waits_for_the_first_moves_it() {
+    let pool = stepped(&disks(2, ByteCount::mib(4)));
+    let put = start_put(&pool, 7, &bytes(7, 50_000)).unwrap();
+    let commit = start(&pool, &[(1, b"bytes")], &[]);
+    let tickets = [&put, commit.ticket()];
+    let first = Ticket::wait_any(&tickets, Duration::MAX).expect("something ends");
+    assert!(tickets[first].poll().is_some());
+    commit.wait().unwrap();
+    put.wait().unwrap();
+}
+
+#[test]
 fn the_next_groups_data_is_flushed_while_a_record_is_on_its_way() {
     let disks = disks(1, ByteCount::mib(4));
     let pool = stepped(&disks);

@@ -10,6 +10,7 @@ mod in_doubt;
 mod index;
 mod names;
 mod puts;
+mod read_only;
 mod reclamation;
 mod scrub;
 mod start;

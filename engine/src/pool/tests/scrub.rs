@@ -43,6 +43,12 @@ fn a_scrub_names_every_bad_unit_and_only_that_tensor_is_lost() {
         );
     }
     assert_eq!(damaged.bad.len(), rotten.len());
+    // The same of one tensor, and what was found is among the figures.
+    assert_eq!(&pool.scrub_tensor("layer.0").unwrap(), damaged);
+    assert!(pool.scrub_tensor(TensorId(1)).unwrap().bad.is_empty());
+    assert!(matches!(pool.scrub_tensor("layer.1"), Err(ScrubError::Unknown(_))));
+    let found = pool.stats().unwrap().scrubbed;
+    assert_eq!((found.tensors, found.damaged.len()), (3 + 3 + 2, 1));
     // What is whole of it can still be read, and so can the others.
     assert_eq!(get_range(&pool, named.0, 0..1000), content[..1000]);
     assert_eq!(get(&pool, 1).unwrap(), content);

@@ -2,6 +2,7 @@
 
 mod control;
 mod dma;
+mod first_end;
 mod order;
 mod stall;
 

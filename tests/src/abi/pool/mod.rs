@@ -1,13 +1,18 @@
 //! A caller of the pool's part of the ABI who knows which bytes every tensor may have.
 
+mod durable;
+mod ends;
+mod hostile;
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::ptr::{null, null_mut};
+use std::fs::File;
+use std::io::Read;
 
 use tidelog::abi::*;
 
 use super::memory::content;
-use super::{Choices, Folder, Memory, STAGING, last_error, statuses_of_a_stale};
+use super::{Choices, Folder, Memory, STAGING, last_error};
 
 /// A tensor's bytes: their seed and how many.
 type Content = (u64, usize);
@@ -43,6 +48,14 @@ struct Batch {
     changes: BTreeMap<u64, Option<Content>>,
 }
 
+/// A commit that was not seen to end.
+struct StartedCommit {
+    ticket: u64,
+    changes: BTreeMap<u64, Option<Content>>,
+    /// What may stand under the names that it changes if it ends badly.
+    before: BTreeMap<u64, Vec<Option<Content>>>,
+}
+
 struct Caller {
     choices: Choices,
     folder: Folder,
@@ -52,6 +65,10 @@ struct Caller {
     durable: BTreeMap<u64, Vec<Option<Content>>>,
     flights: Vec<Flight>,
     batches: Vec<Batch>,
+    /// One at most, so that what stands under a durable name is known.
+    commit: Option<StartedCommit>,
+    /// Told of ends, and of how many it must have been by the time that the pool is closed.
+    eventfd: Option<(File, u64)>,
     /// Memory of transfers whose tickets were dropped: kept until the pool is closed.
     parked: Vec<Memory>,
     reads: u64,
@@ -71,6 +88,8 @@ pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
         durable: nothing(),
         flights: Vec::new(),
         batches: Vec::new(),
+        commit: None,
+        eventfd: None,
         parked: Vec::new(),
         reads: 0,
     };
@@ -125,6 +144,7 @@ pub fn pool_options(
         arena: 0,
         arena_bytes: 0,
         must_exist: 0,
+        read_only: 0,
     }
 }
 
@@ -145,7 +165,8 @@ fn name_of(kind: char, name: u64) -> CString {
 
 impl Caller {
     fn act(&mut self) {
-        match self.choices.below(32) {
+        // What is new comes last: the decisions of the corpus stay what they were.
+        match self.choices.below(39) {
             0..7 => self.put(),
             7..14 => self.get(),
             14..19 => self.wait(),
@@ -157,8 +178,12 @@ impl Caller {
             28 => self.commit(),
             29 => self.length(),
             30 => self.hostile(),
-            _ if self.choices.percent(25) => self.close_and_open(),
-            _ => self.drop_batch(),
+            31 if self.choices.percent(25) => self.close_and_open(),
+            31 => self.drop_batch(),
+            32..35 => self.wait_any(),
+            35 | 36 => self.start_commit(),
+            37 => self.set_eventfd(),
+            _ => self.verify(),
         }
     }
 
@@ -186,6 +211,7 @@ impl Caller {
             return assert!(last_error().contains("full"), "{}", last_error());
         }
         assert_eq!(status, TIDE_READY, "{}", last_error());
+        self.begun();
         self.scratch.get_mut(&name).expect("a name").push(Some(content));
         self.flights.push(Flight { ticket, transfer: Transfer::Put { name, content }, memory });
     }
@@ -220,6 +246,7 @@ impl Caller {
             );
         }
         assert_eq!(status, TIDE_READY, "{}", last_error());
+        self.begun();
         assert!(possible.iter().any(fits), "read {length} bytes from {from} of {possible:?}");
         self.flights.push(Flight { ticket, transfer: Transfer::Get { from, possible }, memory });
     }
@@ -236,6 +263,11 @@ impl Caller {
         if status == TIDE_WAITING {
             return assert_eq!(timeout, 0, "the transfer never ends");
         }
+        self.take(index, status);
+    }
+
+    /// A transfer has ended.
+    fn take(&mut self, index: usize, status: i32) {
         let flight = self.flights.swap_remove(index);
         let ticket = flight.ticket;
         assert_eq!(tide_ticket_wait(ticket, 0), status, "an end is the same when asked again");
@@ -317,101 +349,17 @@ impl Caller {
         assert_eq!(tide_ticket_cancel(self.flights[index].ticket), TIDE_READY);
     }
 
-    fn begin(&mut self) {
-        // One at a time, so that what a commit brings is known.
-        if self.batches.is_empty() {
-            let mut handle = 0;
-            // SAFETY: the place is ours.
-            let begun = unsafe { tide_batch_begin(self.pool, &raw mut handle) };
-            assert_eq!(begun, TIDE_READY, "{}", last_error());
-            self.batches.push(Batch { handle, changes: BTreeMap::new() });
-        }
-    }
-
-    fn change(&mut self) {
-        let (name, put, deletes) =
-            (self.choices.below(NAMES), self.content(), self.choices.percent(25));
-        let Some(batch) = self.batches.last_mut() else { return };
-        let text = name_of('d', name);
-        let bytes = content(put.0, put.1);
-        // SAFETY: the name is NUL-terminated, the bytes are as many as it says.
-        let status = unsafe {
-            if deletes {
-                tide_batch_delete(batch.handle, text.as_ptr())
-            } else {
-                let (bytes, length) = (bytes.as_ptr().cast(), bytes.len() as u64);
-                tide_batch_put(batch.handle, text.as_ptr(), bytes, length)
-            }
-        };
-        match status {
-            TIDE_READY => drop(batch.changes.insert(name, (!deletes).then_some(put))),
-            TIDE_FULL if !deletes => {}
-            TIDE_NOT_FOUND if deletes => {}
-            TIDE_POOL_FAILED => {}
-            other => panic!("{other}: {}", last_error()),
-        }
-    }
-
-    fn commit(&mut self) {
-        let Some(Batch { handle, changes }) = self.batches.pop() else { return };
-        let status = tide_batch_commit(handle);
-        assert_eq!(tide_batch_commit(handle), TIDE_STALE_HANDLE, "a batch is committed once");
-        if status == TIDE_READY {
-            for (name, content) in changes {
-                self.durable.insert(name, vec![content]);
-            }
-        } else {
-            let failed = [TIDE_POOL_FAILED, TIDE_FULL, TIDE_CANCELLED].contains(&status);
-            assert!(failed, "{status}: {}", last_error());
-        }
-    }
-
-    fn drop_batch(&mut self) {
-        let Some(batch) = self.batches.pop() else { return };
-        assert_eq!(tide_batch_drop(batch.handle), TIDE_READY);
-        assert_eq!(tide_batch_drop(batch.handle), TIDE_STALE_HANDLE);
-    }
-
-    /// Calls that no caller should make: each is refused and changes nothing.
-    fn hostile(&mut self) {
-        let (pool, mut ticket, mut byte) = (self.pool, 0_u64, 7_u8);
-        let (name, place) = (c"s0".as_ptr(), &raw mut ticket);
-        let (memory, read) = ((&raw mut byte).cast(), (&raw const byte).cast());
-        let huge = u64::MAX - self.choices.below(1 << 20);
-        // SAFETY: null and misaligned pointers and impossible lengths are what the functions must
-        // withstand: they are refused before anything is read or written.
-        let status = unsafe {
-            match self.choices.below(14) {
-                0 => tide_put(pool, null(), read, 1, 0, place),
-                1 => tide_put(pool, name, null(), 1, 0, place),
-                2 => tide_put(pool, name, read, huge, 0, place),
-                3 => tide_put(pool, name, read, 1, 0, null_mut()),
-                4 => tide_put(pool, name, read, 1, 0, place.byte_add(1)),
-                5 => tide_get(pool, name, huge, memory, 1 << 62, 0, place),
-                6 => tide_get(pool, name, 0, memory, huge, 0, place),
-                7 => tide_get(pool, name, 0, null_mut(), 1, 0, place),
-                8 => tide_get(pool, name, 0, memory, 1, 0, null_mut()),
-                9 => tide_delete(pool, null()),
-                10 => tide_length(pool, null(), null_mut()),
-                11 => tide_batch_begin(pool, null_mut()),
-                12 => tide_pool_open(null(), null_mut()),
-                _ => match self.batches.last() {
-                    Some(batch) => tide_batch_put(batch.handle, name, read, huge),
-                    None => TIDE_INVALID_ARGUMENT,
-                },
-            }
-        };
-        assert_eq!(status, TIDE_INVALID_ARGUMENT, "{}", last_error());
-        let stale = pool + (1 << 40) + self.choices.below(1 << 40);
-        let statuses = statuses_of_a_stale(stale);
-        assert!(statuses.iter().all(|&status| status == TIDE_STALE_HANDLE), "{statuses:?}");
-    }
-
     /// Closes the pool with whatever is in flight.
     fn close(&mut self) {
         assert_eq!(tide_pool_close(self.pool), TIDE_READY, "{}", last_error());
         assert_eq!(tide_pool_close(self.pool), TIDE_STALE_HANDLE);
         self.parked.clear();
+        self.end_commit(0);
+        if let Some((mut eventfd, begun)) = self.eventfd.take() {
+            let mut told = [0; 8];
+            let told = eventfd.read(&mut told).map_or(0, |_| u64::from_ne_bytes(told));
+            assert_eq!(told, begun, "the eventfd is told once of each end");
+        }
         for flight in std::mem::take(&mut self.flights) {
             let (ticket, status) = (flight.ticket, tide_ticket_wait(flight.ticket, WAIT_MS));
             assert_eq!(tide_ticket_released(ticket), 1);
