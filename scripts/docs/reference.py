@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 
-from help import PACKAGE, ROOT, TOOLS, helps
+from helptexts import PACKAGE, ROOT, TOOLS, helps
 
 HEADER = "torch-bridge/include/tidelog.h"
 

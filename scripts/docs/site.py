@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parent))
 
 import reference
-from help import ROOT
+from helptexts import ROOT
 
 # Relative links of a page, without their anchors.
 _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")

@@ -27,12 +27,12 @@ class Help(NamedTuple):
     text: str
 
 
-def helps(tool):
-    """The help of a tool, then those of its commands."""
-    first = _said(tool)
+def helps(tool, columns=100):
+    """The help of a tool, then those of its commands, wrapped at so many columns where the tool lets us."""
+    first = _said(columns, tool)
     yield Help((tool,), first)
     for command in _commands(first):
-        yield Help((tool, command), _said(tool, command))
+        yield Help((tool, command), _said(columns, tool, command))
 
 
 def _commands(text):
@@ -42,9 +42,9 @@ def _commands(text):
     return []
 
 
-def _said(tool, *words):
+def _said(columns, tool, *words):
     program = [sys.executable, "-m", "tidelog"] if tool == "tidelog" else [RELEASE / tool]
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "COLUMNS": "100"}
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "COLUMNS": str(columns)}
     try:
         done = subprocess.run([*program, *words, "--help"], env=env, text=True, capture_output=True, check=True)
     except FileNotFoundError:
