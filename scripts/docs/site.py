@@ -7,8 +7,10 @@ import posixpath
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,3 +39,38 @@ def on_files(files, config):
     for path, text in reference.pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_post_build(config):
+    """Looks at the site as a browser does: each link leads to a file of it, and no page loads anything from the net."""
+    site, wrong = Path(config.site_dir), []
+    for path in site.rglob("*.html"):
+        page = _Page()
+        page.feed(path.read_text())
+        loaded = [link for link in page.loads if re.match(r"(https?:)?//", link)]
+        wrong += [f"{path.relative_to(site)}: loads {link} from the net" for link in loaded]
+        if path.name == "404.html":
+            continue  # It is shown under any address, so its links begin at the root of the site.
+        for link in {*page.loads, *page.leads_to}:
+            file = re.split("[?#]", link)[0]
+            if file and not re.match(r"\w+:|//", link) and not (path.parent / file).is_file():
+                wrong.append(f"{path.relative_to(site)}: there is no {link}")
+    if wrong:
+        raise PluginError("\n".join(sorted(wrong)))
+
+
+class _Page(HTMLParser):
+    """What a page loads, and where its links lead."""
+
+    def __init__(self):
+        super().__init__()
+        self.loads, self.leads_to = set(), set()
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag == "a" and attributes.get("href"):
+            self.leads_to.add(attributes["href"])
+        elif tag == "link" and attributes.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.add(attributes.get("href") or "")
+        elif attributes.get("src"):
+            self.loads.add(attributes["src"])
