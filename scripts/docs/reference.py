@@ -93,7 +93,8 @@ def header_page(header):
     """Each function, structure and value of the header, with what is written above it."""
     values, kinds, functions = [], [], []
     for about, code in _items(header):
-        about = textwrap.dedent(re.sub(r"^ \*", "", about, flags=re.M)).strip()
+        about = textwrap.dedent(re.sub(r"^ *\*", "", about, flags=re.M)).strip()
+        about = re.sub(r"^#+ (.*)\n+", r"**\1.** ", about, flags=re.M)  # a heading of its own would end the item's
         if code.startswith("#define"):
             _, name, *value = code.split(maxsplit=2)
             values.append(f"| `{name}` | `{value[0] if value else ''}` | {' '.join(about.split())} |")
