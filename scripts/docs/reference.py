@@ -3,6 +3,7 @@
 They are made when the site is built, so there is no copy of them that could be out of date.
 """
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -39,14 +40,15 @@ def python_page():
     sys.path.insert(0, str(PACKAGE))
     import tidelog
 
-    offload, rest = tidelog.offload, [name for name in tidelog.__all__ if name != "offload"]
-    errors = [name for name in rest if issubclass(getattr(tidelog, name), BaseException)]
-    parts = ["# Python package", "`import tidelog` gives what is on this page.", *_offload(offload)]
-    for name in rest:
-        if name not in errors:
-            parts += _class(name, getattr(tidelog, name))
+    things = {name: getattr(tidelog, name) for name in tidelog.__all__}
+    errors = {name: kind for name, kind in things.items() if isinstance(kind, type) and issubclass(kind, BaseException)}
+    parts = ["# Python package", "`import tidelog` gives what is on this page.", *_offload(things.pop("offload"))]
+    for name, thing in things.items():
+        if name in errors:
+            continue
+        parts += _class(name, thing) if isinstance(thing, type) else [_function(f"## {name}", name, thing)]
     parts.append("## Errors")
-    parts += [_error(name, getattr(tidelog, name)) for name in errors]
+    parts += [_error(name, kind) for name, kind in errors.items()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,15 +66,33 @@ def _offload(offload):
 def _class(name, kind):
     yield f"## {name}"
     yield _prose(kind)
+    if dataclasses.is_dataclass(kind):
+        yield _code("python", "\n".join(f"{each.name}: {_type(each.type)}" for each in dataclasses.fields(kind)))
     for member, value in vars(kind).items():
         if member.startswith("_") or not inspect.getdoc(value):
             continue
         if isinstance(value, property):
             yield f"### {name}.{member}\n\n{_prose(value)}"
         elif callable(value):
-            inner = inspect.signature(inspect.unwrap(value)).parameters.values()
-            given = ", ".join(str(each) for each in inner if each.name != "self")
-            yield f"### {name}.{member}\n\n{_code('python', f'{member}({given})')}\n\n{_prose(value)}"
+            yield _function(f"### {name}.{member}", member, value)
+
+
+def _function(heading, name, function):
+    signature = inspect.signature(inspect.unwrap(function))
+    given = ", ".join(_parameter(each) for each in signature.parameters.values() if each.name != "self")
+    returned = "" if signature.return_annotation is signature.empty else f" -> {_type(signature.return_annotation)}"
+    return f"{heading}\n\n{_code('python', f'{name}({given}){returned}')}\n\n{_prose(function)}"
+
+
+def _parameter(each):
+    stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+    kind = "" if each.annotation is each.empty else f": {_type(each.annotation)}"
+    return f"{stars}{each.name}{kind}" + ("" if each.default is each.empty else f" = {each.default!r}")
+
+
+def _type(annotation):
+    """Annotations are texts where a module says so, else types."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _error(name, kind):
