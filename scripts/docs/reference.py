@@ -79,7 +79,8 @@ def _class(name, kind):
 
 def _function(heading, name, function):
     signature = inspect.signature(inspect.unwrap(function))
-    given = ", ".join(_parameter(each) for each in signature.parameters.values() if each.name != "self")
+    given = [_parameter(each) for each in signature.parameters.values() if each.name != "self"]
+    given = ", ".join(given) if len(given) < 5 else "\n    " + ",\n    ".join(given) + ",\n"
     returned = "" if signature.return_annotation is signature.empty else f" -> {_type(signature.return_annotation)}"
     return f"{heading}\n\n{_code('python', f'{name}({given}){returned}')}\n\n{_prose(function)}"
 
