@@ -87,7 +87,8 @@ def collect(name, condense):
     }
     results = condense(json.loads(source.read_text()))
     fresh = {result["case"]: {**result, **made} for result in results}
-    kept_results = [max(result, fresh.pop(result["case"], result), key=_date) for result in before["results"]]
+    # Of the same day, the one that is taken now is the last.
+    kept_results = [max(fresh.pop(result["case"], result), result, key=_date) for result in before["results"]]
     FOLDER.mkdir(exist_ok=True)
     document = {"made_by": MADE_BY[name], "results": [*kept_results, *fresh.values()]}
     kept.write_text(json.dumps(document, indent=2) + "\n")
@@ -122,7 +123,8 @@ def of_compare(document):
             "cpu_time": _shortened(result["ratios"]["cpu_seconds_per_gib"], ("min", "median", "max")),
         }
         for result in document["results"]
-        if result["devices"] == LOOP and result["case"] in CASES
+        # Too few pairs give no lower bound: no figure to stand on.
+        if result["devices"] == LOOP and result["case"] in CASES and result["ratios"]["bytes_per_second"]["lower"]
     ]
 
 
@@ -234,6 +236,7 @@ def demo():
         ),
         ("stalls per step", "", f"{tide['stalls_per_step']:.0f}, {tide['stall_seconds_per_step']:.3f} s"),
         ("simulation off by", "", off),
+        ("load of the machine, of which 1 is the demo's", "", f"{last['load']:.1f}" if "load" in last else "not noted"),
         ("measured", last["date"], last["date"]),
     ]
     return table(("figure", "plain", f"in {last['fraction']:.0%}"), rows)
