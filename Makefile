@@ -9,7 +9,7 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build build-ahead demo test tidy lint test-rust sim storm planted faults fixture crash \
+.PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted faults fixture crash \
 	test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-slow bench compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
@@ -27,7 +27,7 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint test-rust test-compare build sim crash fuzz nvme-vm-short test-torch
+	@scripts/steps.py setup,build-ahead lint test-rust test-compare build docs sim crash fuzz nvme-vm-short test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
 build-ahead:
@@ -36,6 +36,18 @@ build-ahead:
 tidy: ## Line widths, names, circles of modules, words: what no compiler looks at
 	@python3 scripts/tidy/planted.py
 	@python3 scripts/tidy/run.py
+	@python3 scripts/docs/figures.py
+
+docs: build ## The documents as a site, into target/site; fails where a link leads nowhere
+	$(PYTHON) scripts/docs/planted.py
+	$(PYTHON) scripts/docs/links.py
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
+
+figures: ## Take what demo, compare and benches/fit.py measured into docs/figures, and into the tables of pages
+	@python3 scripts/docs/figures.py --collect
+
+docs-links: setup ## Links to other sites, which need a network
+	$(PYTHON) scripts/docs/links.py --external
 
 lint: setup tidy ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -107,7 +119,7 @@ test-slow: build ## Longer storms, and every program under every mover and mode
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
 	@scripts/wheel.sh $(if $(SPDK),spdk)
 
-install: build ## Library, header, pkg-config file, tools and completions, into PREFIX (/usr/local), below DESTDIR
+install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 bench: build ## What the hook and the log cost, as ratios

@@ -22,6 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "torch-bridge" / "python"
 sys.path.insert(0, str(PACKAGES))
 
+FIGURES = ROOT / "target" / "fit.json"  # for `make figures`
 LIMIT = 0.20
 MIB = 1 << 20
 SEQUENCE, MICRO_BATCH = 256, 4
@@ -55,6 +56,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tidelog-fit-bench-") as folder:
         pool = arguments.pool or folder
         rows = [row(name, arguments, pathlib.Path(folder), pool) for name in arguments.models]
+    FIGURES.write_text(json.dumps(rows, indent=2) + "\n")
     if arguments.output == "json":
         json.dump(rows, sys.stdout, indent=2)
     worst = max(abs(each["ratio"] - 1) for each in rows)

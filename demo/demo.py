@@ -54,6 +54,7 @@ def parse_arguments():
         "--policy", default="auto", help="who plans: auto, tidelog or algorithm1 (default auto, which is tidelog)"
     )
     parser.add_argument("--report", default=str(ROOT / "target" / "demo-report.html"), help="path of the HTML report")
+    parser.add_argument("--figures", default=str(ROOT / "target" / "demo.json"), help="path of its figures, as JSON")
     parser.add_argument("--run", choices=["plain", "offloaded"], help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -216,6 +217,21 @@ def report(arguments, plain, tide, budget):
         print(f"  {name:36} {left:>12}   {right}")
     print(f"\n  planned from step {len(tide['steps']) - len(planned) + 1} on; data path {tide['stats']['data_path']}")
     print(f"  report: {arguments.report}")
+    figures = {
+        "fraction": arguments.fraction,
+        "steps": len(tide["steps"]),
+        "same_bits": same,
+        "load": os.getloadavg()[1],
+        "plain": {"peak_bytes": plain["peak_bytes"], "seconds_per_step": plain_time},
+        "offloaded": {
+            "budget_bytes": budget,
+            "peak_bytes": tide["peak_bytes"],
+            "seconds_per_step": tide_time,
+            **{f"{key}_per_step": per_step(key) for key in ("bytes_written", "bytes_read", "stalls", "stall_seconds")},
+        },
+        "simulation_off": off,
+    }
+    pathlib.Path(arguments.figures).write_text(json.dumps(figures, indent=2) + "\n")
     if not same:
         first = next(i for i, (a, b) in enumerate(zip(plain["losses"], tide["losses"], strict=True)) if a != b)
         print(f"demo: the losses differ first at step {first + 1}: please report this as a bug", file=sys.stderr)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `make build` has built: library, header, pkg-config file, tools, completions.
+# Installs what `make build` has built: library, header, pkg-config file, tools, completions, man pages.
 #
 #   PREFIX=/usr/local DESTDIR= scripts/install.sh
 set -euo pipefail
@@ -10,7 +10,7 @@ tools=(tidelog-bench tidelog-doctor tidelog-format tidelog-plan)
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 soname=$(sed -n 's/.*-soname,\(.*\)".*/\1/p' torch-bridge/build.rs)
 
-install -d "$root"/{bin,include,lib/pkgconfig,share/licenses/tidelog} \
+install -d "$root"/{bin,include,lib/pkgconfig,share/licenses/tidelog,share/man/man1} \
     "$root"/share/{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
 for tool in "${tools[@]}"; do
     install -s -m 755 "target/release/$tool" "$root/bin/$tool"
@@ -25,6 +25,7 @@ done
 install -s -m 755 target/release/libtidelog.so "$root/lib/libtidelog.so.$version"
 ln -sf "libtidelog.so.$version" "$root/lib/$soname"
 ln -sf "$soname" "$root/lib/libtidelog.so"
+.venv/bin/python scripts/docs/man.py "$root/share/man/man1"
 install -m 644 torch-bridge/include/tidelog.h "$root/include/tidelog.h"
 install -m 644 LICENSE-APACHE LICENSE-MIT "$root/share/licenses/tidelog"
 cat >"$root/lib/pkgconfig/tidelog.pc" <<PC

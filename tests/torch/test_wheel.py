@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "docs"))
+
+import helptexts  # noqa: E402
+
 TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
 SIZE_MAX = 15 << 20
 
@@ -93,11 +98,17 @@ def test_each_tool_says_the_version_of_the_wheel(installed, wheel, tool):
     assert said(installed / tool, "--version").split()[-1] == wheel.name.split("-")[1]
 
 
-def test_an_installed_library_is_found_by_pkg_config(tmp_path):
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """What `make install` leaves."""
+    folder = tmp_path_factory.mktemp("usr")
+    said("env", f"PREFIX={folder}", ROOT / "scripts" / "install.sh")
+    return folder
+
+
+def test_an_installed_library_is_found_by_pkg_config(prefix, tmp_path):
     if shutil.which("pkg-config") is None:
         pytest.skip("pkg-config is not installed")
-    prefix = tmp_path / "usr"
-    said("env", f"PREFIX={prefix}", ROOT / "scripts" / "install.sh")
     search = f"PKG_CONFIG_PATH={prefix}/lib/pkgconfig"
     flags = said("env", search, "pkg-config", "--cflags", "--libs", "tidelog").split()
     source, program = ROOT / "torch-bridge" / "examples" / "tensors.c", tmp_path / "tensors"
@@ -105,6 +116,27 @@ def test_an_installed_library_is_found_by_pkg_config(tmp_path):
     (tmp_path / "ssd").mkdir()
     answer = said("env", f"LD_LIBRARY_PATH={prefix}/lib", program, tmp_path / "ssd")
     assert '["weights"]' in answer
+
+
+def test_tools_are_installed_with_completions(prefix):
     assert {path.name for path in (prefix / "bin").iterdir()} == set(TOOLS)
     for tool in TOOLS:
         assert (prefix / "share" / "bash-completion" / "completions" / tool).stat().st_size > 0
+
+
+@pytest.mark.parametrize("tool", helptexts.TOOLS)
+def test_a_man_page_has_all_that_help_says(prefix, tool):
+    page = prefix / "share" / "man" / "man1" / f"{tool}.1"
+    source = re.sub(r"\\f[BR]|\\&", "", page.read_text()).replace("\\-", "-").replace("\\e", "\\")
+    for help in helptexts.helps(tool, columns=10_000):
+        assert words_of(help.text) - {"usage", "codes", "positional"} <= words_of(source), help.words
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "SEE ALSO"):
+        assert f".SH {heading}\n" in source
+    if shutil.which("groff"):
+        command = ["groff", "-ww", "-man", "-Tutf8", "-z", page]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def words_of(text):
+    return set(re.findall(r"[\w.-]+", text.lower()))

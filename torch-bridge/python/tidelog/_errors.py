@@ -35,3 +35,8 @@ class UnmovableError(Error):
 
 class LeftBehindWarning(UserWarning):
     """Tensors stayed out of memory when the offload block ended, because they did not fit."""
+
+
+# Users see them under the name by which they can catch them.
+for _each in (Error, *Error.__subclasses__(), LeftBehindWarning):
+    _each.__module__ = "tidelog"

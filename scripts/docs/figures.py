@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Holds the figures in pages to the files of measured results in docs/figures.
+
+    scripts/docs/figures.py            ends with 1 where a table is not what its file says; a part of `make tidy`
+    scripts/docs/figures.py --collect  takes what measurements left in target into docs/figures, and writes the tables
+
+A table stands between the comments <!-- figures: NAME --> and <!-- end of figures -->. Each file says what made
+it, when, and on what machine.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "figures"
+PAGES = ("README.md", "docs/measurements.md")
+TABLE = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)
+
+# Cases of `make compare` in words, in the order of the table.
+CASES = {
+    "fio-io_uring:raw-read": "raw reads, 1 MiB",
+    "fio-io_uring:raw-write": "raw writes, 1 MiB",
+    "fio-io_uring:raw-randread-4k": "raw random reads, 4 KiB, depth 64",
+    "fio-io_uring:log-read": "log reads with checksums",
+    "fio-io_uring:log-write": "log writes with checksums",
+    "deepspeed:raw-write-2-devices": "raw writes, two devices",
+    "deepspeed:raw-read-2-devices": "raw reads, two devices",
+    "deepspeed:log-read-2-devices": "log reads, two devices",
+    "deepspeed:raw-write-1-devices": "raw writes, one device",
+    "deepspeed:raw-read-1-devices": "raw reads, one device",
+    "deepspeed:log-read-1-devices": "log reads, one device",
+}
+LOOP = "loop, memory"
+
+# Models of benches/fit.py in words.
+MODELS = {
+    "gpt2": "gpt2, 8 layers of 512",
+    "llama": "llama, 8 layers of 512",
+    "qwen3": "qwen3, 10 layers of 384",
+    "opt": "opt, 6 layers of 512",
+    "vit": "vit, 8 layers of 384",
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", action="store_true", help="take new results, and write the tables")
+    collecting = parser.parse_args().collect
+    if collecting:
+        for name, condense in COLLECTED.items():
+            collect(name, condense)
+    wrong = {page: right for page in PAGES if (right := corrected(text := (ROOT / page).read_text())) != text}
+    for page, right in wrong.items():
+        if collecting:
+            (ROOT / page).write_text(right)
+            print(f"wrote the tables of {page}")
+        else:
+            print(
+                f"{page}: a table is not what docs/figures says: run scripts/docs/figures.py --collect", file=sys.stderr
+            )
+    return 1 if wrong and not collecting else 0
+
+
+def corrected(page):
+    """The page with its tables as the files have them."""
+    return TABLE.sub(lambda table: table[1] + TABLES[table[2]]() + table[4], page)
+
+
+# -- from target to docs/figures ------------------------------------------------------------------
+
+
+def collect(name, condense):
+    """Takes the results of one measurement, where there are any that are newer."""
+    source, kept = ROOT / "target" / f"{name}.json", FOLDER / f"{name}.json"
+    if not source.exists():
+        return
+    before = json.loads(kept.read_text()) if kept.exists() else {"results": []}
+    made = {
+        "date": datetime.date.fromtimestamp(source.stat().st_mtime).isoformat(),
+        "machine": machine(),
+    }
+    results = condense(json.loads(source.read_text()))
+    fresh = {result["case"]: {**result, **made} for result in results}
+    # Of the same day, the one that is taken now is the last.
+    kept_results = [max(fresh.pop(result["case"], result), result, key=_date) for result in before["results"]]
+    FOLDER.mkdir(exist_ok=True)
+    document = {"made_by": MADE_BY[name], "results": [*kept_results, *fresh.values()]}
+    kept.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"took {len(results)} results of {MADE_BY[name]}")
+
+
+def _date(result):
+    return result["date"]
+
+
+def machine():
+    """This machine, in the words of the files."""
+    processor = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return {
+        "processor": processor[1] if processor else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(memory[1]) / 2**20),
+        "linux": ".".join(platform.release().split(".")[:2]),
+    }
+
+
+def of_compare(document):
+    """Ratios of throughput and of CPU time, without the samples."""
+    return [
+        {
+            "case": result["case"],
+            "peer": result["peer"],
+            "ours": result["ours"],
+            "pairs": result["pairs"],
+            "throughput": _shortened(result["ratios"]["bytes_per_second"], ("median", "lower")),
+            "cpu_time": _shortened(result["ratios"]["cpu_seconds_per_gib"], ("min", "median", "max")),
+        }
+        for result in document["results"]
+        # Too few pairs give no lower bound: no figure to stand on.
+        if result["devices"] == LOOP and result["case"] in CASES and result["ratios"]["bytes_per_second"]["lower"]
+    ]
+
+
+def _shortened(ratios, names):
+    return ratios and {name: round(ratios[name], 3) for name in names}
+
+
+def of_demo(document):
+    """All of it."""
+    return [{"case": "demo", **document}]
+
+
+def of_fit(document):
+    """The step's time of each model, expected and measured."""
+    return [
+        {
+            "case": row["model"],
+            "expected_seconds": round(row["expected"]["step_seconds"], 3),
+            "measured_seconds": round(row["measured_seconds"], 3),
+        }
+        for row in document
+    ]
+
+
+COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit}
+MADE_BY = {"compare": "make compare", "demo": "make demo", "fit": "python benches/fit.py"}
+
+
+# -- from docs/figures to tables ------------------------------------------------------------------
+
+
+def results(name):
+    """The results of a measurement by case."""
+    return {each["case"]: each for each in json.loads((FOLDER / f"{name}.json").read_text())["results"]}
+
+
+def table(head, rows):
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("|" + "|".join(f" {cell} " if cell != "---" else cell for cell in line) + "|\n" for line in lines)
+
+
+def headline():
+    """What a visitor wants to know first."""
+    demo, compared, fits = results("demo")["demo"], results("compare"), results("fit").values()
+    slower = demo["offloaded"]["seconds_per_step"] / demo["plain"]["seconds_per_step"]
+    bits = "the same bits" if demo["same_bits"] else "OTHER BITS"
+    furthest = max(abs(each["measured_seconds"] / each["expected_seconds"] - 1) for each in fits)
+
+    def ratio(case):
+        return f"{compared[case]['throughput']['median']:.2f} times"
+
+    rows = [
+        (
+            f"A GPT in {demo['fraction']:.0%} of its memory",
+            f"{bits}; a step takes {slower:.2f} times as long",
+            "make demo",
+        ),
+        ("Raw reads of 1 MiB", f"{ratio('fio-io_uring:raw-read')} fio's throughput", "make compare"),
+        ("Reads from the log, checksums compared", f"{ratio('fio-io_uring:log-read')} fio's raw reads", "make compare"),
+        ("Raw reads, two devices", f"{ratio('deepspeed:raw-read-2-devices')} DeepSpeed's throughput", "make compare"),
+        (
+            "Reads from the log, two devices",
+            f"{ratio('deepspeed:log-read-2-devices')} DeepSpeed's raw reads",
+            "make compare",
+        ),
+        (
+            f"Steps that `tidelog fit` expects, {len(fits)} models",
+            f"at most {furthest:.0%} off",
+            "python benches/fit.py",
+        ),
+    ]
+    return table(("what", "measured", "repeat"), [(what, figure, f"`{repeat}`") for what, figure, repeat in rows])
+
+
+def compare():
+    """Tidelog beside its peers."""
+    found = results("compare")
+    rows = []
+    for case, words in CASES.items():
+        if result := found.get(case):
+            ratio, spent = result["throughput"], result["cpu_time"]
+            cpu = f"{spent['min']:.2f} to {spent['max']:.2f}" if spent else ""
+            peer = (
+                "fio io_uring, raw"
+                if case.startswith("fio-io_uring:log")
+                else result["peer"].split(" aio")[0].replace("deepspeed", "DeepSpeed")
+            )
+            rows.append((words, peer, f"{ratio['median']:.3f} [{ratio['lower']:.3f}]", cpu, result["date"]))
+    return table(("case", "peer", "throughput", "CPU time", "measured"), rows)
+
+
+def demo():
+    """The last run of the demo."""
+    last = results("demo")["demo"]
+    plain, tide = last["plain"], last["offloaded"]
+    off = ", ".join(f"{name} {abs(value):.1%}" for name, value in last["simulation_off"].items())
+    rows = [
+        (
+            "peak of tensors and staging",
+            f"{plain['peak_bytes'] / 2**20:.1f} MiB",
+            f"{tide['peak_bytes'] / 2**20:.1f} MiB",
+        ),
+        ("step time", f"{plain['seconds_per_step']:.3f} s", f"{tide['seconds_per_step']:.3f} s"),
+        (
+            "moved out, in, per step",
+            "",
+            f"{tide['bytes_written_per_step'] / 2**20:.0f}, {tide['bytes_read_per_step'] / 2**20:.0f} MiB",
+        ),
+        ("stalls per step", "", f"{tide['stalls_per_step']:.0f}, {tide['stall_seconds_per_step']:.3f} s"),
+        ("simulation off by", "", off),
+        ("load of the machine, of which 1 is the demo's", "", f"{last['load']:.1f}" if "load" in last else "not noted"),
+        ("measured", last["date"], last["date"]),
+    ]
+    return table(("figure", "plain", f"in {last['fraction']:.0%}"), rows)
+
+
+def fit():
+    """What `tidelog fit` expects of steps, beside the steps."""
+    rows = []
+    for name, result in results("fit").items():
+        expected, measured = result["expected_seconds"], result["measured_seconds"]
+        rows.append(
+            (MODELS[name], f"{expected:.2f} s", f"{measured:.2f} s", f"{measured / expected:.2f}", result["date"])
+        )
+    return table(("model", "expected", "took", "ratio", "measured"), rows)
+
+
+TABLES = {"headline": headline, "compare": compare, "demo": demo, "fit": fit}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
