@@ -9,8 +9,9 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted faults fixture crash \
-	test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-slow bench compare compare-spdk \
+.PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
+	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
+	test-slow bench compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,10 +50,11 @@ figures: ## Take what demo, compare and benches/fit.py measured into docs/figure
 docs-links: setup ## Links to other sites, which need a network
 	$(PYTHON) scripts/docs/links.py --external
 
-lint: setup tidy ## Formatting, lints, licences
+lint: setup tidy ## Formatting, lints, types, licences
 	cargo fmt --all --check
 	.venv/bin/ruff format --quiet --check
 	.venv/bin/ruff check --quiet
+	.venv/bin/mypy --no-error-summary
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny.sh
 	tests/planted.sh check
@@ -112,6 +114,9 @@ test-torch: build ## The touch suite and the program matrix, on PyTorch
 
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
+
+test-integrations: build ## Lightning, TRL and torchtitan as they are on PyPI, in a virtual environment of their own (target/integrations)
+	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
 test-slow: build ## Longer storms, and every program under every mover and mode
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch

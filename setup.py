@@ -1,4 +1,5 @@
-"""What setuptools cannot know from pyproject.toml: the library and the tools are built by cargo.
+"""What setuptools cannot know from pyproject.toml: the library and the tools are built by cargo, and the
+tools print their completions for shells, which are installed where bash, zsh and fish look.
 
 The wheel fits every Python 3: nothing in it is linked with an interpreter. TIDELOG_GLIBC=2.28
 builds for that glibc and newer (needs cargo-zigbuild) and names the wheel manylinux_2_28;
@@ -23,6 +24,8 @@ try:
     from setuptools.command.build_scripts import build_scripts
 except ImportError:  # setuptools has it from distutils
     from distutils.command.build_scripts import build_scripts
+
+from distutils.command.install_data import install_data  # setuptools brings it
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "libtidelog.so"
@@ -91,6 +94,35 @@ class BuildTools(build_scripts):
         return []
 
 
+# Shell -> the folder that it looks in, and a file's name there.
+SHELLS = {
+    "bash": ("share/bash-completion/completions", "{}"),
+    "zsh": ("share/zsh/site-functions", "_{}"),
+    "fish": ("share/fish/vendor_completions.d", "{}.fish"),
+}
+
+
+class InstallCompletions(install_data):
+    """The completions of the tools, which print them, and of the command `tidelog`, which carries
+    them."""
+
+    def run(self):
+        folder = built()
+        for shell, (place, pattern) in SHELLS.items():
+            target = Path(self.install_dir, place)
+            target.mkdir(parents=True, exist_ok=True)
+            carried = ROOT / "torch-bridge/python/tidelog/completions" / pattern.format("tidelog")
+            self._write(target / carried.name, carried.read_text())
+            for tool in TOOLS:
+                words = ["--completions", shell] if tool == "tidelog-bench" else ["completions", shell]
+                said = subprocess.run([folder / tool, *words], check=True, capture_output=True, text=True)
+                self._write(target / pattern.format(tool), said.stdout)
+
+    def _write(self, path, text):
+        path.write_text(text)
+        self.outfiles.append(str(path))
+
+
 class Wheel(bdist_wheel):
     """For every Python 3 on this kind of machine."""
 
@@ -106,6 +138,9 @@ class Native(Distribution):
     def has_ext_modules(self):
         return True
 
+    def has_data_files(self):
+        return True
+
 
 # All that is built goes where cargo puts it, too.
 BUILD = ROOT / "target" / "python"
@@ -116,5 +151,10 @@ setup(
     options={"build": {"build_base": str(BUILD)}, "egg_info": {"egg_base": str(BUILD)}},
     distclass=Native,
     scripts=list(TOOLS),
-    cmdclass={"build_py": BuildPackage, "build_scripts": BuildTools, "bdist_wheel": Wheel},
+    cmdclass={
+        "build_py": BuildPackage,
+        "build_scripts": BuildTools,
+        "install_data": InstallCompletions,
+        "bdist_wheel": Wheel,
+    },
 )

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make build` has built: library, header, pkg-config file, tools, completions, man pages.
+# Installs what `make build` has built: library, header, pkg-config file, tools, man pages, completions, also
+# of the command `tidelog`, which pip installs.
 #
 #   PREFIX=/usr/local DESTDIR= scripts/install.sh
 set -euo pipefail
@@ -22,6 +23,10 @@ for tool in "${tools[@]}"; do
         shells=("${shells[@]:1}")
     done
 done
+carried=torch-bridge/python/tidelog/completions
+install -m 644 "$carried/tidelog" "$root/share/bash-completion/completions/tidelog"
+install -m 644 "$carried/_tidelog" "$root/share/zsh/site-functions/_tidelog"
+install -m 644 "$carried/tidelog.fish" "$root/share/fish/vendor_completions.d/tidelog.fish"
 install -s -m 755 target/release/libtidelog.so "$root/lib/libtidelog.so.$version"
 ln -sf "libtidelog.so.$version" "$root/lib/$soname"
 ln -sf "$soname" "$root/lib/libtidelog.so"

@@ -80,6 +80,12 @@ def test_what_makes_no_sense_is_refused(config, words, code, said):
     assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def test_errors_are_json_where_figures_are(config):
+    done = fit("nothing-known", *RATES, "--output", "json", cwd=config.parent)
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["exit"], done.stderr) == (1, 1, "") and "no known model" in said["error"]
+
+
 def test_an_op_is_measured_once_for_each_shape():
     measured = []
     gpu = Gpu("a processor", 0, 1.0, {}, 1.0, {}, 1, 1e9)

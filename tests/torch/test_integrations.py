@@ -4,11 +4,13 @@ callbacks."""
 import json
 
 import pytest
+import torch
 
 import tidelog
 from test_run import program, run, tidelog_run
 
 pytest.importorskip("accelerate")
+from tidelog.integrations import step_figures  # noqa: E402
 
 TRAINER = """
 import sys
@@ -57,7 +59,6 @@ def lines(out):
 
 
 def test_the_callback_marks_steps_and_logs_figures(pool, tmp_path):
-    import torch
     from transformers import Trainer, TrainingArguments
 
     from tidelog.integrations.transformers import OffloadCallback
@@ -84,3 +85,75 @@ def test_the_callback_marks_steps_and_logs_figures(pool, tmp_path):
     logged = [entry for entry in trainer.state.log_history if "tidelog/stall_seconds" in entry]
     assert len(logged) >= 5
     assert all(0 < entry["tidelog/peak_bytes"] <= 2000 << 10 for entry in logged[:5])
+
+
+def loop(accelerator, tide=None):
+    """A training loop of accelerate with gradients of two batches in each step; the parameters it ends with."""
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(torch.randn(48, 128), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for number, batch in enumerate(loader):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if tide is not None and accelerator.sync_gradients:
+            accelerator.log(step_figures(tide), step=number // 2)
+    if tide is not None:
+        tide.restore()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_accelerate_gives_the_same_bits_and_its_trackers_get_figures(pool, tmp_path):
+    pytest.importorskip("tensorboard")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    plain = loop(Accelerator(cpu=True, gradient_accumulation_steps=2))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("runs")
+    with tidelog.offload(pool=pool, memory="2000KiB", staging="256KiB", pool_size="64MiB") as tide:
+        trained = loop(accelerator, tide)
+        assert tide.stats()["totals"]["bytes_read"] > 0 and len(tide.loop.seconds) == 6
+    accelerator.end_training()
+    assert all(map(torch.equal, plain, trained))
+    assert {len(values) for values in scalars(tmp_path).values()} == {6}
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_tensorboard_gets_each_step(pool, tmp_path):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    from tidelog.integrations.tensorboard import write_step
+
+    layers = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
+    optimizer = torch.optim.AdamW(layers.parameters())
+    with SummaryWriter(tmp_path) as writer:
+        with tidelog.offload(layers, pool=pool, memory="2000KiB", staging="256KiB", pool_size="64MiB") as tide:
+            for number in range(3):
+                with tide.step():
+                    layers(torch.ones(16, 128)).sum().backward()
+                    optimizer.step()
+                write_step(writer, tide, number)
+            last, names = tide.last_step(), {*step_figures(tide), "tidelog/memory_bytes"}
+            tide.restore()
+    written = scalars(tmp_path)
+    assert set(written) == names
+    assert written["tidelog/bytes_read"][-1] == pytest.approx(last["bytes_read"]) and last["bytes_read"] > 0
+    assert all(0 < size <= 2000 << 10 for size in written["tidelog/memory_bytes"])
+
+
+def scalars(folder):
+    """Name -> values, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = {}
+    for path in folder.glob("**/events.*"):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(value.tensor.float_val[0])
+    return found

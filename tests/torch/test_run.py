@@ -168,6 +168,27 @@ def test_ctrl_c_ends_the_program_and_still_says_how_it_went(program, tidelog_run
     assert time.monotonic() - began < 30
 
 
+def test_the_summary_and_what_is_refused_are_json_where_that_is_asked_for(program, tidelog_run):
+    words = ["run", "--output", "json", *tidelog_run[3:]]
+    code, out, err = tidelog_command(*words, program(TRAIN), "--steps", 3)
+    assert (code, len(out.split())) == (0, 3), err
+    figures = json.loads(err.splitlines()[-1])
+    assert (figures["steps"], figures["budget"]) == (3, 2000 << 10) and "rank" not in figures
+    assert figures["totals"]["bytes_written"] > 0
+    for refused, expected, why in (
+        ([*words, "absent.py"], 66, "absent.py"),
+        (["run", "--output", "json", "--memory", "lots", "--pool", "x", __file__], 69, "expected a number of bytes"),
+    ):
+        code, out, err = tidelog_command(*refused)
+        said = json.loads(err)
+        assert (code, out, said["exit"]) == (expected, "", expected) and why in said["error"]
+
+
+def test_an_unknown_word_for_an_option_is_a_wrong_command_line(program):
+    code, _, err = tidelog_command("run", "--memory", "1GiB", "--pool", ".", "--mode", "sometimes", program("pass"))
+    assert code == 64 and "reactive" in err, err
+
+
 def test_help_says_what_each_option_of_offload_does():
     code, out, _ = tidelog_command("run", "--help")
     assert code == 0

@@ -78,6 +78,17 @@ def test_the_wheel_is_small_and_fits_every_python(wheel):
     assert scripts == set(TOOLS)
 
 
+def test_completions_are_where_shells_look(installed):
+    share = installed.parent / "share"
+    for name in (*TOOLS, "tidelog"):
+        for file in (
+            share / "bash-completion" / "completions" / name,
+            share / "zsh" / "site-functions" / f"_{name}",
+            share / "fish" / "vendor_completions.d" / f"{name}.fish",
+        ):
+            assert name in file.read_text(), file
+
+
 def test_the_three_lines_run(installed, wheel, tmp_path):
     version, where, moved = said(
         installed / "python", "-c", THREE_LINES.format(pool=str(tmp_path)), cwd=tmp_path
@@ -120,7 +131,7 @@ def test_an_installed_library_is_found_by_pkg_config(prefix, tmp_path):
 
 def test_tools_are_installed_with_completions(prefix):
     assert {path.name for path in (prefix / "bin").iterdir()} == set(TOOLS)
-    for tool in TOOLS:
+    for tool in (*TOOLS, "tidelog"):
         assert (prefix / "share" / "bash-completion" / "completions" / tool).stat().st_size > 0
 
 

@@ -10,6 +10,8 @@
 Results are bit-identical to the same run without offloading. See ``help(tidelog.offload)``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tidelog import _native
 from tidelog._block import Tide
 from tidelog._errors import (
@@ -23,24 +25,38 @@ from tidelog._errors import (
     RankError,
     UnmovableError,
 )
+from tidelog._notebook import Report
 from tidelog._offload import offload
+
+if TYPE_CHECKING:
+    from tidelog._fit import Fit, fit
+
+    __version__: str
 
 __all__ = [
     "BudgetError",
     "DeviceError",
     "Error",
+    "Fit",
     "ForkedError",
     "LeftBehindWarning",
     "PinnedError",
     "PoolError",
     "RankError",
+    "Report",
     "Tide",
     "UnmovableError",
+    "fit",
     "offload",
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
+    # What a training program does not use is not loaded for it.
     if name == "__version__":
         return _native.version()
+    if name in ("Fit", "fit"):
+        from tidelog import _fit
+
+        return getattr(_fit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,32 +1,44 @@
 """The command `tidelog`, also `python -m tidelog`."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 
-from tidelog import _fit, _native, _run
+from tidelog import _completions, _fit_command, _native, _run
+from tidelog._commands import Parser
 
 DESCRIPTION = """\
 Trains with NVMe SSDs as if they were memory. `tidelog COMMAND --help` says more of each command.
 """
 
-
-class Parser(argparse.ArgumentParser):
-    """Ends as Tidelog's other tools do where the command line makes no sense."""
-
-    def error(self, message):
-        self.print_usage(sys.stderr)
-        self.exit(_run.Exit.USAGE, f"{self.prog}: {message}\n")
+EPILOG = """\
+Examples:
+  tidelog fit config.json --memory 8GiB --pool /mnt/nvme0/tide    what would it need, how fast is it
+  tidelog run --memory 8GiB --pool /mnt/nvme0/tide train.py       train, with the program as it is
+"""
 
 
-def main():
+def parser() -> Parser:
+    """The command line with all commands."""
+    whole = Parser(
+        prog="tidelog",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"tidelog {_native.version()}")
+    commands = whole.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for command in (_run, _fit_command, _completions):
+        command.add_command(commands)
+    return whole
+
+
+def main() -> int:
     """Runs the command line of this process; returns the exit code."""
-    parser = Parser(prog="tidelog", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"tidelog {_native.version()}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    _run.add_command(commands)
-    _fit.add_command(commands)
-    said = parser.parse_args()
-    return said.command(said)
+    said = parser().parse_args()
+    code: int = said.command(said)
+    return code
 
 
 if __name__ == "__main__":

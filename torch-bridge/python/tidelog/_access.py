@@ -4,20 +4,28 @@ What notices them is `_escape`, for calls that do not go through the dispatcher,
 other threads.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from tidelog import _record
 from tidelog._async_uses import AsyncUses
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
+from tidelog._ops import Args, Kwargs, Op
+from tidelog._record import Hold, Storage
 
 
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
-    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses):
+    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses) -> None:
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
@@ -26,15 +34,15 @@ class Access:
         self.expect_collectives = hook.expect_collectives
         self._thread = threading.get_ident()
 
-    def is_elsewhere(self):
+    def is_elsewhere(self) -> bool:
         """Whether this is another thread than the block's own."""
         return threading.get_ident() != self._thread
 
-    def is_live(self):
+    def is_live(self) -> bool:
         """Whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
-    def bring_back(self, *storages, written=None):
+    def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
         """Makes storages resident, together, for an access that does not go through the dispatcher.
         `written`: the one that it writes or gives other memory; a copy of it that is being written
         is cancelled first."""
@@ -54,12 +62,12 @@ class Access:
         if self.is_elsewhere():
             due[0].refuse()
         for other in {record.access for record in due} - {self}:
-            theirs = [record() for record in records if record.access is other]
+            theirs = [each for record in records if record.access is other and (each := record()) is not None]
             other.bring_back(*theirs, written=written)
         ours = [record for record in records if record.access is self]
         self._hook.touch({each.id: MODIFIES if each is changed else 0 for each in ours})
 
-    def wrote(self, storage):
+    def wrote(self, storage: Storage) -> None:
         """A storage was written by a call that is no op."""
         record = storage._tide
         if self._session.forked or self.is_elsewhere():
@@ -71,25 +79,25 @@ class Access:
             self._session.modified(self._ledger.number_of(record))
         self._ledger.measure_again(storage)
 
-    def empty(self, storage):
+    def empty(self, storage: Storage) -> None:
         """A storage is about to be emptied: what is out of it need not come back."""
         record = storage._tide
-        ours = record is not None and record.ledger is self._ledger and self.is_live()
-        if ours and record.state == _record.OUT and not self.is_elsewhere():
+        is_out = record is not None and record.ledger is self._ledger and record.state == _record.OUT
+        if is_out and self.is_live() and not self.is_elsewhere():
             self._ledger.discard(storage)
         else:
             self.bring_back(storage, written=storage)
 
-    def of_a_reducer(self):
+    def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
         """While a reducer of DDP makes its buckets."""
         return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
-    def launch(self, func, args, kwargs):
+    def launch(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Launches a kernel that gets addresses."""
         return self._hook.launch(func, args, kwargs) if self.is_live() else func(*args, **kwargs)
 
     @contextlib.contextmanager
-    def pinned(self, storages):
+    def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
         self.bring_back(*storages)
         holds = [self.hold(storage) for storage in storages]
@@ -103,28 +111,29 @@ class Access:
                 record.addresses_end -= 1
             del holds
 
-    def unpin(self, storage):
+    def unpin(self, storage: Storage) -> None:
         """Nobody uses an address of the storage any more: it may move again."""
         storage._aliased = False
         record = storage._tide
         if record is not None and record.ledger is self._ledger and record.pins:
             self._ledger.unpin(record)
 
-    def hold(self, storage):
+    def hold(self, storage: Storage) -> Hold | None:
         """Keeps a storage's memory where it is until what this returns is gone. None: it does not
         move anyway."""
         record = storage._tide if self.is_elsewhere() else self._ledger.record_of(storage)
         return record.hold() if record is not None else None
 
-    def moves(self, tensor):
+    def moves(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory may leave while the block is open."""
         record = self._ledger.adopt(tensor)
         return record is not None and not record.pins
 
-    def rebind(self, storage):
+    def rebind(self, storage: Storage) -> None:
         """Another block takes a storage over from this one, which has ended."""
         record = storage._tide
         self.bring_back(storage, written=storage)
-        self._ledger.forget(record)
+        if record is not None:
+            self._ledger.forget(record)
         if self._session.is_open():
             self._session.flush()

@@ -1,40 +1,47 @@
 """The offload block: how it begins and ends, and what the user asks of it."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import gc
-import logging
 import os
 import time
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, cast
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from tidelog import _errors, _escape, _heap, _record, _threads
+from tidelog import _errors, _escape, _heap, _logging, _notebook, _record, _threads
 from tidelog._access import Access
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
+from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._loop import OptimizerSteps, owner_of
+from tidelog._movers import Mover
 from tidelog._names import Names
 from tidelog._native import Session, SessionOptions
+from tidelog._notebook import Report
 from tidelog._performer import Performer
+from tidelog._progress import Progress
 from tidelog._ranks import Ranks
+from tidelog._record import Record, untyped_storage
 from tidelog._steps import Steps
-
-_untyped_storage = torch._C.TensorBase.untyped_storage
 
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 
-_log = logging.getLogger("tidelog")
-
 # The block that is open (at most one in a process), and those that ended with tensors out.
-_active = None
-_left_behind = []
+_active: Tide | None = None
+_left_behind: list[Tide] = []
 
 
 @dataclass(frozen=True)
@@ -44,18 +51,18 @@ class Settings:
     budget: int  # bytes
     staging: int  # bytes
     buffers: int  # bytes of staging that are in the same memory as tensors
-    mode: str
+    mode: Literal["auto", "reactive"]
     device: Host
-    mover: type
+    mover: type[Mover]
     outside: str  # where what is out is, in words
-    report: str | os.PathLike | None
+    report: StrPath | None
     session: SessionOptions
 
 
 class Tide:
     """An open offload block. Made by `offload`."""
 
-    def __init__(self, model, optimizer, settings: Settings):
+    def __init__(self, model: nn.Module | None, optimizer: Optimizer | None, settings: Settings) -> None:
         self.budget, self.staging = settings.budget, settings.staging
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
@@ -76,12 +83,12 @@ class Tide:
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
         self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
-        self._stop_watching = lambda: None
+        self._stop_watching: Callable[[], None] = lambda: None
         self._at_work = contextlib.ExitStack()
 
     # -- the block ------------------------------------------------------------------------------
 
-    def __enter__(self):
+    def __enter__(self) -> Tide:
         global _active
         if _active is not None:
             raise _errors.Error(
@@ -92,7 +99,7 @@ class Tide:
         _active = self
         ledger = self.ledger
         try:
-            self._tell_of_a_new_pool()
+            _logging.block_begins(self.budget, self.session.stats())
             _escape.install(self.access, on_gpu=self.device.option > 0)
             self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
@@ -114,14 +121,7 @@ class Tide:
             raise
         return self
 
-    def _tell_of_a_new_pool(self):
-        if made := self.session.stats()["made"]:
-            _log.warning(
-                "%s. If there should have been one, mount its file system; must_exist=True refuses to make any.",
-                made,
-            )
-
-    def _adopt_what_lives(self):
+    def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
         ledger = self.ledger
         for thing in gc.get_objects():
@@ -134,12 +134,16 @@ class Tide:
             if not earlier.ledger.has_away():
                 earlier._close()
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
         self._hook.__exit__(kind, error, trace)
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
         self._ranks.failed(error)
+        with contextlib.suppress(_errors.Error):
+            _logging.block_ends(self.peak_bytes, self.stats())
         try:
             if kind is None and self._settings.report is not None:
                 self.report(self._settings.report)
@@ -148,7 +152,7 @@ class Tide:
         self._ranks.explain(error)
         return False
 
-    def _end_block(self):
+    def _end_block(self) -> None:
         global _active
         self.ledger.collect_dead()
         try:
@@ -169,7 +173,7 @@ class Tide:
             else:
                 self._close()
 
-    def _stop_migrations(self):
+    def _stop_migrations(self) -> None:
         """From here on nobody says which tensors are used and written, so nothing may leave or be
         prefetched."""
         self.session.leave_plan()
@@ -182,20 +186,26 @@ class Tide:
                 with contextlib.suppress(_errors.Error):
                     self.access.bring_back(storage, written=storage)
 
-    def _restore_what_fits(self):
+    def _restore_what_fits(self) -> None:
         ledger = self.ledger
         # What is coming has its memory already, so it comes first.
         records = ledger.records.values()
-        for record in sorted(records, key=lambda record: (-record.state, record.id)):
-            storage = record()
-            if storage is None or not record.state & _record.AWAY:
-                continue
-            if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
-                # Damaged on the device: it is named with those that stay.
-                with contextlib.suppress(_errors.Error):
-                    self.access.bring_back(storage)
+        with self._restoring() as progress:
+            for record in sorted(records, key=lambda record: (-record.state, record.id)):
+                storage = record()
+                if storage is None or not record.state & _record.AWAY:
+                    continue
+                if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                    # Damaged on the device: it is named with those that stay.
+                    with contextlib.suppress(_errors.Error):
+                        self.access.bring_back(storage)
+                progress.add(record.size)
 
-    def _leave_behind(self, left):
+    def _restoring(self) -> Progress:
+        away = sum(record.size for record in self.ledger.records.values() if record.state & _record.AWAY)
+        return Progress("restoring tensors", "B", away)
+
+    def _leave_behind(self, left: list[Record]) -> None:
         for record in left:
             # What is coming has memory, and a device may be writing it.
             if record.state & _record.OUT:
@@ -212,7 +222,7 @@ class Tide:
             stacklevel=4,
         )
 
-    def _close(self):
+    def _close(self) -> None:
         try:
             self.session.close()
         finally:
@@ -221,7 +231,7 @@ class Tide:
                 _left_behind.remove(self)
 
     @contextlib.contextmanager
-    def step(self):
+    def step(self) -> Iterator[Tide]:
         """Marks one training step. Results do not depend on it; plans do. In a loop that marks none,
         a step ends where its optimizer has stepped."""
         self._require_open()
@@ -230,7 +240,7 @@ class Tide:
             yield self
 
     @contextlib.contextmanager
-    def _step(self):
+    def _step(self) -> Iterator[None]:
         steps = self.steps
         started = time.perf_counter()
         steps.begin()
@@ -243,34 +253,34 @@ class Tide:
             if self.access.is_live():
                 self._end_step(completed, started)
 
-    def _end_step(self, completed, started):
+    def _end_step(self, completed: bool, started: float) -> None:
         if not self.ledger.quiet:
             self._names.name_states()
         self.steps.end(completed, started)
 
-    def _is_distributed(self):
+    def _is_distributed(self) -> None:
         self._hook.expect_collectives()
         self._ranks.introduce()
 
     # -- what users ask ---------------------------------------------------------------------------
 
-    def _name_what_trains(self, optimizer):
+    def _name_what_trains(self, optimizer: Optimizer) -> None:
         if not self._is_named:
             self.name(owner_of(optimizer), optimizer)
 
-    def name(self, model, optimizer=None):
+    def name(self, model: nn.Module | None, optimizer: Optimizer | None = None) -> None:
         """Names tensors in errors and reports, as the arguments of `offload` do, where model and
         optimizer are made inside the block. Neither is kept alive by it."""
         self._require_open()
-        model = weakref.ref(model) if model is not None else lambda: None
-        optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
-        self._names.follow(lambda: (model(), optimizer()))
+        named = weakref.ref(model) if model is not None else lambda: None
+        stepped = weakref.ref(optimizer) if optimizer is not None else lambda: None
+        self._names.follow(lambda: (named(), stepped()))
 
-    def evict(self, tensor):
+    def evict(self, tensor: Tensor) -> None:
         """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
         the next op."""
         self._require_open()
-        storage = _untyped_storage(tensor)
+        storage = untyped_storage(tensor)
         record = self.ledger.record_of(storage)
         if record is not None and record.state & _record.OUT:
             return
@@ -290,41 +300,43 @@ class Tide:
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
 
     @contextlib.contextmanager
-    def pinned(self, *tensors):
+    def pinned(self, *tensors: Tensor) -> Iterator[None]:
         """Meanwhile the tensors are in memory and stay where they are: code that Tidelog does not see
         may use their addresses. Addresses that are asked for inside are not used after it; outside,
         asking for one pins a tensor for its life, as nothing says for how long it is used."""
         self._require_open()
-        with self.access.pinned([_untyped_storage(tensor) for tensor in tensors]):
+        with self.access.pinned([untyped_storage(tensor) for tensor in tensors]):
             yield
 
-    def unpin(self, *tensors):
+    def unpin(self, *tensors: Tensor) -> None:
         """Says that nobody uses an address of these tensors any more that `data_ptr()` gave: they may
         move again. Memory that NumPy has seen stays, as torch itself fixes it."""
         self._require_open()
         for tensor in tensors:
-            self.access.unpin(_untyped_storage(tensor))
+            self.access.unpin(untyped_storage(tensor))
 
-    def is_resident(self, tensor):
+    def is_resident(self, tensor: Tensor) -> bool:
         """Whether the tensor's bytes are in memory now."""
-        record = _untyped_storage(tensor)._tide
+        record = untyped_storage(tensor)._tide
         return record is None or not record.state & _record.AWAY
 
-    def restore(self, *tensors):
+    def restore(self, *tensors: Tensor) -> None:
         """Brings tensors back; without arguments, all that is out, whatever the budget says."""
         if tensors:
             for tensor in tensors:
-                self.access.bring_back(_untyped_storage(tensor))
+                self.access.bring_back(untyped_storage(tensor))
             return
         self.session.lift_budget()
-        for record in list(self.ledger.records.values()):
-            storage = record()
-            if storage is not None and record.state & _record.AWAY:
-                self.access.bring_back(storage)
+        with self._restoring() as progress:
+            for record in list(self.ledger.records.values()):
+                storage = record()
+                if storage is not None and record.state & _record.AWAY:
+                    self.access.bring_back(storage)
+                    progress.add(record.size)
         if not self.is_open:
             self._close()
 
-    def await_plan(self):
+    def await_plan(self) -> None:
         """Waits until no plan is being made. Steps go on meanwhile, as they are; what is to be
         timed under the plan, or compared step by step, waits for it between two of them. Where
         nothing is planned, there is nothing to wait for."""
@@ -333,26 +345,26 @@ class Tide:
             time.sleep(_PLAN_POLL_SECONDS)
 
     @property
-    def is_open(self):
+    def is_open(self) -> bool:
         """Whether the block is running."""
         return self.access.is_open
 
     @property
-    def live_bytes(self):
+    def live_bytes(self) -> int:
         """Bytes of storages in memory, staging included where that is in the same memory."""
         return self.ledger.live + self._settings.buffers
 
     @property
-    def peak_bytes(self):
+    def peak_bytes(self) -> int:
         """The highest `live_bytes` at an op boundary so far."""
         return self.ledger.peak + self._settings.buffers
 
     @property
-    def phase(self):
+    def phase(self) -> Phase:
         """ "profiling", "planned" or "reactive"."""
         return self.steps.phase()
 
-    def stats(self):
+    def stats(self) -> Stats:
         """Figures of the block so far, as a dict."""
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
@@ -363,12 +375,12 @@ class Tide:
         ]
         return stats
 
-    def last_step(self):
+    def last_step(self) -> StepFigures:
         """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions,
         fetches, stalls, stall_seconds."""
         return self.steps.last_step(self.stats()["last_step"])
 
-    def simulate_step(self):
+    def simulate_step(self) -> SimulatedStep | None:
         """What the plan's simulation expects of a step at the pace of the last one, in the words of
         `last_step`. None where the last step followed no plan to its end."""
         figures = self.session.simulate()
@@ -377,18 +389,25 @@ class Tide:
         if "why_not" in figures:
             raise _errors.Error(f"the plan cannot be simulated: {figures['why_not']}")
         seconds, stalled = figures["time_ns"] / 1e9, figures["stall_ns"] / 1e9
-        return {**figures, "seconds": seconds, "stall_seconds": stalled}
+        return cast(SimulatedStep, {**figures, "seconds": seconds, "stall_seconds": stalled})
 
-    def report(self, path):
-        """Writes the HTML report."""
+    def report(self, path: StrPath) -> Report:
+        """Writes the HTML report. What it returns is a path, and shows the page in a notebook."""
         self.session.write_report(path)
+        return Report(os.fspath(path))
 
-    def trace(self, path):
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the block."""
+        if not self.session.is_open():
+            return _notebook.text("a tidelog block that is not open")
+        return _notebook.of_block(self.stats(), self.phase, self.budget, self.live_bytes, self.peak_bytes)
+
+    def trace(self, path: StrPath) -> None:
         """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages
         that they use."""
         self.session.write_trace(path)
 
-    def _require_open(self):
+    def _require_open(self) -> None:
         if not self.is_open:
             raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
         if self.session.forked:
@@ -396,7 +415,7 @@ class Tide:
 
 
 @atexit.register
-def _drain_at_exit():
+def _drain_at_exit() -> None:
     """No device may write into memory that the interpreter is about to free."""
     with contextlib.ExitStack() as closings:  # one that fails does not keep the others from closing
         for tide in [_active, *_left_behind]:
@@ -404,7 +423,7 @@ def _drain_at_exit():
                 closings.callback(tide._close)
 
 
-def _mark_forked():
+def _mark_forked() -> None:
     for tide in [_active, *_left_behind]:
         if tide is not None:
             tide.session.forked = True

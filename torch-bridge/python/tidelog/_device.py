@@ -8,62 +8,70 @@ has not run yet). When a storage is settled its bytes are there, for whatever is
 any stream.
 """
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _heap
 from tidelog._errors import Error
+from tidelog._figures import StrPath
+from tidelog._record import Storage, resizable
 
-_is_shared = torch._C.StorageBase.is_shared
-_resizable = torch._C.StorageBase.resizable
+_base: Any = torch._C.StorageBase  # unpatched, see `_record`
+_is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
 class Host:
     """The host's memory: an op that has returned is done."""
 
     option = 0  # in the C ABI
-    streams = ()
+    streams: Mapping[int, torch.cuda.Stream] = MappingProxyType({})
     blind = False
     default_mover = "swap"
 
-    def owns(self, storage):
+    def owns(self, storage: Storage) -> bool:
         return storage.device.type == "cpu"
 
-    def movable(self, storage):
-        return _resizable(storage) and not _is_shared(storage)
+    def movable(self, storage: Storage) -> bool:
+        return resizable(storage) and not _is_shared(storage)
 
-    def staging_in(self, staging, data_path, pool):
+    def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""
         return staging
 
-    def heap(self, tensors_max):
+    def heap(self, tensors_max: int) -> _heap.Heap | _heap.Cache:
         """What sees to it that freed memory leaves the process, where `tensors_max` bytes of
         tensors may be in memory."""
         return _heap.Heap(tensors_max)
 
-    def at_work(self):
+    def at_work(self) -> contextlib.AbstractContextManager[object]:
         """While a block is open."""
         return contextlib.nullcontext()
 
-    def notice(self):
+    def notice(self) -> None:
         """An op is about to be launched on the current stream."""
 
-    def after(self):
+    def after(self) -> torch.cuda.Event | None:
         """An event behind everything that was launched; None: it is all done."""
 
-    def share(self, storage):
+    def share(self, storage: Storage) -> None:
         """A storage has its bytes again, or is about to lose its memory: that concerns every
         stream."""
 
-    def op_begins(self, index):
+    def op_begins(self, index: int) -> None:
         """An op of a step that is being profiled is about to run."""
 
-    def op_ran(self):
+    def op_ran(self) -> None:
         """It was launched."""
 
-    def durations(self):
+    def durations(self) -> Sequence[int]:
         """The nanoseconds that each op took; empty where the session's own clock is right."""
         return ()
 
@@ -73,42 +81,42 @@ class Gpu(Host):
 
     default_mover = "resize"  # blocks go back to the caching allocator, and by it to the driver
 
-    def __init__(self, device):
+    def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self.option = index + 1
-        self.streams = {}  # every stream that an op was launched on, by its handle
+        self.streams: dict[int, torch.cuda.Stream] = {}  # every stream that an op was launched on, by its handle
         self.blind = True  # ops were launched that nobody looked at: on which streams is not known
         self._current = torch._C._cuda_getCurrentRawStream
-        self._timed = []
+        self._timed: list[list[Any]] = []
 
-    def owns(self, storage):
+    def owns(self, storage: Storage) -> bool:
         return storage.device == self.device
 
-    def movable(self, storage):
-        return _resizable(storage)  # torch calls every storage of a GPU shared
+    def movable(self, storage: Storage) -> bool:
+        return resizable(storage)  # torch calls every storage of a GPU shared
 
-    def staging_in(self, staging, data_path, pool):
+    def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window
         # for peer DMA, which is counted before it is known whether controllers reach it.
         names = (name.strip() for name in str(pool).split(","))
         peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
         return staging if peer or data_path.startswith("gds") else 0
 
-    def heap(self, tensors_max):
+    def heap(self, tensors_max: int) -> _heap.Heap | _heap.Cache:
         return _heap.Cache(self.device, tensors_max)
 
-    def at_work(self):
+    def at_work(self) -> contextlib.AbstractContextManager[object]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
         return torch.autograd.set_multithreading_enabled(False)
 
-    def notice(self):
+    def notice(self) -> None:
         handle = self._current(self.device.index)
         if handle not in self.streams:
             self.streams[handle] = torch.cuda.current_stream(self.device)
 
-    def after(self):
+    def after(self) -> torch.cuda.Event | None:
         self.notice()
         if self.blind:
             torch.cuda.synchronize(self.device)
@@ -116,23 +124,25 @@ class Gpu(Host):
         streams = list(self.streams.values())
         current = torch.cuda.current_stream(self.device)
         if len(streams) == 1:
-            return current.record_event()
+            only: torch.cuda.Event = current.record_event()
+            return only
         # One event behind all of them, made where no kernel is held up by it.
         join = self._join()
         for stream in streams:
             join.wait_event(stream.record_event())
-        return join.record_event()
+        behind: torch.cuda.Event = join.record_event()
+        return behind
 
-    def _join(self):
+    def _join(self) -> torch.cuda.Stream:
         if not hasattr(self, "_joining"):
             self._joining = torch.cuda.Stream(self.device)
         return self._joining
 
-    def share(self, storage):
+    def share(self, storage: Storage) -> None:
         if len(self.streams) > 1:
             self._record_streams(storage)
 
-    def _record_streams(self, storage):
+    def _record_streams(self, storage: Storage) -> None:
         """The allocator gives this memory to nobody before the kernels that were launched on every
         stream have run."""
         with _disable_current_modes():
@@ -140,23 +150,23 @@ class Gpu(Host):
             for stream in list(self.streams.values()):
                 whole.record_stream(stream)
 
-    def op_begins(self, index):
+    def op_begins(self, index: int) -> None:
         del self._timed[index:]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record(torch.cuda.current_stream(self.device))
         self._timed.append([begin, end, False])
 
-    def op_ran(self):
+    def op_ran(self) -> None:
         self._timed[-1][1].record(torch.cuda.current_stream(self.device))
         self._timed[-1][2] = True
 
-    def durations(self):
+    def durations(self) -> Sequence[int]:
         timed, self._timed = self._timed, []
         torch.cuda.synchronize(self.device)
         return [int(begin.elapsed_time(end) * 1e6) if ran else 0 for begin, end, ran in timed]
 
 
-def choose(device, model):
+def choose(device: str | torch.device, model: nn.Module | None) -> Host:
     """The device for `device`: "cpu", "cuda", "cuda:1"; "auto" is where the model's first parameter
     is."""
     if device == "auto":

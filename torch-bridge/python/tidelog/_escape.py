@@ -6,6 +6,8 @@ dispatch mode could see. While a block is open, the methods they go through are 
 not wrapped meets the guard of the mover: an error that names the tensor, never old bytes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools
@@ -16,18 +18,20 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor, nn
 
 from tidelog import _errors
 from tidelog._access import Access
-from tidelog._ops import Launch, storages_of
-from tidelog._record import AWAY, LEAVING
+from tidelog._ops import Launch, Work, storages_of
+from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
 from tidelog._threads import borrow
 
-_untyped_storage = torch._C.TensorBase.untyped_storage
-_data_ptr = torch._C.StorageBase.data_ptr
-_resizable = torch._C.StorageBase.resizable
+Wrapper: TypeAlias = Callable[..., Any]
 
 # Functions that only ask whether tensors share memory: of FSDP2, which may be imported at any time.
 _COMPARES_ADDRESSES = ("reset_sharded_param",)
@@ -56,16 +60,16 @@ _STORAGE_READS = (
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
-_undo = []
-_watched = []  # hooks of gradients that DDP looks at
-_modules_watched = weakref.WeakSet()
+_undo: list[tuple[Any, str, Any]] = []
+_watched: list[torch.utils.hooks.RemovableHandle] = []  # hooks of gradients that DDP looks at
+_modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _scope = threading.local()
 
 
-def install(access: Access, on_gpu):
+def install(access: Access, on_gpu: bool) -> None:
     """Wraps the entry points for a block; `on_gpu`: of a GPU's memory."""
-    torch.UntypedStorage._aliased = False
-    torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
+    Storage._aliased = False
+    Storage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read)
     for name in _TENSOR_WRITES:
@@ -85,8 +89,8 @@ def install(access: Access, on_gpu):
     _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(access, original))
     _replace(torch, "save", lambda original: _within("identity", original))
     _wrap(access, torch._C, "_to_dlpack", _alias)
-    for owner in (torch.utils.dlpack, torch):
-        _wrap(access, owner, "to_dlpack", _alias)
+    for module in (torch.utils.dlpack, torch):
+        _wrap(access, module, "to_dlpack", _alias)
     _install_distributed(access)
     _install_triton(access)
     if on_gpu:
@@ -96,8 +100,8 @@ def install(access: Access, on_gpu):
         _install_safetensors(access)
 
 
-def _refused_graph(access, original):
-    def wrapper(graph, *args, **kwargs):
+def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(graph: object, *args: Any, **kwargs: Any) -> Any:
         if access.is_live():
             raise _errors.Error(
                 "a CUDA graph has the addresses of tensors in it, and inside an offload block these "
@@ -110,7 +114,7 @@ def _refused_graph(access, original):
     return wrapper
 
 
-def _install_triton(access):
+def _install_triton(access: Access) -> None:
     """Its launcher asks every argument for its address, for the time of the kernel."""
     used = "triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()
     if used and importlib.util.find_spec("triton") is not None:
@@ -120,10 +124,10 @@ def _install_triton(access):
             _replace(owner, "run", lambda original: _launch(access, original))
 
 
-def _launch(access, original):
-    launches = {}  # kernel -> its Launch, which plans know it by
+def _launch(access: Access, original: Wrapper) -> Wrapper:
+    launches: dict[Any, Launch] = {}  # kernel -> its Launch, which plans know it by
 
-    def wrapper(kernel, *args, **kwargs):
+    def wrapper(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         launch = launches.get(kernel)
         if launch is None:
             launch = launches[kernel] = Launch(kernel, original)
@@ -137,7 +141,7 @@ def _launch(access, original):
     return wrapper
 
 
-def _install_distributed(access):
+def _install_distributed(access: Access) -> None:
     """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
     if torch.distributed.is_available():
         _replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
@@ -150,26 +154,26 @@ def _install_distributed(access):
         _replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
 
 
-def _making_buckets(access, original):
-    def wrapper(*args, **kwargs):
+def _making_buckets(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with access.of_a_reducer():
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _before_forward(access, original):
+def _before_forward(access: Access, original: Wrapper) -> Wrapper:
     """The second forward pass makes the buckets anew, in the order in which gradients came."""
     make_buckets = _making_buckets(access, original)
 
-    def wrapper(module, *args, **kwargs):
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _watch_gradients(access, module)
         return make_buckets(module, *args, **kwargs)
 
     return wrapper
 
 
-def _watch_gradients(access, module):
+def _watch_gradients(access: Access, module: Any) -> None:
     """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
     a static graph it looks at all of them when the first backward pass is at its end, so that the
     guard would refuse those that are out."""
@@ -177,29 +181,29 @@ def _watch_gradients(access, module):
         return
     _modules_watched.add(module)
 
-    @torch.utils.hooks.unserializable_hook  # torch.save need not warn of it
-    def is_complete(gradient):
+    def is_complete(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:
-            storage = _untyped_storage(gradient)
+            storage = untyped_storage(gradient)
             _read(access, storage)
             if module.static_graph and storage._tide is not None:
                 storage._tide.is_guarded = False
 
+    torch.utils.hooks.unserializable_hook(is_complete)  # torch.save need not warn of it
     for parameter in module.parameters():
         if parameter.requires_grad:
             _watched.append(parameter.register_hook(is_complete))
 
 
-def _distributed(access, original):
-    def wrapper(*args, **kwargs):
+def _distributed(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         access.expect_collectives()
         return original(*args, **kwargs)
 
     return wrapper
 
 
-def _wait(access, original):
-    def wrapper(work, *args, **kwargs):
+def _wait(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(work: Work, *args: Any, **kwargs: Any) -> Any:
         result = original(work, *args, **kwargs)
         access.waited(work)
         return result
@@ -207,7 +211,7 @@ def _wait(access, original):
     return wrapper
 
 
-def remove():
+def remove() -> None:
     """Puts every entry point back as it was."""
     _modules_watched.clear()
     while _watched:
@@ -220,20 +224,22 @@ def remove():
             setattr(owner, name, own)
 
 
-def _replace(owner, name, make):
+def _replace(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
     original = getattr(owner, name)
     _undo.append((owner, name, vars(owner).get(name)))
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _wrap(access, owner, name, before, after=None):
+def _wrap(
+    access: Access, owner: Any, name: str, before: Callable[..., None], after: Callable[..., None] | None = None
+) -> None:
     """`before` and `after` get the access, and the storages of the call's arguments, its subject's
     first."""
     if not hasattr(owner, name):
         return
 
-    def make(original):
-        def wrapper(subject, *args, **kwargs):
+    def make(original: Wrapper) -> Wrapper:
+        def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
             found = map(_storage_of, (subject, *args))
             storages = [storage for storage in found if storage is not None]
             with _borrowed(access, storages):
@@ -248,22 +254,22 @@ def _wrap(access, owner, name, before, after=None):
     _replace(owner, name, make)
 
 
-def _borrowed(access, storages):
+def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
     """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
     borrows = access.is_elsewhere() and access.is_live()
     return borrow(storages) if borrows else contextlib.nullcontext()
 
 
-def _storage_of(thing):
-    if isinstance(thing, torch.UntypedStorage):
+def _storage_of(thing: Any) -> Storage | None:
+    if isinstance(thing, Storage):
         return thing
     try:
-        return _untyped_storage(thing)
+        return untyped_storage(thing)
     except (NotImplementedError, RuntimeError, TypeError):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
 
 
-def _read(access, *storages):
+def _read(access: Access, *storages: Storage) -> None:
     """Brings back what is out of the storages, all at once."""
     for storage in storages:
         if storage._tide is not None and storage._tide.state & AWAY:
@@ -271,19 +277,19 @@ def _read(access, *storages):
             return
 
 
-def _write(access, *storages):
+def _write(access: Access, *storages: Storage) -> None:
     """The first is written, and may get other memory: nothing may be reading the old."""
     if storages:
         access.bring_back(*storages, written=storages[0])
 
 
-def _modified(access, *storages):
+def _modified(access: Access, *storages: Storage) -> None:
     if storages:
         access.wrote(storages[0])
 
 
-def _resize(access, original):
-    def wrapper(storage, size):
+def _resize(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(storage: Storage, size: int) -> Any:
         with _borrowed(access, [storage]):
             if size == 0:
                 access.empty(storage)
@@ -296,7 +302,7 @@ def _resize(access, original):
     return wrapper
 
 
-def _alias(access, *storages):
+def _alias(access: Access, *storages: Storage) -> None:
     """From here on somebody holds the memory's address: it must never move again."""
     if not storages:
         return
@@ -312,24 +318,24 @@ def _alias(access, *storages):
         record.ledger.pin(record)
 
 
-def _part(access, original):
+def _part(access: Access, original: Wrapper) -> Wrapper:
     """A byte of a storage, or a slice: another storage in the same memory, which stays as long as
     the slice does."""
 
-    def wrapper(storage, index):
+    def wrapper(storage: Storage, index: Any) -> Any:
         with _borrowed(access, [storage]):
             _read(access, storage)
             part = original(storage, index)
-            if isinstance(part, torch.UntypedStorage):
+            if isinstance(part, Storage):
                 part._tide_whole = access.hold(storage)
-                if part.nbytes() and not _resizable(storage):
+                if part.nbytes() and not resizable(storage):
                     _look_at(part, original, storage, index)
         return part
 
     return wrapper
 
 
-def _look_at(part, original, whole, index):
+def _look_at(part: Storage, original: Wrapper, whole: Storage, index: Any) -> None:
     """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has
     it do with parts of a file, and takes any error there for a wrong shape. What the budget says of
     it has to be said before."""
@@ -342,7 +348,7 @@ def _look_at(part, original, whole, index):
         raise type(error)(f"{name} (in a safetensors file): {error}") from error
 
 
-def _share(access, *storages):
+def _share(access: Access, *storages: Storage) -> None:
     _write(access, *storages)
     _alias(access, *storages)
 
@@ -354,7 +360,7 @@ def _share(access, *storages):
 
 
 @contextlib.contextmanager
-def _pointers_mean(meaning):
+def _pointers_mean(meaning: str) -> Iterator[None]:
     before = getattr(_scope, "meaning", None)
     _scope.meaning = meaning
     try:
@@ -363,27 +369,27 @@ def _pointers_mean(meaning):
         _scope.meaning = before
 
 
-def _meaning(caller):
+def _meaning(caller: FrameType) -> str | None:
     """What an address is for that this frame asks for. None: nothing is known, it may be kept."""
     if caller.f_code.co_name in _COMPARES_ADDRESSES:
         return "identity"
     return getattr(_scope, "meaning", None)
 
 
-def _within(meaning, original):
-    def wrapper(*args, **kwargs):
+def _within(meaning: str, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with _pointers_mean(meaning):
             return original(*args, **kwargs)
 
     return wrapper
 
 
-def _identity(storage):
+def _identity(storage: Storage) -> int:
     return (storage._cdata << 8) & 0x7FFF_FFFF_FFFF_FFFF
 
 
-def _storage_pointer(access, original):
-    def wrapper(storage):
+def _storage_pointer(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(storage: Storage) -> Any:
         meaning = _meaning(sys._getframe(1))
         if meaning == "identity":
             return _identity(storage)
@@ -394,8 +400,8 @@ def _storage_pointer(access, original):
     return wrapper
 
 
-def _tensor_pointer(access, original):
-    def wrapper(tensor):
+def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(tensor: Tensor) -> Any:
         storage = _storage_of(tensor)
         if storage is not None:
             meaning = _meaning(sys._getframe(1))
@@ -411,10 +417,10 @@ def _tensor_pointer(access, original):
 # -- safetensors ----------------------------------------------------------------------------------
 
 
-def _tensor_at(storage, start):
+def _tensor_at(storage: Storage, start: int) -> str | None:
     """The name of the tensor whose bytes begin here, where the storage is a whole file of
     safetensors."""
-    address, size = _data_ptr(storage), storage.nbytes()
+    address, size = data_ptr(storage), storage.nbytes()
     length = ctypes.string_at(address, min(size, _LENGTH_BYTES))
     head = int.from_bytes(length, "little") + _LENGTH_BYTES
     if head > size:
@@ -427,7 +433,7 @@ def _tensor_at(storage, start):
     return begins.get(start)
 
 
-def _install_safetensors(access):
+def _install_safetensors(access: Access) -> None:
     """safetensors hands raw addresses of all tensors to its writer at once. Where they do not fit
     in memory together, each is copied in turn to a file without a name, whose pages the kernel may
     drop."""
@@ -442,10 +448,10 @@ def _install_safetensors(access):
         _replace(library, "_to_ndarray", lambda original: _through_a_file(access, original))
 
 
-def _through_a_file(access, original):
+def _through_a_file(access: Access, original: Wrapper) -> Wrapper:
     import numpy
 
-    def wrapper(tensor):
+    def wrapper(tensor: Tensor) -> Any:
         with _pointers_mean("momentary"):
             data, owner = original(tensor)
             if data.nbytes == 0 or not access.moves(tensor):

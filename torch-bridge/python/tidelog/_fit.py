@@ -1,28 +1,36 @@
-"""`tidelog fit`: before training, what a model would need and how fast it would train here."""
+"""`tidelog.fit`: before training, what a model would need and how fast it would train here."""
 
-import argparse
+from __future__ import annotations
+
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any, Literal, TypedDict
 
 import torch
 
-from tidelog import _errors, _measure, models
+from tidelog import _errors, _measure, _notebook, models
+from tidelog._commands import USAGE
+from tidelog._figures import StrPath
 from tidelog._offload import STAGING_MAX, STAGING_MIN, STAGING_PART, default_staging
+from tidelog._ops import OpOverload
 from tidelog._options import size
+from tidelog._progress import Progress
 from tidelog.recorder import Gpu
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
-_PROCESSOR = {
+_PROCESSOR: dict[str, Any] = {
     "name": "this machine's processor",
     "memory_bytes": 0,
     "memory_bandwidth": 1.0,
@@ -34,6 +42,9 @@ _PROCESSOR = {
 }
 
 
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
 class Exit(IntEnum):
     """How `tidelog fit` ends."""
 
@@ -42,103 +53,149 @@ class Exit(IntEnum):
     DOES_NOT_FIT = 2
     NO_POOL = 3
     NO_PLANNER = 4
-    USAGE = 64
+    USAGE = USAGE
 
 
-DESCRIPTION = """\
-Says before any training what a training step of a model would need and take: the least memory, the
-step's time and tokens per second, what would move, how long the drives would last, and what other
-hardware would bring. The model is made without its weights. Each different op of a step is measured
-on this machine, by itself (or computed for the GPU that --gpu describes), and the step is planned
-for --memory and the pool.
-"""
-
-EPILOG = """\
-MODEL is the name of a model (gpt2-xl, llama3-8b, ...: `python -m tidelog.models list`), the
-config.json of a transformers model, or FILE.py:FUNCTION, which returns (model, inputs), inputs a
-dictionary of tensors. The optimizer is AdamW with fused=True.
-
-Exit codes:
-  0   it fits
-  1   there is no such model, or it cannot be recorded
-  2   --memory is too small for it; what would do is said
-  3   the pool could not be measured
-  4   tidelog-plan is not installed beside this command, or failed
-  64  the command line makes no sense
-
-Examples:
-  tidelog fit config.json --memory 8GiB --pool /mnt/nvme0/tide
-  tidelog fit llama3-8b --memory 80GiB --gpu h100-nvl --read 24e9 --write 20e9 \\
-      --drive "990 PRO 2TB" --drives 4 --micro-batch 1 --checkpointing
-"""
-
-
-def add_command(commands):
-    """Adds `fit` to the commands of `tidelog`."""
-    parser = commands.add_parser(
-        "fit",
-        help="what a model would need here, and how fast it would train",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION")
-    parser.add_argument("--memory", type=_size, help='the budget, such as "20GiB"; default: all that the model needs')
-    parser.add_argument("--pool", help="devices as for `tidelog run`: their rates are measured")
-    parser.add_argument("--read", type=float, help="bytes per second that the pool reads, instead of --pool")
-    parser.add_argument("--write", type=float, help="bytes per second that it writes")
-    parser.add_argument("--drive", metavar="MODEL", help="the drives' model, for how long they last")
-    parser.add_argument("--drives", type=int, default=1, metavar="COUNT", help="how many there are (default 1)")
-    parser.add_argument(
-        "--gpu",
-        help="compute ops for this GPU instead of measuring them here: a100, h100-nvl, h200, rtx-4090, or a file",
-    )
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
-    parser.add_argument("--micro-batch", type=int, default=4, help="samples at once (default 4)")
-    parser.add_argument("--micro-batches", type=int, default=1, help="of these in a step (default 1)")
-    parser.add_argument("--sequence", type=int, default=1024, help="tokens in a sample (default 1024)")
-    parser.add_argument("--checkpointing", action="store_true", help="save only the inputs of each layer")
-    parser.add_argument("--report", metavar="FILE", help="write the picture of the step there, an HTML page")
-    parser.add_argument("--trace", metavar="FILE", help="write the trace there, for tidelog-plan")
-    parser.add_argument("--output", choices=("text", "json"), default="text", help="how figures are written")
-    parser.set_defaults(command=fit)
-
-
-def _size(text):
-    try:
-        return size(text, "--memory")
-    except _errors.Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-class Failure(Exception):
+class Failure(_errors.Error):
     """Why there is no answer, and the exit code."""
 
-    def __init__(self, code, text):
-        super().__init__(text)
+    def __init__(self, code: Exit, text: object) -> None:
+        super().__init__(str(text))
         self.code = code
-
-
-def fit(said):
-    """Does what the command line says; returns the exit code."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="tidelog-fit-") as folder:
-            figures = _figures(said, Path(folder))
-    except Failure as failure:
-        print(f"tidelog fit: {failure}", file=sys.stderr)
-        return failure.code
-    if said.output == "json":
-        json.dump(figures, sys.stdout, indent=2)
-        print()
-    else:
-        print("\n".join(_screen(figures)))
-    return Exit.FITS if figures["fits"] else Exit.DOES_NOT_FIT
 
 
 # -- what is asked ----------------------------------------------------------------------------------
 
 
-def _figures(said, folder):
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a model: the options of `fit`, read."""
+
+    model: str
+    memory: int | None = None
+    pool: StrPath | None = None
+    read: float | None = None
+    write: float | None = None
+    drive: str | None = None
+    drives: int = 1
+    gpu: str | None = None
+    precision: Precision = "fp32"
+    micro_batch: int = 4
+    micro_batches: int = 1
+    sequence: int = 1024
+    checkpointing: bool = False
+    report: StrPath | None = None
+    trace: StrPath | None = None
+
+
+def fit(
+    model: StrPath,
+    *,
+    memory: int | str | None = None,
+    pool: StrPath | None = None,
+    read: float | None = None,
+    write: float | None = None,
+    drive: str | None = None,
+    drives: int = 1,
+    gpu: str | None = None,
+    precision: Precision = "fp32",
+    micro_batch: int = 4,
+    micro_batches: int = 1,
+    sequence: int = 1024,
+    checkpointing: bool = False,
+    report: StrPath | None = None,
+    trace: StrPath | None = None,
+) -> Fit:
+    """What a training step of a model would need, and how fast it would be, before any training.
+
+    `model` is a name, a config.json or FILE.py:FUNCTION; `pool` is measured, or `read` and `write`
+    say its bytes per second; `memory` is the budget, by default all that the model needs. The other
+    options are those of the command: `tidelog fit --help` explains each. Raises tidelog.Error.
+    """
+    return answer(
+        Question(
+            os.fspath(model), None if memory is None else size(memory, "memory"), pool, read, write, drive, drives,
+            gpu, precision, micro_batch, micro_batches, sequence, checkpointing, report, trace,
+        )
+    )  # fmt: skip
+
+
+def answer(question: Question) -> Fit:
+    """Finds what is asked."""
+    with tempfile.TemporaryDirectory(prefix="tidelog-fit-") as folder:
+        return Fit(_figures(question, Path(folder)))
+
+
+class Rates(TypedDict):
+    """Bytes per second of a pool."""
+
+    read: int
+    write: int
+
+
+# The key is a keyword of Python.
+PoolRates = TypedDict("PoolRates", {"read": int, "write": int, "from": Literal["measured", "said"]})
+
+
+class Change(TypedDict):
+    """What other hardware would bring."""
+
+    change: str
+    step_seconds: float
+
+
+class _Planned(TypedDict, total=False):
+    """What is known where it fits."""
+
+    pool: PoolRates
+    slowdown: float  # of ops beside transfers
+    step_seconds: float
+    tokens_per_second: float
+    waiting_seconds: float
+    bytes_written: int  # in a step
+    bytes_read: int
+    wear: dict[str, Any]  # where the drives are named
+    what_if: list[Change]
+
+
+class FitFigures(_Planned):
+    """What `Fit.figures` has. Sizes are bytes."""
+
+    model: str
+    parameters: int
+    tokens_per_step: int
+    ops_from: str
+    threads: int | None
+    memory: int
+    memory_least: int
+    memory_least_op: str
+    memory_without_tidelog: int
+    compute_seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a model needs, and how fast it would train. As text it is one screen."""
+
+    figures: FitFigures
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget is enough."""
+        return self.figures["fits"]
+
+    def __str__(self) -> str:
+        return "\n".join(_screen(self.figures))
+
+    def _repr_html_(self) -> str:
+        figures = self.figures
+        marks = {"budget": figures["memory"], "least": figures["memory_least"]}
+        bar = _notebook.memory_bar(figures["memory_without_tidelog"], marks, "all tensors at once")
+        return _notebook.page(bar, _notebook.text(str(self)))
+
+
+def _figures(said: Question, folder: Path) -> FitFigures:
     if said.pool is None and not (said.read and said.write):
         raise Failure(Exit.USAGE, "say --pool, whose rates are measured, or both --read and --write")
     text = _measured(said) if said.gpu is None else _computed(said)
@@ -149,7 +206,7 @@ def _figures(said, folder):
     memory = said.memory or enough
     staging = default_staging(memory)
     tokens = said.micro_batch * said.micro_batches * said.sequence
-    figures = {
+    figures: FitFigures = {
         "model": need.name,
         "parameters": need.parameters,
         "tokens_per_step": tokens,
@@ -165,7 +222,7 @@ def _figures(said, folder):
     if not figures["fits"]:
         return figures
     speed = _speed(said)
-    rates = {"read": speed.read, "write": speed.write}
+    rates: Rates = {"read": speed.read, "write": speed.write}
     machine = folder / "machine.json"
     machine.write_text(json.dumps(_machine(said, rates, memory, staging)), encoding="utf-8")
     whole = trace
@@ -173,15 +230,13 @@ def _figures(said, folder):
         trace = folder / "slower.json"
         trace.write_text(_slower(text, speed.slowdown), encoding="utf-8")
     expects = _expects(trace, machine)
-    figures |= {
-        "pool": {**rates, "from": "measured" if said.pool else "said"},
-        "slowdown": speed.slowdown,
-        "step_seconds": expects["time_ns"] / 1e9,
-        "tokens_per_second": tokens / (expects["time_ns"] / 1e9),
-        "waiting_seconds": expects["stall_ns"] / 1e9,
-        "bytes_written": expects["bytes"]["ssd_written"],
-        "bytes_read": expects["bytes"]["ssd_read"],
-    }
+    figures["pool"] = {**rates, "from": "measured" if said.pool else "said"}
+    figures["slowdown"] = speed.slowdown
+    figures["step_seconds"] = expects["time_ns"] / 1e9
+    figures["tokens_per_second"] = tokens / figures["step_seconds"]
+    figures["waiting_seconds"] = expects["stall_ns"] / 1e9
+    figures["bytes_written"] = expects["bytes"]["ssd_written"]
+    figures["bytes_read"] = expects["bytes"]["ssd_read"]
     if said.drive is not None:
         endurance = json.loads(_planner(["endurance", "--output", "json", trace, machine]))
         figures["wear"] = endurance["curve"][0]["wear"]
@@ -189,14 +244,14 @@ def _figures(said, folder):
         Path(said.report).write_text(_planner(["report", trace, machine]), encoding="utf-8")
     figures["what_if"] = []
     for change, more, faster in _changes(memory, enough):
-        changed = {direction: int(rates[direction] * faster) for direction in ("read", "write")}
+        changed: Rates = {"read": rates["read"] * faster, "write": rates["write"] * faster}
         machine.write_text(json.dumps(_machine(said, changed, more, staging)), encoding="utf-8")
         expects = _expects(whole if more == enough else trace, machine)
         figures["what_if"].append({"change": change, "step_seconds": expects["time_ns"] / 1e9})
     return figures
 
 
-def _changes(memory, enough):
+def _changes(memory: int, enough: int) -> Iterator[tuple[str, int, int]]:
     """What else could be bought: in words, the memory then, and how much faster the SSDs are."""
     for more in sorted({min(memory * 3 // 2, enough), min(memory * 2, enough)}):
         if more > memory:
@@ -205,40 +260,33 @@ def _changes(memory, enough):
         yield "twice the SSDs", memory, 2
 
 
-def _memory_for(tensors):
+def _memory_for(tensors: int) -> int:
     """The smallest budget that has so much beside its staging buffers."""
     part = (tensors - 1) * STAGING_PART // (STAGING_PART - 1) + 1
     return max(tensors + STAGING_MIN, min(part, tensors + STAGING_MAX))
 
 
-def _measured(said):
+def _measured(said: Question) -> str:
     """The trace of a step, with what its ops take here."""
-    recorder = functools.partial(_measure.MeasuredRecorder, notice=_Progress())
     sizes = (said.precision, said.micro_batch, said.micro_batches, said.sequence, said.checkpointing)
     try:
-        return models.record(said.model, Gpu(**_PROCESSOR), *sizes, recorder=recorder).to_json()
+        with Progress("measuring ops", "ops") as progress:
+
+            def measured(op: OpOverload) -> None:
+                progress.add(1, str(op))
+
+            recorder = functools.partial(_measure.MeasuredRecorder, notice=measured)
+            return models.record(said.model, Gpu(**_PROCESSOR), *sizes, recorder=recorder).to_json()
     except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError) as error:
         raise Failure(Exit.NO_MODEL, f"{said.model}: {error}") from error
 
 
-def _computed(said):
+def _computed(said: Question) -> str:
     """The trace of a step, with what its ops would take on a GPU."""
-    words = ["--precision", said.precision, *(["--checkpointing"] if said.checkpointing else [])]
+    words: list[object] = ["--precision", said.precision, *(["--checkpointing"] if said.checkpointing else [])]
     for name in ("micro_batch", "micro_batches", "sequence"):
         words += ["--" + name.replace("_", "-"), getattr(said, name)]
     return _planner(["record", said.model, "--python", sys.executable, "--gpu", said.gpu, *words], Exit.NO_MODEL)
-
-
-class _Progress:
-    """Says on a terminal what is measured."""
-
-    def __init__(self):
-        self._count = 0
-
-    def __call__(self, op):
-        self._count += 1
-        if sys.stderr.isatty():
-            print(f"\r\033[Kmeasuring op {self._count}: {op}", end="", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -251,7 +299,7 @@ class _Need:
     seconds: float
 
 
-def _need(trace):
+def _need(trace: dict[str, Any]) -> _Need:
     """What the step of a trace needs of memory, and what its ops take."""
     sizes = [storage["size"] for storage in trace["storages"]]
     alive = sum(s["size"] for s in trace["storages"] if "output" not in (s["identity"] or {}))
@@ -270,17 +318,18 @@ def _need(trace):
     return _Need(trace["name"], size_of_parameters, least, least_op, peak, seconds)
 
 
-def _speed(said):
+def _speed(said: Question) -> _measure.PoolSpeed:
     """What the pool carries. Where rates are said, what transfers cost the ops is not known."""
     if said.read and said.write:
         return _measure.PoolSpeed(int(said.read), int(said.write), slowdown=1.0)
     try:
+        assert said.pool is not None
         return _measure.speed_of(said.pool)
     except _errors.Error as error:
         raise Failure(Exit.NO_POOL, error) from error
 
 
-def _slower(text, slowdown):
+def _slower(text: str, slowdown: float) -> str:
     """The trace with ops that take longer beside transfers."""
     trace = json.loads(text)
     for op in trace["ops"]:
@@ -288,7 +337,7 @@ def _slower(text, slowdown):
     return json.dumps(trace)
 
 
-def _machine(said, rates, memory, staging):
+def _machine(said: Question, rates: Rates, memory: int, staging: int) -> dict[str, Any]:
     ssd = {"read": rates["read"], "write": rates["write"], "latency_ns": 100_000}
     if said.drive is None:
         return {"budget": memory, "staging": staging, "verify": _VERIFY, "ssd": ssd}
@@ -296,19 +345,28 @@ def _machine(said, rates, memory, staging):
     return {"memory": memory, "staging": staging, "verify": _VERIFY, "drives": drives}
 
 
-def _expects(trace, machine):
+def _expects(trace: Path, machine: Path) -> dict[str, Any]:
     """What the simulation of the plan for a machine says."""
-    return json.loads(_planner(["plan", "--output", "json", trace, machine]))["expects"]
+    plan: dict[str, dict[str, Any]] = json.loads(_planner(["plan", "--output", "json", trace, machine]))
+    return plan["expects"]
 
 
-def _planner(words, failure=Exit.NO_PLANNER):
+def _planner(words: Sequence[object], failure: Exit = Exit.NO_PLANNER) -> str:
     """What tidelog-plan writes."""
     beside = Path(sys.executable).with_name("tidelog-plan")
     checkout = Path(__file__).resolve().parents[3] / "target" / "release" / "tidelog-plan"
     found = next((path for path in (beside, checkout) if path.exists()), shutil.which("tidelog-plan"))
     if found is None:
         raise Failure(Exit.NO_PLANNER, "tidelog-plan was not found beside this Python, nor on the PATH; install it")
-    done = subprocess.run([found, *map(str, words)], capture_output=True, text=True, check=False)
+    # What records is this very package, wherever it was imported from.
+    packages = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [found, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": packages},
+    )
     if done.returncode:
         raise Failure(failure, done.stderr.strip())
     return done.stdout
@@ -317,7 +375,7 @@ def _planner(words, failure=Exit.NO_PLANNER):
 # -- what is answered -------------------------------------------------------------------------------
 
 
-def _screen(figures):
+def _screen(figures: FitFigures) -> Iterator[str]:
     """The figures as people read them."""
     yield f"{figures['model']}: parameters {_binary(figures['parameters'])}, {figures['tokens_per_step']} tokens a step"
     threads = figures["threads"]
@@ -335,7 +393,7 @@ def _screen(figures):
     yield f"                               {figures['tokens_per_second']:,.1f} tokens a second"
     yield f"                               {waiting:.3f} s of it waiting for the SSDs"
     pool = figures["pool"]
-    rates = " and ".join(f"{direction}s {pool[direction] / 1e9:.2f} GB/s" for direction in ("read", "write"))
+    rates = f"reads {pool['read'] / 1e9:.2f} GB/s and writes {pool['write'] / 1e9:.2f} GB/s"
     yield f"pool              {rates} ({pool['from']})"
     if figures["slowdown"] > 1:
         yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
@@ -351,6 +409,6 @@ def _screen(figures):
         yield f"  {each['change']:<24} {each['step_seconds']:.3f} s a step"
 
 
-def _binary(value):
+def _binary(value: float) -> str:
     unit, name = (_GIB, "GiB") if value >= _GIB else (_MIB, "MiB")
     return f"{value / unit:.2f} {name}"

@@ -7,13 +7,17 @@ looking at what changed. Nothing is taken for granted there: where not exactly t
 guard then does not do what it should, there is no guard.
 """
 
+from __future__ import annotations
+
 import ctypes
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
-_set = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
-_clear = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
+_set: Any = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
+_clear: Any = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 _OBJECT_BYTES = 96  # at least so many has a storage's C++ object, the flags among them
 # With the GIL held, and no bytecode in it: neither another thread nor a signal comes between it and
@@ -23,24 +27,24 @@ _memset = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctyp
 )
 
 
-def setting(storage, message):
+def setting(storage: torch.UntypedStorage, message: str) -> Callable[[], object]:
     """A call, of no bytecode, that sets the guard."""
     return partial(_set, storage._cdata, message)
 
 
-def lifting(storage):
+def lifting(storage: torch.UntypedStorage) -> Callable[[], object]:
     """A call, of no bytecode, that lifts the guard if it is set."""
     if _clear is not None:
         return partial(_clear, storage._cdata)
     return partial(_memset, storage._cdata + _flag, 0, 1)
 
 
-def is_there():
+def is_there() -> bool:
     """Whether this torch has a guard that can be lifted again."""
     return _set is not None and (_clear is not None or _flag is not None)
 
 
-def _stops(storage):
+def _stops(storage: torch.UntypedStorage) -> bool:
     """Whether the guard keeps readers and writers from a storage's memory."""
     stopped = 0
     for access in (partial(storage.__getitem__, 0), partial(storage.__setitem__, 0, 1)):
@@ -51,7 +55,7 @@ def _stops(storage):
     return stopped == 2
 
 
-def _find_flag():
+def _find_flag() -> int | None:
     storage = torch.UntypedStorage(8)
     before = ctypes.string_at(storage._cdata, _OBJECT_BYTES)
     setting(storage, "tidelog")()
@@ -79,4 +83,4 @@ def _find_flag():
     return None
 
 
-_flag = _find_flag() if _set is not None and _clear is None else None
+_flag: Any = _find_flag() if _set is not None and _clear is None else None

@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 class Heap:
     """Keeps a process's anonymous memory near what its tensors take."""
 
-    def __init__(self, tensors_max):
+    def __init__(self, tensors_max: int) -> None:
         self._tensors_max = tensors_max
         self._most = sys.maxsize  # until it is known what the process holds beside its tensors
         self._unseen = 0  # bytes allocated since the last look
@@ -33,23 +33,23 @@ class Heap:
         libc = ctypes.CDLL(None)
         self._libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
-    def begin(self, base):
+    def begin(self, base: int) -> None:
         """`base`: what the process holds beside its tensors."""
         self._most = base + self._tensors_max + _ALLOWANCE_BYTES
 
-    def take_over(self):
+    def take_over(self) -> None:
         """Sets glibc's thresholds."""
         if self._libc is not None:
             self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
             self.release()
 
-    def release(self):
+    def release(self) -> None:
         """What is kept for later goes back to the kernel."""
         if self._libc is not None:
             self._libc.malloc_trim(0)
 
-    def allocated(self, size):
+    def allocated(self, size: int) -> None:
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too
         much."""
         self._unseen += size
@@ -63,23 +63,23 @@ class Cache:
     """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks
     are used again as long as that fits, and go back to the driver where it does not."""
 
-    def __init__(self, device, tensors_max):
+    def __init__(self, device: torch.device, tensors_max: int) -> None:
         self._device = device
         self._most = tensors_max + _ALLOWANCE_BYTES
         self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES
 
-    def begin(self, base):
+    def begin(self, base: int) -> None:
         """What the process holds in the host's memory is not asked here."""
 
-    def take_over(self):
+    def take_over(self) -> None:
         """The budget is reached: what is cached beyond it goes."""
         self.release()
 
-    def release(self):
+    def release(self) -> None:
         """Blocks that no tensor has a part of go back to the driver."""
         torch.cuda.empty_cache()
 
-    def allocated(self, size):
+    def allocated(self, size: int) -> None:
         self._unseen += size
         if self._unseen < self._look_every:
             return
@@ -90,11 +90,11 @@ class Cache:
         # wait for the GPU and every block anew, so what did not help is not done again soon.
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
 
-    def _is_too_much(self):
+    def _is_too_much(self) -> bool:
         return torch.cuda.memory_reserved(self._device) > self._most
 
 
-def anonymous_bytes():
+def anonymous_bytes() -> int:
     """Resident memory that is no file's (proc(5): resident less shared pages)."""
     with open("/proc/self/statm", "rb") as figures:
         _, resident, shared, *_ = figures.read().split()

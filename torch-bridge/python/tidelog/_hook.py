@@ -8,16 +8,25 @@ watchful  a plan is being followed: the op's storages are checked for being out,
 observed  the session is asked about every storage that the op touches.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-import torch
 
 from tidelog import _record
 from tidelog._async_uses import AsyncUses
-from tidelog._heap import Heap
+from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
 from tidelog._ops import (
+    Args,
+    Info,
+    Kwargs,
+    Op,
+    OpOverload,
     any_wrapper,
     functional_collectives,
     halves,
@@ -26,9 +35,8 @@ from tidelog._ops import (
     storages_in,
     storages_of,
 )
-from tidelog._steps import Steps
-
-_untyped_storage = torch._C.TensorBase.untyped_storage
+from tidelog._record import Record, Storage, untyped_storage
+from tidelog._steps import Plan, Steps
 
 _NONE = type(None)
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
@@ -38,7 +46,9 @@ _FORESIGHT_ENTRIES_MAX = 1 << 16
 class Hook(TorchDispatchMode):
     """Asks the session before each op and reports to it afterwards."""
 
-    def __init__(self, ledger: Ledger, session: Session, steps: Steps, heap: Heap, async_uses: AsyncUses):
+    def __init__(
+        self, ledger: Ledger, session: Session, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses
+    ) -> None:
         super().__init__()
         self._ledger = ledger
         self._session = session
@@ -47,10 +57,11 @@ class Hook(TorchDispatchMode):
         self._async_uses = async_uses
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
-        self._uses = {}  # storage id -> use, of the op that is running
-        self._foresight = {}  # (op, shapes, sizes) -> bytes of its new outputs, when last seen
+        self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
+        # (op, shapes, sizes) -> bytes of its new outputs, when last seen
+        self._foresight: dict[tuple[int, ...], int] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
@@ -58,7 +69,7 @@ class Hook(TorchDispatchMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
             kind = type(result)
             if kind is Tensor:
-                storage = _untyped_storage(result)
+                storage = untyped_storage(result)
                 if storage._tide is None:
                     ledger.register(storage, func)
             elif kind is not _NONE:
@@ -68,13 +79,13 @@ class Hook(TorchDispatchMode):
             return result
         return self._op(func, args, kwargs or {})
 
-    def launch(self, func, args, kwargs):
+    def launch(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """A kernel that gets addresses is about to be launched: it is an op like any other."""
         if self._ledger.quiet:
             return func(*args, **kwargs)
         return self._op(func, args, kwargs)
 
-    def _op(self, func, args, kwargs):
+    def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         plan = self._steps.plan  # None in a child of a fork
         if plan is not None:
             return self._watchful(plan, func, info_of(func), args, kwargs)
@@ -82,19 +93,19 @@ class Hook(TorchDispatchMode):
             return self._in_forked_child(func, args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
 
-    def expect_collectives(self):
+    def expect_collectives(self) -> None:
         """The program is distributed. Any other is spared a look at each op."""
         self.__class__ = DistributedHook
 
-    def _in_forked_child(self, func, args, kwargs):
+    def _in_forked_child(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Memory that the fork copied is as good as any; what was out stays with the parent."""
         for storage in storages_of(args, kwargs):
             if storage._tide is not None:
                 storage._tide.refuse_in_child()
         return func(*args, **kwargs)
 
-    def _register_all(self, result, func):
-        storages = []
+    def _register_all(self, result: Any, func: Op) -> None:
+        storages: list[Storage] = []
         storages_in(result, storages)
         for storage in storages:
             if storage._tide is None:
@@ -102,7 +113,7 @@ class Hook(TorchDispatchMode):
 
     # -- a plan is being followed -----------------------------------------------------------------
 
-    def _watchful(self, plan, func, info, args, kwargs):
+    def _watchful(self, plan: Plan, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
         ledger, steps = self._ledger, self._steps
         index = steps.next_op
         if index >= plan.ops or func is not plan.funcs[index]:
@@ -136,11 +147,12 @@ class Hook(TorchDispatchMode):
 
     # -- one op, looked at in full ----------------------------------------------------------------
 
-    def _observed(self, func, info, args, kwargs):
+    def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
         steps = self._steps
         if self._async_uses:
             self._async_uses.look()
-        shapes, sizes = [info.seed], []
+        shapes: list[Any] = [info.seed]
+        sizes: list[int] = []
         storages = storages_of(args, kwargs, shapes, sizes)
         if info.written and self._ledger.expects_buckets:
             for storage in info.modified(args, kwargs):
@@ -181,9 +193,9 @@ class Hook(TorchDispatchMode):
         steps.op_ran(index, func, born)
         return result
 
-    def _records_of(self, storages):
+    def _records_of(self, storages: Iterable[Storage]) -> list[Record]:
         ledger = self._ledger
-        records = []
+        records: list[Record] = []
         for storage in storages:
             record = storage._tide
             if record is None or record.ledger is not ledger:
@@ -192,14 +204,14 @@ class Hook(TorchDispatchMode):
                 records.append(record)
         return records
 
-    def _begin(self, index, name, fingerprint, uses, needs):
+    def _begin(self, index: int, name: bytes, fingerprint: int, uses: dict[int, int], needs: int) -> None:
         self._uses = uses
         self._steps.begin_op(index, fingerprint, name, uses, needs)
 
-    def _register(self, result, index, info):
+    def _register(self, result: Any, index: int, info: Info) -> int:
         """Registers the storages that an op brought into the world; returns their bytes."""
         ledger = self._ledger
-        storages = []
+        storages: list[Storage] = []
         storages_in(result, storages)
         born = 0
         for slot, storage in enumerate(storages):
@@ -212,7 +224,7 @@ class Hook(TorchDispatchMode):
 
     # -- an access that is no op ------------------------------------------------------------------
 
-    def touch(self, uses):
+    def touch(self, uses: Mapping[int, int]) -> None:
         """Makes storages ready for an access from outside the dispatcher, also from inside a
         running op. `uses` says by storage number which of them it writes, as for an op. The access
         follows, and nobody says when it has ended: what it uses stays until the next op, or
@@ -222,7 +234,7 @@ class Hook(TorchDispatchMode):
         self._uses = outer
         self._ledger.note_peak()
 
-    def end_touch(self):
+    def end_touch(self) -> None:
         """What was brought back for an access may leave again."""
         if not self._uses:
             self._steps.end_op()
@@ -233,14 +245,14 @@ class DistributedHook(Hook):
 
     _functional = functional_collectives()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func not in self._functional:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return self._async_uses.launch(self, func, args, kwargs or {})
 
 
-def _fingerprint(shapes, records):
+def _fingerprint(shapes: list[Any], records: list[Record]) -> int:
     """A hash over the op, the shapes and types of its tensors, and which of them share memory."""
-    places = {}
+    places: dict[int, int] = {}
     aliasing = [places.setdefault(record.id, len(places)) for record in records]
     return hash((*shapes, *aliasing)) & 0xFFFFFFFFFFFFFFFF

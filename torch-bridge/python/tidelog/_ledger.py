@@ -1,19 +1,20 @@
 """The ledger: every storage that a block has met, how many bytes of them are in memory, and what
 the session has yet to learn of them. No other class changes these."""
 
+from __future__ import annotations
+
 import contextlib
 import os
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
 from tidelog import _movers, _record
 from tidelog._device import Host
-from tidelog._native import birth_words
-from tidelog._ops import info_of, is_wrapper
-
-_resizable = torch._C.StorageBase.resizable
-_nbytes = torch._C.StorageBase.nbytes
-_untyped_storage = torch._C.TensorBase.untyped_storage
+from tidelog._native import Session, birth_words
+from tidelog._ops import Op, info_of, is_wrapper
+from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
 
 # The most births that are pending: most storages die before the session needs to learn of them.
 _BIRTHS_PENDING_MAX = 4096
@@ -27,36 +28,40 @@ class Ledger:
     """Ctrl-C may end any of these methods at a call (Python looks for signals there, and at loops).
     So what counts and what says that it was counted change with no call in between."""
 
-    def __init__(self, device: Host, limit, outside):
+    def __init__(self, device: Host, limit: int, outside: str) -> None:
         self.limit = limit  # of `live`
         self._live = 0  # see `live`; with the dead that are not crossed off yet
         self.peak = 0  # the highest `live` at an op boundary
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
-        self.records = {}  # by number
-        self.births = []  # that the session has not heard of: pending, as the next four
-        self._deaths, self._resized, self._pin_requests = [], [], []
-        self._async_changes = []  # numbers of storages with a first or without any asynchronous use
+        self.records: dict[int, Record] = {}  # by number
+        self.births: list[Record] = []  # that the session has not heard of: pending, as the next four
+        self._deaths: list[int] = []
+        self._resized: list[Record] = []
+        self._pin_requests: list[tuple[int, bool]] = []
+        self._async_changes: list[int] = []  # numbers of storages with a first or without any asynchronous use
         self._births_max = _BIRTHS_PENDING_MAX
         self.expects_buckets = False  # whether there is a reducer of DDP
         self.marked = 0  # storages that are not plainly resident
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
-        self._when_full = None
+        self._when_full: Callable[[], None]
         # Records of storages that have died. Their weak references call a function in C, because
         # Python drops an interrupt that comes in one of its own.
-        self._dead = []
+        self._dead: list[Record] = []
         self._on_death = self._dead.append
         own = {"ledger": self, "outside": outside, "process": os.getpid()}
-        self._record_type = type("Record", (_record.Record,), own)
+        self._record_type: type[Record] = type("Record", (Record,), own)
         # Numbers of dead storages are used again, but not within a step: a profile tells storages
         # apart by them.
-        self._next_id, self._free_ids, self._retired_ids = 0, [], []
+        self._next_id = 0
+        self._free_ids: list[int] = []
+        self._retired_ids: list[int] = []
         # Number -> addresses of a pinned storage: others may lie in the same memory.
-        self._aliased = {}
+        self._aliased: dict[int, tuple[int, int]] = {}
 
     @contextlib.contextmanager
-    def of_a_reducer(self):
+    def of_a_reducer(self) -> Iterator[None]:
         """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer
         asks, between two ops and in C++, whether the bucket shares memory with it. The guard would
         refuse that, too; all else that happens to a bucket is an op."""
@@ -68,7 +73,7 @@ class Ledger:
         finally:
             self._record_type = plain
 
-    def connect(self, access, when_full):
+    def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is
         called where a birth exceeds the limit while all is quiet."""
         self._record_type.access = access
@@ -76,10 +81,10 @@ class Ledger:
 
     # -- births and deaths ------------------------------------------------------------------------
 
-    def register(self, storage, func):
+    def register(self, storage: Storage, func: Op) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
         reached."""
-        size = _nbytes(storage)
+        size = nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
         record = storage._tide = self._record_type(storage, self._on_death)
@@ -100,7 +105,7 @@ class Ledger:
             self.births = [record for record in births if record() is not None]
             self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
 
-    def record_of(self, storage, birth=None):
+    def record_of(self, storage: Storage, birth: object = None) -> Record | None:
         """The storage's record; one that was never met is registered. None: not ours to move."""
         record = storage._tide
         if record is not None and record.ledger is self:
@@ -109,7 +114,7 @@ class Ledger:
             record.access.rebind(storage)
         if not self._device.owns(storage):
             return None
-        size = 0 if self._is_alias(storage) else _nbytes(storage)
+        size = 0 if self._is_alias(storage) else nbytes(storage)
         if size == 0:
             return None  # nothing to move; looked at again when an op has given it bytes
         record = storage._tide = self._record_type(storage, self._on_death)
@@ -122,7 +127,7 @@ class Ledger:
             self.pin(record)
         return record
 
-    def record_of_written(self, storage):
+    def record_of_written(self, storage: Storage) -> Record | None:
         """The record of a storage that an op writes. With DDP, one that was never met is a bucket of
         a reducer that is older than the block: C++ alone has it."""
         is_new = storage._tide is None
@@ -131,25 +136,25 @@ class Ledger:
             record.is_guarded = False
         return record
 
-    def adopt(self, tensor):
+    def adopt(self, tensor: Tensor | None) -> Record | None:
         """The record of a tensor's storage, as by `record_of`. None also where there is no
         storage."""
         if tensor is not None:
             try:
-                storage = _untyped_storage(tensor)
+                storage = untyped_storage(tensor)
             except (NotImplementedError, RuntimeError):
                 return None  # sparse and opaque layouts have no storage of their own
             return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
 
-    def _is_alias(self, storage):
+    def _is_alias(self, storage: Storage) -> bool:
         """Whether the storage only shows memory that another one owns, and that counts there."""
-        if not self._aliased or _resizable(storage):
+        if not self._aliased or resizable(storage):
             return False
         address = _movers.data_pointer(storage)
         return any(begin <= address < end for begin, end in self._aliased.values())
 
-    def number_of(self, record):
+    def number_of(self, record: Record) -> int:
         """The number by which the session knows a storage, given when it is first needed."""
         if record.id is None:
             if self._free_ids:
@@ -160,19 +165,19 @@ class Ledger:
             self.records[record.id] = record
         return record.id
 
-    def reuse_numbers(self):
+    def reuse_numbers(self) -> None:
         """A step begins: numbers of storages that died before it are used again."""
         self._free_ids += self._retired_ids
         self._retired_ids.clear()
 
     @property
-    def live(self):
+    def live(self) -> int:
         """Bytes of the storages that are in memory: all but those that are OUT."""
         if self._dead:
             self.collect_dead()
         return self._live
 
-    def collect_dead(self):
+    def collect_dead(self) -> None:
         """Crosses off the storages that have died."""
         dead = self._dead
         count = len(dead)
@@ -184,7 +189,7 @@ class Ledger:
                 self._storage_died(record)
         del dead[:count]
 
-    def _storage_died(self, record):
+    def _storage_died(self, record: Record) -> None:
         """Told twice, it counts once."""
         number = record.id
         if self.records.get(number) is record:
@@ -201,22 +206,22 @@ class Ledger:
                 self._retired_ids += [number]
             del self.records[number]
 
-    def discard(self, storage):
+    def discard(self, storage: Storage) -> None:
         """A storage that is out is emptied: its bytes are never read again, and what it holds later
         is a new one's."""
-        record = storage._tide
         _movers.discard(storage)
-        self._storage_died(record)
+        if storage._tide is not None:
+            self._storage_died(storage._tide)
         storage._tide = None
 
-    def forget(self, record):
+    def forget(self, record: Record) -> None:
         """Another block takes the storage over from this one, which has ended."""
         if self.records.pop(record.id, None) is not None:
             self._deaths.append(record.id)
 
     # -- where storages are, and which of them stay there -----------------------------------------
 
-    def mark(self, record, state):
+    def mark(self, record: Record, state: int) -> None:
         """Notes the mark that the session put on a storage. What is marked OUT counts no longer."""
         self.marked += (state != _record.SETTLED) - (record.state != _record.SETTLED)
         counted, counts = not record.state & _record.OUT, not state & _record.OUT
@@ -225,53 +230,53 @@ class Ledger:
         if state:
             self.quiet = False
 
-    def modifies(self, record):
+    def modifies(self, record: Record) -> None:
         """The storage is about to differ from its copy in the log."""
         if record.state == _record.CLEAN:
             self.mark(record, _record.SETTLED)
 
-    def measure_again(self, storage):
+    def measure_again(self, storage: Storage) -> None:
         """Something may have resized this storage."""
         record = self.record_of(storage)
-        if record is not None and (size := _nbytes(storage)) != record.size:
+        if record is not None and (size := nbytes(storage)) != record.size:
             self._resized.append(record)
             self._live += size - record.size
             record.size = size
 
-    def has_away(self):
+    def has_away(self) -> bool:
         """Whether any storage has no memory, or not its bytes yet."""
         self.collect_dead()
         return any(record.state & _record.AWAY for record in self.records.values())
 
-    def movable(self, storage):
+    def movable(self, storage: Storage) -> bool:
         """Whether the storage's memory is torch's own to give and take."""
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
         return self._device.movable(storage)
 
-    def pin(self, record):
+    def pin(self, record: Record) -> None:
         """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""
         record.pins += 1
         if (storage := record()) is not None:
             address = _movers.data_pointer(storage)
             self._aliased[self.number_of(record)] = (address, address + record.size)
-        self._pin_requests.append((self.number_of(record), 1))
+        self._pin_requests.append((self.number_of(record), True))
 
-    def unpin(self, record):
+    def unpin(self, record: Record) -> None:
         """Takes one `pin` back."""
         record.pins -= 1
         if not record.pins:
             self._aliased.pop(record.id, None)
-        self._pin_requests.append((record.id, 0))
+        self._pin_requests.append((record.id, False))
 
-    def async_use_begins(self, record):
+    def async_use_begins(self, record: Record) -> None:
         """An op that has returned uses the storage until `async_use_ends`: it stays meanwhile."""
         record.async_uses += 1
         if record.async_uses == 1:
             self._async_changes.append(self.number_of(record))
 
-    def async_use_ends(self, record):
+    def async_use_ends(self, record: Record) -> None:
         """One of the asynchronous uses of a storage has ended."""
         record.async_uses -= 1
         if not record.async_uses:
@@ -279,35 +284,35 @@ class Ledger:
 
     # -- how much is in memory --------------------------------------------------------------------
 
-    def note_peak(self):
+    def note_peak(self) -> None:
         """All that is alive at this moment counts for `peak`."""
         self.peak = max(self.peak, self.live)
 
-    def restart_peak(self):
+    def restart_peak(self) -> None:
         """What was alive before counts for `peak` no longer."""
         self.peak = self.live
 
-    def is_at_rest(self):
+    def is_at_rest(self) -> bool:
         """Whether nothing is out, on its way or copied, and there is room."""
         return self.live <= self.limit and self.marked == 0
 
-    def begin_quiet(self):
+    def begin_quiet(self) -> None:
         """All is at rest: ops need not be looked at from here on."""
         self.quiet = True
 
-    def end_quiet(self):
+    def end_quiet(self) -> None:
         """From here on every op is looked at."""
         self.quiet = False
 
     # -- what the session hears -------------------------------------------------------------------
 
-    def has_pending(self):
+    def has_pending(self) -> object:
         """Whether there is anything that the session has not heard of."""
         if self._dead:
             self.collect_dead()
         return self.births or self._deaths or self._resized or self._pin_requests or self._async_changes
 
-    def send_pending(self, session):
+    def send_pending(self, session: Session) -> None:
         """Sends the births, deaths, sizes and pins that the session has not heard of.
 
         Ctrl-C may come anywhere: what was sent but not yet crossed off is sent again, which is
@@ -334,13 +339,13 @@ class Ledger:
                 del self._pin_requests[0]
         while self._async_changes:
             number = self._async_changes[0]
-            if (record := self.records.get(number)) is not None:
-                session.async_use(number, record.async_uses > 0)
+            if (used := self.records.get(number)) is not None:
+                session.async_use(number, used.async_uses > 0)
             del self._async_changes[0]
 
-    def _births_to_report(self):
+    def _births_to_report(self) -> list[int]:
         """What the session is sent of the storages that are alive still."""
-        births = []
+        births: list[int] = []
         for record in self.births:
             storage = record()
             if storage is None and not record.reported:
@@ -353,7 +358,7 @@ class Ledger:
             births += birth_words(record.id, stays, record.size, index, slot)
         return births
 
-    def name_of(self, number):
+    def name_of(self, number: int) -> str | None:
         """What errors call the storage of this number; None: there is none."""
         record = self.records.get(number)
         return record.describe() if record is not None else None

@@ -1,13 +1,18 @@
 """Steps of a training loop that does not mark them, found by its optimizers."""
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 # One that steps less often than once in so many steps of another is not waited for.
 _RARELY = 8
@@ -21,32 +26,38 @@ class OptimizerSteps:
     one: results do not depend on it, and a plan is left where the loop does something else.
     """
 
-    def __init__(self, step, is_live, name, say):
+    def __init__(
+        self,
+        step: Callable[[], contextlib.AbstractContextManager[object]],
+        is_live: Callable[[], bool],
+        name: Callable[[Optimizer], None],
+        say: Callable[[str], None],
+    ) -> None:
         self.began = time.perf_counter()
-        self.seconds = []  # of each step that has ended
+        self.seconds: list[float] = []  # of each step that has ended
         self._mark = step  # a context manager: one step
         self._is_live = is_live
         self._name = name  # called with the loop's optimizer, once there is one
         self._say = say  # for what is to be told to the user
         self._thread = threading.get_ident()
-        self._counts = weakref.WeakKeyDictionary()  # optimizer -> its steps
-        self._stepped_since = weakref.WeakSet()  # the last step's end
-        self._hook = None
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # optimizer -> its steps
+        self._stepped_since: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # the last step's end
+        self._hook: RemovableHandle | None = None
         self._step = contextlib.ExitStack()
         self._step_began = self.began
 
-    def __enter__(self):
+    def __enter__(self) -> OptimizerSteps:
         self._hook = register_optimizer_step_post_hook(self._stepped)
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
             # What follows the last step is no whole one.
             self._step.__exit__(_Unfinished, _Unfinished(), None)
 
-    def _stepped(self, optimizer, _arguments, _keywords):
+    def _stepped(self, optimizer: Optimizer, _arguments: object, _keywords: object) -> None:
         if threading.get_ident() != self._thread or not self._is_live():
             return
         if not self._counts:
@@ -67,7 +78,7 @@ class OptimizerSteps:
         self._step_began = now
         self._step.enter_context(self._mark())
 
-    def _have_all_stepped(self):
+    def _have_all_stepped(self) -> bool:
         most = max(self._counts.values())
         often = (optimizer for optimizer, count in self._counts.items() if count * _RARELY >= most)
         return all(optimizer in self._stepped_since for optimizer in often)
@@ -77,14 +88,14 @@ class _Unfinished(Exception):
     """Ends a step before its end."""
 
 
-def owner_of(optimizer):
+def owner_of(optimizer: Optimizer) -> nn.Module | None:
     """The module with most of the optimizer's parameters that is no part of another one; None:
     there is none."""
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     parts = {id(child) for module in modules for child in module.children()}
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
-    def count(module):
+    def count(module: nn.Module) -> int:
         return sum(id(parameter) in trained for parameter in module.parameters())
 
     whole = [module for module in modules if id(module) not in parts]

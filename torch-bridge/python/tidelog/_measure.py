@@ -5,15 +5,21 @@ tensors of its own, so that memory for one op is enough. Layers repeat: a model 
 more different ops than one.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tidelog._figures import StrPath
 from tidelog._offload import offload
-from tidelog.recorder import Recorder
+from tidelog._ops import Args, Kwargs, OpOverload
+from tidelog.recorder import Gpu, Recorder
 
 # An op is repeated until it has run for this long, at least this often.
 _SECONDS_MIN, _RUNS_MIN, _RUNS_MAX = 0.03, 3, 50
@@ -28,20 +34,26 @@ class MeasuredRecorder(Recorder):
 
     attention = "tidelog-processor"
 
-    def __init__(self, gpu, device="cpu", precision="fp32", notice=lambda op: None):
+    def __init__(
+        self,
+        gpu: Gpu,
+        device: str | torch.device = "cpu",
+        precision: str = "fp32",
+        notice: Callable[[OpOverload], object] = lambda op: None,
+    ) -> None:
         super().__init__(gpu, precision)
         self._device = torch.device(device)
-        self._taken = {}  # what an op is told apart by -> nanoseconds
+        self._taken: dict[object, int] = {}  # what an op is told apart by -> nanoseconds
         self._notice = notice  # is called with each op that is about to be measured
 
-    def _duration(self, func, args, kwargs, result):
+    def _duration(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> int:
         key = _key((func, args, kwargs))
         if key not in self._taken:
             self._notice(func)
             self._taken[key] = self._measure(func, args, kwargs)
         return self._taken[key]
 
-    def _measure(self, func, args, kwargs):
+    def _measure(self, func: OpOverload, args: Args, kwargs: Kwargs) -> int:
         args, kwargs = self._real(args), self._real(kwargs)
         with torch.no_grad():
             runs = [self._time(func, args, kwargs)]  # the first one sees cold caches
@@ -49,7 +61,7 @@ class MeasuredRecorder(Recorder):
                 runs.append(self._time(func, args, kwargs))
         return max(self.gpu.launch_ns, round(statistics.median(runs[1:])))
 
-    def _time(self, func, args, kwargs):
+    def _time(self, func: OpOverload, args: Args, kwargs: Kwargs) -> int:
         began = time.perf_counter_ns()
         result = func(*args, **kwargs)
         if self._device.type == "cuda":
@@ -57,7 +69,7 @@ class MeasuredRecorder(Recorder):
         del result
         return time.perf_counter_ns() - began
 
-    def _real(self, value):
+    def _real(self, value: Any) -> Any:
         """The same with tensors that have bytes."""
         if isinstance(value, Tensor):
             return _filled(value, self._device)
@@ -70,7 +82,7 @@ class MeasuredRecorder(Recorder):
         return value
 
 
-def _filled(tensor, device):
+def _filled(tensor: Tensor, device: torch.device) -> Tensor:
     real = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     flat = torch.empty(0, dtype=tensor.dtype, device=device).set_(real.untyped_storage())
     if tensor.dtype.is_floating_point:
@@ -80,7 +92,7 @@ def _filled(tensor, device):
     return real
 
 
-def _key(value):
+def _key(value: Any) -> object:
     if isinstance(value, Tensor):
         return value.size(), value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
@@ -102,7 +114,7 @@ class PoolSpeed:
 class _Sample(nn.Module):
     """A small transformer: what it allocates and frees is as mixed as what large ones do."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(_WORDS, _WIDTH)
         layers = (
@@ -112,18 +124,18 @@ class _Sample(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(_WIDTH, _WORDS)
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:
         scores = self.head(self.layers(self.embedding(tokens)))
         return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
 
 
-def speed_of(pool):
+def speed_of(pool: StrPath) -> PoolSpeed:
     """Trains a small model within less memory than it needs, and then without a limit."""
     model = _Sample()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(0, _WORDS, (_ROWS, _TOKENS))
 
-    def step():
+    def step() -> float:
         began = time.perf_counter()
         model(tokens).backward()
         optimizer.step()
@@ -148,5 +160,5 @@ def speed_of(pool):
         tide.restore()
     plain = statistics.median([step() for _ in range(6)][2:])
     taken = statistics.median(working) if working else plain
-    rates = (ssd[direction]["bytes_per_second"] for direction in ("read", "write"))
-    return PoolSpeed(*rates, slowdown=max(1.0, taken / plain))
+    read, write = ssd["read"]["bytes_per_second"], ssd["write"]["bytes_per_second"]
+    return PoolSpeed(read, write, slowdown=max(1.0, taken / plain))

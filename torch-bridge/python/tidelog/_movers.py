@@ -9,29 +9,50 @@ Taking and giving run their torch calls as one C-level loop: Python delivers Ctr
 bytecodes, and a storage that is emptied but not yet guarded would be a segmentation fault.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
+from typing import Any, Protocol
 
 import torch
 
 from tidelog import _guard
 from tidelog._errors import Error
+from tidelog._record import Storage, data_ptr, nbytes
 
 _call = methodcaller("__call__")
 
-# The unpatched methods: inside an offload block `torch.UntypedStorage` carries wrappers of these.
-_data_ptr = torch._C.StorageBase.data_ptr
-_resize = torch._C.StorageBase.resize_
-_nbytes = torch._C.StorageBase.nbytes
-_swap = getattr(torch._C.StorageBase, "_swap_data_ptr_", None)
+_base: Any = torch._C.StorageBase  # unpatched, see `_record`
+_resize: Callable[[torch.UntypedStorage, int], object] = _base.resize_
+_swap: Any = getattr(_base, "_swap_data_ptr_", None)
 
 
-def _guarding(storage, message):
+class Mover(Protocol):
+    """How a storage loses its memory and regains it."""
+
+    name: str
+
+    @staticmethod
+    def take(storage: Storage, message: str | None) -> None:
+        """Its memory is freed; whoever touches it meets the message."""
+
+    @staticmethod
+    def give(storage: Storage, size: int, message: str | None) -> int:
+        """It gets memory again, whose address is returned; the guard stays up."""
+
+    @staticmethod
+    def leave(storage: Storage, size: int, message: str) -> None:
+        """The block ends and the storage stays out."""
+
+
+def _guarding(storage: Storage, message: str | None) -> Callable[[], object]:
     """A call that sets the guard; without a message nothing is set."""
     return _guard.setting(storage, message) if message is not None else bool
 
 
-def _in_one_go(*calls):
+def _in_one_go(*calls: Callable[[], object]) -> list[Any]:
     """Runs zero-argument calls with no bytecode, hence no signal handler, between them."""
     return list(map(_call, calls))
 
@@ -43,7 +64,7 @@ class ResizeMover:
     name = "resize"
 
     @staticmethod
-    def take(storage, message):
+    def take(storage: Storage, message: str | None) -> None:
         _in_one_go(
             _guard.lifting(storage),  # repeated after an interrupt: resize_ needs the pointer
             partial(_resize, storage, 0),
@@ -51,21 +72,21 @@ class ResizeMover:
         )
 
     @staticmethod
-    def give(storage, size, message):
+    def give(storage: Storage, size: int, message: str | None) -> int:
         try:
             _, _, address, _ = _in_one_go(
                 _guard.lifting(storage),
                 partial(_resize, storage, size),
-                partial(_data_ptr, storage),
+                partial(data_ptr, storage),
                 _guarding(storage, message),
             )
         except RuntimeError:  # of memory there was none: it stays out, and guarded
             _guarding(storage, message)()
             raise
-        return address
+        return int(address)
 
     @staticmethod
-    def leave(storage, size, message):
+    def leave(storage: Storage, size: int, message: str) -> None:
         """The block ends and the storage stays out. Its size comes back, its memory is never
         touched: views of it then meet the guard, which names the tensor, and not a bounds check."""
         ResizeMover.give(storage, size, message)
@@ -78,9 +99,9 @@ class SwapMover:
     name = "swap"
 
     @staticmethod
-    def take(storage, message):
+    def take(storage: Storage, message: str | None) -> None:
         # Sizes change hands with pointers, so the one without memory says that it has as much.
-        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, _nbytes(storage))
+        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, nbytes(storage))
         _in_one_go(
             _guard.lifting(storage),
             partial(_swap, storage, empty),
@@ -88,9 +109,9 @@ class SwapMover:
         )
 
     @staticmethod
-    def give(storage, size, message):
+    def give(storage: Storage, size: int, message: str | None) -> int:
         fresh = torch.UntypedStorage(size, device=storage.device)
-        address = _data_ptr(fresh)
+        address = data_ptr(fresh)
         _in_one_go(
             _guard.lifting(storage),
             partial(_swap, storage, fresh),
@@ -99,27 +120,27 @@ class SwapMover:
         return address
 
     @staticmethod
-    def leave(storage, size, message):
+    def leave(storage: Storage, size: int, message: str) -> None:
         """The block ends and the storage stays out. It is guarded, and its size was never gone."""
         _guard.setting(storage, message)()
 
 
-def discard(storage):
+def discard(storage: Storage) -> None:
     """What is out is not wanted any more: the storage is empty, and nothing guards it."""
     _in_one_go(_guard.lifting(storage), partial(_resize, storage, 0))
 
 
-def open_to_reads(storage):
+def open_to_reads(storage: Storage) -> None:
     """Lifts the guard: the storage's bytes are back."""
     _guard.lifting(storage)()
 
 
-def data_pointer(storage):
+def data_pointer(storage: Storage) -> int:
     """The storage's address, past the wrappers that pin."""
-    return _data_ptr(storage)
+    return data_ptr(storage)
 
 
-def choose(name, default="swap"):
+def choose(name: str, default: str = "swap") -> type[Mover]:
     """The mover for `name`: "resize", "swap", or "auto" (the default where this torch has it)."""
     if not _guard.is_there():
         raise Error(
@@ -131,7 +152,7 @@ def choose(name, default="swap"):
         name = default if _swap else "resize"
     if name == "swap" and _swap is None:
         raise Error(f"torch {torch.__version__} cannot swap data pointers; use mover='resize'.")
-    movers = {"resize": ResizeMover, "swap": SwapMover}
+    movers: dict[str, type[Mover]] = {"resize": ResizeMover, "swap": SwapMover}
     if name not in movers:
         raise Error(f"mover={name!r}: expected 'auto', 'resize' or 'swap'.")
     return movers[name]

@@ -1,37 +1,45 @@
 """Names of tensors, for errors and figures: as the model and the optimizer call them."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
+from torch import Tensor, nn
 
 from tidelog._ledger import Ledger
 from tidelog._native import Kind, Session
+
+Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
 
 
 class Names:
     """`sources` returns a model and an optimizer, or None for what there is not."""
 
-    def __init__(self, sources, ledger: Ledger, session: Session):
+    def __init__(self, sources: Sources, ledger: Ledger, session: Session) -> None:
         self._sources = sources
         self._ledger = ledger
         self._session = session
 
-    def follow(self, sources):
+    def follow(self, sources: Sources) -> None:
         """From here on names come from others."""
         self._sources = sources
         self.name_all()
 
-    def name_all(self):
+    def name_all(self) -> None:
         """Names what a model and its optimizer have from the start."""
         model, _ = self._sources()
         if model is not None:
             for name, tensor in model.named_parameters():
                 self._name(tensor, Kind.PARAMETER, name)
-            for name, tensor in model.named_buffers():
-                self._name(tensor, Kind.BUFFER, name)
+            for name, buffer in model.named_buffers():
+                self._name(buffer, Kind.BUFFER, name)
         self.name_states()
 
-    def name_states(self):
+    def name_states(self) -> None:
         """Gradients and optimizer state appear as training goes."""
-        names = {}
+        names: dict[Tensor, str] = {}
         model, optimizer = self._sources()
         if model is not None:
             for name, parameter in model.named_parameters():
@@ -39,17 +47,17 @@ class Names:
                 if parameter.grad is not None:
                     self._name(parameter.grad, Kind.GRADIENT, f"grad of {name}")
         if optimizer is not None:
-            for parameter, state in optimizer.state.items():
-                owner = names.get(parameter, "a parameter")
+            for key_of, state in optimizer.state.items():
+                owner = names.get(key_of, "a parameter")
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         self._name(value, Kind.OPTIMIZER_STATE, f"{key} of {owner}")
 
-    def forget(self):
+    def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""
         self._sources = lambda: (None, None)
 
-    def _name(self, tensor, kind, name):
+    def _name(self, tensor: Tensor, kind: Kind, name: str) -> None:
         record = self._ledger.adopt(tensor)
         if record is not None and record.name != name:
             self._session.name(self._ledger.number_of(record), kind, name)

@@ -5,15 +5,19 @@ Tidelog's exceptions, with the name of the tensor that it is about. tests/torch/
 what is declared here to the header, in both directions.
 """
 
+from __future__ import annotations
+
 import array
 import ctypes
 import json
 import os
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from tidelog import _errors
+from tidelog._figures import Simulated, Stats, StrPath
 
 
 class Status(IntEnum):
@@ -82,7 +86,7 @@ UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 _OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
 _UNLIMITED = (1 << 63) - 1  # bytes
 
-_EXCEPTIONS = {
+_EXCEPTIONS: dict[int, type[_errors.Error]] = {
     Status.POOL_FAILED: _errors.PoolError,
     Status.NOT_FOUND: _errors.PoolError,
     Status.FULL: _errors.PoolError,
@@ -122,10 +126,13 @@ class Birth(ctypes.Structure):
     _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
 
 
+# What `Session.attention` shows while the session is not open.
+_NOTHING_WAITS = memoryview(bytes(4)).cast("I")
+
 _BIRTH_WORDS = len(Birth._fields_)
 
 
-def birth_words(number, stays, size, index, slot):
+def birth_words(number: int, stays: bool, size: int, index: int, slot: int) -> tuple[int, int, int]:
     """The fields of a `Birth`. `stays`: its memory must; `index`: of its op, below zero outside a
     step; `slot`: which of the op's outputs it is."""
     place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
@@ -135,9 +142,14 @@ def birth_words(number, stays, size, index, slot):
 class Action(ctypes.Structure):
     _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
 
+    sequence: int
+    size: int
+    kind: int
+    storage: int
+
 
 # What each function returns and takes. An int32_t is a status, and is checked.
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
     "tide_session_open": (_i32, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
@@ -170,16 +182,23 @@ SIGNATURES = {
 }
 
 
+class Library(Protocol):
+    """libtidelog: what most of its functions return is a number."""
+
+    def __getattr__(self, name: str, /) -> Callable[..., int]:
+        """The function of this name, with what `SIGNATURES` says of it."""
+
+
 class Reporter(Protocol):
     """What knows the storages of a session, and which reports of them are pending."""
 
-    def has_pending(self) -> bool:
+    def has_pending(self) -> object:
         """Whether there is anything that the session has not heard of."""
 
-    def send_pending(self, session):
+    def send_pending(self, session: Session) -> None:
         """Sends it, by `sync`, `resized`, `pin` and `async_use`."""
 
-    def name_of(self, storage) -> str | None:
+    def name_of(self, storage: int) -> str | None:
         """What errors call the storage of this number; None: it has no name."""
 
 
@@ -187,8 +206,8 @@ class Session:
     """A session of the library, with a method for each call. What is pending is sent first, so that
     the session has heard of every storage before it is asked about one."""
 
-    def __init__(self, reporter: Reporter):
-        self.attention = None  # while it is open: [0] is not 0 while completions wait
+    def __init__(self, reporter: Reporter) -> None:
+        self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
         self._reporter = reporter
         self._handle = 0
@@ -202,7 +221,7 @@ class Session:
 
     # -- its life ---------------------------------------------------------------------------------
 
-    def open(self, options: SessionOptions):
+    def open(self, options: SessionOptions) -> None:
         """Begins the session: opens the pool, and makes one where none is."""
         handle = _u64()
         options.size = ctypes.sizeof(options)
@@ -213,25 +232,25 @@ class Session:
             raise self._last_error(Status.STALE_HANDLE)
         self.attention = memoryview(_u32.from_address(address)).cast("B").cast("I")
 
-    def close(self):
+    def close(self) -> None:
         """Ends the session once nothing is in flight. The second time, and in a child of a fork,
         nothing happens."""
         handle, self._handle = self._handle, 0
         if handle and not self.forked:
-            self.attention = None
+            self.attention = _NOTHING_WAITS
             self._library.tide_session_close(handle)
 
-    def is_open(self):
+    def is_open(self) -> bool:
         """Whether it was opened by this process, and was not closed."""
         return self._handle != 0 and not self.forked
 
     # -- what it hears of storages ----------------------------------------------------------------
 
-    def flush(self):
+    def flush(self) -> None:
         """Sends now what is pending."""
         self._flushed()
 
-    def sync(self, births, deaths):
+    def sync(self, births: Sequence[int], deaths: Sequence[int]) -> None:
         """Reports storages that were born, by the `birth_words` of all, and the numbers of those
         that died. For `Reporter.send_pending` alone."""
         words = array.array("Q", births)  # a fourth of the time of an array of `Birth`
@@ -240,147 +259,147 @@ class Session:
         dead, died = numbers.buffer_info()
         self._library.tide_session_sync(self._handle, born, count // _BIRTH_WORDS, dead, died)
 
-    def resized(self, storage, size):
+    def resized(self, storage: int, size: int) -> None:
         """A storage has another size. For `Reporter.send_pending` alone."""
         self._library.tide_session_resized(self._handle, storage, size)
 
-    def pin(self, storage, on):
+    def pin(self, storage: int, on: bool) -> None:
         """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
         self._library.tide_session_pin(self._handle, storage, on)
 
-    def async_use(self, storage, on):
+    def async_use(self, storage: int, on: bool) -> None:
         """An op that has ended uses a storage still, or no longer. For `Reporter.send_pending`
         alone."""
         self._library.tide_session_async_use(self._handle, storage, on)
 
-    def name(self, storage, kind: Kind, name):
+    def name(self, storage: int, kind: Kind, name: str) -> None:
         """What a storage is called, and what it is for."""
         self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
 
-    def modified(self, storage):
+    def modified(self, storage: int) -> None:
         """A resident storage was written by something that is no op."""
         self._library.tide_session_modified(self._flushed(), storage)
 
     # -- what it is asked for: these return a status for `Performer.drive` ------------------------
 
-    def step(self, mark: StepMark):
+    def step(self, mark: StepMark) -> int:
         """A step begins or ends."""
         return self._library.tide_session_step(self._flushed(), mark)
 
-    def op_begin(self, index, fingerprint, name, uses, needs):
+    def op_begin(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> int:
         """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
         number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
         packed = array.array("I", [storage | use for storage, use in uses.items()])
         address, count = packed.buffer_info()
         return self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
 
-    def op_end(self):
+    def op_end(self) -> int:
         """The op has run."""
         return self._library.tide_session_op_end(self._flushed())
 
-    def evict(self, storage):
+    def evict(self, storage: int) -> int:
         """A storage is to be moved out now."""
         return self._library.tide_session_evict(self._flushed(), storage)
 
-    def settle(self):
+    def settle(self) -> int:
         """Takes in what completed, and evicts until the budget holds."""
         return self._library.tide_session_settle(self._flushed())
 
-    def resume(self):
+    def resume(self) -> int:
         """Looks again at what the last call waits for."""
         return self._library.tide_session_resume(self._flushed())
 
-    def resume_or_refuse(self):
+    def resume_or_refuse(self) -> int:
         """Looks again, and refuses what waits for asynchronous uses alone."""
         return self._library.tide_session_resume_or_refuse(self._flushed())
 
-    def wait(self, timeout_ms):
+    def wait(self, timeout_ms: int) -> int:
         """Waits for a completion, then looks again at what the last call waits for."""
         return self._library.tide_session_wait(self._flushed(), timeout_ms)
 
-    def set_budget(self, budget):
+    def set_budget(self, budget: int) -> None:
         """Another budget, from the next op boundary on."""
         self._library.tide_session_set_budget(self._flushed(), budget)
 
-    def lift_budget(self):
+    def lift_budget(self) -> None:
         """From here on everything may be in memory at once."""
         self.set_budget(_UNLIMITED)
 
     # -- what it asks for -------------------------------------------------------------------------
 
-    def next_action(self):
+    def next_action(self) -> Action | None:
         """The next `Action` that is asked for; None: there is none. The same one comes again until
         it is reported done."""
         action = self._action
         status = self._library.tide_session_next_action(self._flushed(), ctypes.byref(action))
         return action if status == Status.ACTION else None
 
-    def action_done(self, sequence, address, after):
+    def action_done(self, sequence: int, address: int, after: int) -> None:
         """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
         CUDA event after which its memory may be touched, or 0."""
         self._library.tide_session_action_done(self._flushed(), sequence, address, after)
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def durations(self, nanoseconds):
+    def durations(self, nanoseconds: Sequence[int]) -> None:
         """What each op of the step that is about to end took."""
         packed = array.array("Q", nanoseconds)
         self._library.tide_session_durations(self._flushed(), *packed.buffer_info())
 
-    def leave_plan(self):
+    def leave_plan(self) -> None:
         """The rest of the step is not what was planned."""
         self._library.tide_session_leave_plan(self._flushed())
 
-    def plan(self):
+    def plan(self) -> bytes:
         """The plan's triggers: one byte for each op, not 0 where a migration begins. Empty while
         there is no plan."""
         due, count = _pointer(), _u64()
         self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
-        return ctypes.string_at(due.value, count.value) if count.value else b""
+        return ctypes.string_at(due, count.value) if count.value else b""
 
     # -- what users ask ---------------------------------------------------------------------------
 
-    def stats(self):
+    def stats(self) -> Stats:
         """Figures of the session so far."""
-        return self._json(self._library.tide_session_stats)
+        return cast(Stats, self._json(self._library.tide_session_stats))
 
-    def simulate(self):
+    def simulate(self) -> Simulated | None:
         """What the plan's simulation expects of a step; None: the last step followed no plan."""
-        return self._json(self._library.tide_session_simulate)
+        return cast("Simulated | None", self._json(self._library.tide_session_simulate))
 
-    def write_report(self, path):
+    def write_report(self, path: StrPath) -> None:
         """Writes the HTML report."""
         self._library.tide_session_report(self._flushed(), os.fsencode(path))
 
-    def write_trace(self, path):
+    def write_trace(self, path: StrPath) -> None:
         """Writes the trace of the step that the plan is for."""
         self._library.tide_session_trace(self._flushed(), os.fsencode(path))
 
     # -- how calls are made and checked -----------------------------------------------------------
 
-    def _flushed(self):
+    def _flushed(self) -> int:
         """The handle, once what is pending was sent."""
         if self._reporter.has_pending():
             self._reporter.send_pending(self)
         return self._handle
 
-    def _check(self, status, _function, _arguments):
+    def _check(self, status: int, _function: object, _arguments: object) -> int:
         """ctypes calls this with each status that the library returns."""
         if status < 0:
             raise self._last_error(status)
         return status
 
-    def _last_error(self, status):
+    def _last_error(self, status: int) -> _errors.Error:
         """The exception for a status below zero."""
         storage = _u32(NO_STORAGE)
         length = self._library.tide_last_error(None, 0, ctypes.byref(storage))
-        text = ctypes.create_string_buffer(length + 1)
-        self._library.tide_last_error(text, length + 1, None)
-        text = text.value.decode(errors="replace")
+        buffer = ctypes.create_string_buffer(length + 1)
+        self._library.tide_last_error(buffer, length + 1, None)
+        text = buffer.value.decode(errors="replace")
         name = self._reporter.name_of(storage.value) if storage.value != NO_STORAGE else None
         return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
 
-    def _json(self, function):
+    def _json(self, function: Callable[..., int]) -> Any:
         """What a function says that writes JSON to a buffer and returns its length."""
         handle = self._flushed()
         length = function(handle, None, 0)
@@ -394,26 +413,26 @@ class Session:
             length = actual
 
 
-def version():
+def version() -> str:
     """The version of the library, which the package is part of."""
-    library = _load()
+    library: Any = _load()
     library.tide_version.restype = _text
-    return library.tide_version().decode()
+    return str(library.tide_version().decode())
 
 
-def _load():
+def _load() -> Library:
     """libtidelog, with function objects of its own for each caller."""
     tried = _candidates()
     for path in tried:
         if path.exists():
-            return ctypes.CDLL(str(path))
+            return cast(Library, ctypes.CDLL(str(path)))
     raise _errors.Error(
         "libtidelog.so was not found; build it with `cargo build --release -p tidelog-torch`, or "
         "set TIDELOG_LIBRARY to its path. Looked at: " + ", ".join(map(str, tried))
     )
 
 
-def _candidates():
+def _candidates() -> list[pathlib.Path]:
     if "TIDELOG_LIBRARY" in os.environ:
         return [pathlib.Path(os.environ["TIDELOG_LIBRARY"])]
     package = pathlib.Path(__file__).resolve().parent

@@ -1,21 +1,27 @@
 """What a user says of a block: `offload` and its options."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import torch
 
 from tidelog import _device, _movers
 from tidelog._block import Settings, Tide
 from tidelog._errors import BudgetError
+from tidelog._figures import StrPath
 from tidelog._native import Policy, SessionOptions
-from tidelog._options import Option, declared, one_of, size, whole_number
+from tidelog._options import Option, Size, declared, one_of, size, whole_number
+
+ModeName = Literal["auto", "reactive"]
+PolicyName = Literal["auto", "algorithm1", "tidelog"]
+MoverName = Literal["auto", "resize", "swap"]
+DataPathName = Literal["auto", "uring", "uring-cmd", "posix", "spdk", "gds", "gds-compat"]
 
 # Bytes of staging buffers where it is not said: a part of the budget, within bounds.
 STAGING_PART, STAGING_MIN, STAGING_MAX = 8, 256 << 10, 16 << 20
 
 
-def default_staging(memory):
+def default_staging(memory: int) -> int:
     """The staging buffers of a budget, in bytes."""
     return max(STAGING_MIN, min(memory // STAGING_PART, STAGING_MAX))
 
@@ -35,7 +41,7 @@ def offload(
     ] = None,
     *,
     pool: Annotated[
-        str | os.PathLike,
+        StrPath,
         Option(
             "devices separated by commas: directories (Tidelog makes its file there), files or raw "
             "block devices. Striped over all of them. No redundancy: one lost device loses the "
@@ -71,21 +77,21 @@ def offload(
         ),
     ] = "auto",
     mode: Annotated[
-        str,
+        ModeName,
         Option(
             '"auto" learns a step, then plans its migrations; "reactive" only reacts.',
-            one_of("auto", "reactive"),
+            one_of(*get_args(ModeName)),
         ),
     ] = "auto",
     policy: Annotated[
-        str,
+        PolicyName,
         Option(
             'who plans: "algorithm1" as published, "tidelog" the planner\'s own; "auto" takes the latter.',
-            one_of(*(each.name.lower() for each in Policy)),
+            one_of(*get_args(PolicyName)),
         ),
     ] = "auto",
     mover: Annotated[
-        str,
+        MoverName,
         Option('"auto", "resize" or "swap": how a storage loses its memory.'),
     ] = "auto",
     pool_size: Annotated[
@@ -104,7 +110,7 @@ def offload(
         ),
     ] = None,
     data_path: Annotated[
-        str,
+        DataPathName,
         Option(
             '"auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) '
             'and "gds-compat" (cuFile, which may go through the host). Which one runs, and why, is '
@@ -129,10 +135,10 @@ def offload(
         ),
     ] = None,
     report: Annotated[
-        str | os.PathLike | None,
+        StrPath | None,
         Option("path of an HTML report, written when the block ends."),
     ] = None,
-):
+) -> Tide:
     """Runs the block with at most `memory` bytes of tensors in memory; the rest lies on `pool`.
 
     {options}
@@ -140,11 +146,12 @@ def offload(
     Raises PoolError, BudgetError, DeviceError (all tidelog.Error). The block covers the thread that
     entered it.
     """
+    assert isinstance(memory, Size) and not isinstance(host_memory, str) and not isinstance(pool_size, str)
     if staging is None:
         staging = default_staging(memory)
-    device = _device.choose(device, model)
-    mover = _movers.choose(mover, device.default_mover)
-    buffers = device.staging_in(staging, data_path, pool)
+    assert isinstance(staging, int)
+    place = _device.choose(device, model)
+    buffers = place.staging_in(staging, data_path, pool)
     if memory <= buffers:
         raise BudgetError(
             f"memory={memory.said!r} leaves nothing beside the staging buffers of {staging} bytes; "
@@ -162,7 +169,7 @@ def offload(
         buffered=bool(buffered),
         reactive=mode == "reactive",
         policy=Policy[policy.upper()],
-        gpu=device.option,
+        gpu=place.option,
         must_exist=bool(must_exist),
         share=share,
         share_count=max(share + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
@@ -172,8 +179,8 @@ def offload(
         staging=staging,
         buffers=buffers,
         mode=mode,
-        device=device,
-        mover=mover,
+        device=place,
+        mover=_movers.choose(mover, place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         report=report,
         session=session,

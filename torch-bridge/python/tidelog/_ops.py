@@ -1,25 +1,36 @@
 """What an op touches and what its schema says: which arguments it writes, what may be split."""
 
+from __future__ import annotations
+
 import functools
 import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-_untyped_storage = torch._C.TensorBase.untyped_storage
-_nbytes = torch._C.StorageBase.nbytes
-_data_ptr = torch._C.StorageBase.data_ptr
+from tidelog._record import Storage, data_ptr, nbytes, untyped_storage
+
+OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
+Work: TypeAlias = "torch.distributed.Work"
+# What the hook is asked about, and its facts.
+Op: TypeAlias = "OpOverload | Launch"
+Info: TypeAlias = "OpInfo | LaunchInfo"
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 _COMPOSITE = "CompositeExplicitAutograd"
 
 # How an argument is walked, by its type.
 _PLAIN, _TENSOR, _SUBCLASS, _LIST, _STORAGE, _INTEGER = range(6)
-_walks = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
+_walks: dict[type, int] = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
 
 
-def _walk_of(kind):
+def _walk_of(kind: type) -> int:
     """Classifies a type that has not been met before, and remembers it."""
     for base, walk in (
         (Tensor, _TENSOR),
@@ -31,13 +42,15 @@ def _walk_of(kind):
             break
     else:
         walk = _PLAIN
-    if walk == _TENSOR and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if walk == _TENSOR and getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__:
         walk = _SUBCLASS
     _walks[kind] = walk
     return walk
 
 
-def storages_in(value, storages, shapes=None, sizes=None):
+def storages_in(
+    value: Any, storages: list[Storage], shapes: list[Any] | None = None, sizes: list[int] | None = None
+) -> None:
     """Appends the storages of every tensor in an argument to `storages`, the tensors' shapes and
     types to `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
     walk = _walks.get(type(value))
@@ -47,7 +60,7 @@ def storages_in(value, storages, shapes=None, sizes=None):
         walk = _PLAIN if is_wrapper(value) else _TENSOR
     if walk == _TENSOR:
         try:
-            storages.append(_untyped_storage(value))
+            storages.append(untyped_storage(value))
         except (NotImplementedError, RuntimeError):
             _components_in(value, storages, shapes, sizes)
         if shapes is not None:
@@ -62,32 +75,34 @@ def storages_in(value, storages, shapes=None, sizes=None):
         sizes.append(value)
 
 
-def is_wrapper(tensor):
+def is_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor only stands for others (DTensor does): its storage has a size, and never any
     memory. Its own dispatch makes ops on those others of it."""
     if type(tensor) in _PLAIN_TENSORS:
         return False
     try:
-        storage = _untyped_storage(tensor)
-        return storage._tide is None and storage.device.type != "meta" and _data_ptr(storage) < 0
+        storage = untyped_storage(tensor)
+        return storage._tide is None and storage.device.type != "meta" and data_ptr(storage) < 0
     except (NotImplementedError, RuntimeError):
         return True
 
 
-def any_wrapper(args, kwargs):
+def any_wrapper(args: Args, kwargs: Kwargs) -> bool:
     """Whether one of an op's arguments is a wrapper."""
     return any(map(_holds_wrapper, args)) or any(map(_holds_wrapper, kwargs.values()))
 
 
-def _holds_wrapper(value):
+def _holds_wrapper(value: Any) -> bool:
     if isinstance(value, Tensor):
         return is_wrapper(value)
     return isinstance(value, (list, tuple)) and any(map(_holds_wrapper, value))
 
 
-def storages_of(args, kwargs, shapes=None, sizes=None):
+def storages_of(
+    args: Iterable[Any], kwargs: Kwargs, shapes: list[Any] | None = None, sizes: list[int] | None = None
+) -> list[Storage]:
     """The storages of all of an op's arguments; see `storages_in`."""
-    storages = []
+    storages: list[Storage] = []
     for value in args:
         storages_in(value, storages, shapes, sizes)
     for value in kwargs.values():
@@ -95,9 +110,10 @@ def storages_of(args, kwargs, shapes=None, sizes=None):
     return storages
 
 
-def _components_in(tensor, storages, shapes, sizes):
+def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | None, sizes: list[int] | None) -> None:
     """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where
     they are."""
+    parts: tuple[Tensor, ...]
     if tensor.layout is torch.sparse_coo:
         parts = (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -114,7 +130,7 @@ class OpInfo:
 
     __slots__ = ("chunks", "launches", "name", "resizes", "seed", "text", "written")
 
-    def __init__(self, func):
+    def __init__(self, func: OpOverload) -> None:
         self.name = str(func)
         self.text = self.name.encode()
         # Stands for the op in fingerprints; the same in every process.
@@ -136,18 +152,18 @@ class OpInfo:
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
 
-    def _fills(self, argument):
+    def _fills(self, argument: Any) -> bool:
         """Collectives write what their schemas do not say they write."""
         return self.launches and "input" not in argument.name and not self.name.startswith("c10d.send")
 
-    def ends_alone(self, storages):
+    def ends_alone(self, storages: Sequence[Storage]) -> bool:
         """Whether what it launched is complete some time, whatever this rank does next: a
         collective is, once every rank has launched it. The other side of a send or a receive may
         wait for this one; and on the host, a part of a reduce-scatter is done by who waits."""
         on_host = all(storage.device.type == "cpu" for storage in storages)
         return not ("send" in self.name or "recv" in self.name or (on_host and "reduce_scatter" in self.name))
 
-    def works_in(self, result):
+    def works_in(self, result: Any) -> Iterator[Work]:
         """Each `Work` of a result that is not complete."""
         if not self.launches:
             return
@@ -157,13 +173,13 @@ class OpInfo:
                 if not work.is_completed():
                     yield work
 
-    def expect(self, func, args, kwargs):
+    def expect(self, func: Op, args: Args, kwargs: Kwargs) -> int:
         """Bytes of the new storages that the op will make."""
         return _expect(func, args, kwargs)
 
-    def modified(self, args, kwargs):
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
         """The storages of the arguments that the op writes."""
-        found = []
+        found: list[Storage] = []
         for position, name in self.written:
             if position < len(args):
                 storages_in(args[position], found)
@@ -176,12 +192,12 @@ class Launch:
     """What launches a kernel that gets addresses, such as one of Triton's, as if it were an op. What
     runs inside of it is a part of it, as inside of an op."""
 
-    def __init__(self, kernel, run):
+    def __init__(self, kernel: Any, run: Callable[..., Any]) -> None:
         self.name = f"kernel {getattr(kernel, '__name__', '')}".rstrip()
         self._kernel = kernel
         self._run = run
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return self._run(self._kernel, *args, **kwargs)
 
@@ -191,25 +207,30 @@ class LaunchInfo:
 
     __slots__ = ("name", "seed", "text")
 
-    chunks = launches = resizes = False
+    chunks = resizes = False
+    launches: Literal[False] = False
     written = True
 
-    def __init__(self, launch):
+    def __init__(self, launch: Launch) -> None:
         self.name = launch.name
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
 
-    def modified(self, args, kwargs):
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
         return storages_of(args, kwargs)
 
-    def expect(self, _launch, _args, _kwargs):
+    def expect(self, _launch: Op, _args: Args, _kwargs: Kwargs) -> int:
         return 0
 
 
-_infos = {}
+_infos: dict[Op, Info] = {}
 
 
-def info_of(func):
+@overload
+def info_of(func: OpOverload) -> OpInfo: ...
+@overload
+def info_of(func: Op) -> Info: ...
+def info_of(func: Op) -> Info:
     info = _infos.get(func)
     if info is None:
         info = _infos[func] = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
@@ -217,10 +238,10 @@ def info_of(func):
 
 
 @functools.cache
-def functional_collectives():
+def functional_collectives() -> dict[OpOverload, Callable[..., Any]]:
     """Op -> what makes other ops of it. Called where a dispatch mode is on, these come to the mode:
     c10d's with their `Work`, which the functional op keeps to itself."""
-    found = {}
+    found: dict[OpOverload, Callable[..., Any]] = {}
     for namespace in ("_c10d_functional", "_dtensor"):
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith(namespace + "::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
@@ -231,12 +252,12 @@ def functional_collectives():
     return found
 
 
-def awaits(op):
+def awaits(op: OpOverload) -> bool:
     """Whether it waits for the functional collectives that made its arguments."""
     return str(op).startswith("_c10d_functional.wait_tensor")
 
 
-def halves(args, kwargs):
+def halves(args: Args, kwargs: Kwargs) -> list[tuple[Args, Kwargs]] | None:
     """The arguments of a foreach or fused op with their tensor lists cut in two; None where they
     hold one tensor."""
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
@@ -245,7 +266,7 @@ def halves(args, kwargs):
         return None
     middle = length // 2
 
-    def cut(value, piece):
+    def cut(value: Any, piece: slice) -> Any:
         return value[piece] if isinstance(value, (list, tuple)) and len(value) == length else value
 
     return [
@@ -254,7 +275,7 @@ def halves(args, kwargs):
     ]
 
 
-def merged(results):
+def merged(results: list[Any]) -> Any:
     """One op's result out of its pieces' results: lists are joined, tuples of lists member by
     member."""
     first = results[0]
@@ -265,7 +286,7 @@ def merged(results):
     return first
 
 
-def _expect(func, args, kwargs):
+def _expect(func: Op, args: Args, kwargs: Kwargs) -> int:
     """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that
     cannot tell.
 
@@ -275,25 +296,25 @@ def _expect(func, args, kwargs):
     random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
     state = torch.get_rng_state() if random else None
     try:
-        known = set()
+        known: set[object] = set()
         result = func(
             *(_as_meta(value, known) for value in args),
             **{name: _as_meta(value, known) for name, value in kwargs.items()},
         )
-        storages = []
+        storages: list[Storage] = []
         storages_in(result, storages)
-        return sum({s._cdata: _nbytes(s) for s in storages if s._cdata not in known}.values())
+        return sum({s._cdata: nbytes(s) for s in storages if s._cdata not in known}.values())
     except Exception:  # no meta kernel, or the shape depends on the data
         return 0
     finally:
-        if random:
+        if state is not None:
             torch.set_rng_state(state)
 
 
-def _as_meta(value, known):
+def _as_meta(value: Any, known: set[object]) -> Any:
     if isinstance(value, Tensor):
         twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-        known.add(_untyped_storage(twin)._cdata)
+        known.add(untyped_storage(twin)._cdata)
         known.add(twin)  # keeps it alive: a storage's address must not serve twice
         return twin
     if isinstance(value, (list, tuple)):

@@ -8,14 +8,20 @@ def offload(*, memory: Annotated[int | str, Option("the budget: ...", size)]):
     \"\"\"
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin
 
 from tidelog._errors import Error
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -27,32 +33,53 @@ class Option:
     """The help of an option, and how what is said for it is checked and read."""
 
     help: str
-    read: Callable | None = None  # (what was said, the option's name) -> value
+    read: Callable[[Any, str], Any] | None = None  # (what was said, the option's name) -> value
 
 
-def declared(function):
+class Declared(Protocol[_P, _R]):
+    """A function whose options are declared."""
+
+    options: dict[str, Option]
+    defaults: dict[str, Any]
+    choices: dict[str, tuple[str, ...]]  # where there are only so many
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Calls it with options as they are said."""
+
+
+def declared(function: Callable[_P, _R]) -> Declared[_P, _R]:
     """Reads what is said for the options of `function`, and puts their help where its documentation
-    says {options}. Defaults are values already. What it returns has both as `options` and
-    `defaults`, for a command line."""
+    says {options}. Defaults are values already. What it returns has them as `options`, `defaults`
+    and `choices`, for a command line."""
     signature = inspect.signature(function)
     parameters = signature.parameters
-    options = {name: each.annotation.__metadata__[0] for name, each in parameters.items()}
+    options: dict[str, Option] = {name: each.annotation.__metadata__[0] for name, each in parameters.items()}
 
     @functools.wraps(function)
-    def wrapper(*arguments, **said):
-        values = {name: _read(options, parameters, name, value) for name, value in said.items()}
+    def reading(*arguments: _P.args, **said: _P.kwargs) -> _R:
+        values: Any = {name: _read(options, parameters, name, value) for name, value in said.items()}
         return function(*arguments, **values)
 
+    wrapper = cast(Any, reading)
     # Users see names and defaults; the annotations are in the text.
     plain = [each.replace(annotation=each.empty) for each in parameters.values()]
     wrapper.__signature__ = signature.replace(parameters=plain)
     wrapper.__doc__ = _documented(function.__doc__ or "", options)
     wrapper.options = options
     wrapper.defaults = {name: each.default for name, each in parameters.items()}
-    return wrapper
+    wrapper.choices = {name: _choices(each.annotation) for name, each in parameters.items()}
+    return cast(Declared[_P, _R], wrapper)
 
 
-def _read(options, parameters, name, value):
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """What a Literal allows; empty for any other type."""
+    kind = get_args(annotation)[0]
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _read(
+    options: Mapping[str, Option], parameters: Mapping[str, inspect.Parameter], name: str, value: object
+) -> object:
     """An option that is not known is refused by the function itself."""
     option = options.get(name)
     if option is None or option.read is None or value is parameters[name].default:
@@ -60,7 +87,7 @@ def _read(options, parameters, name, value):
     return option.read(value, name)
 
 
-def _documented(text, options):
+def _documented(text: str, options: Mapping[str, Option]) -> str:
     helps = []
     for name, option in options.items():
         helps.append(
@@ -84,7 +111,7 @@ class Size(int):
     said: object
 
 
-def size(value, name):
+def size(value: object, name: str) -> Size:
     """An int, or text such as "20GiB", "512M", "1048576"."""
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
@@ -100,7 +127,7 @@ def size(value, name):
     return result
 
 
-def whole_number(value, name):
+def whole_number(value: Any, name: str) -> int:
     """A number from 0, or its text."""
     try:
         number = int(value)
@@ -111,12 +138,12 @@ def whole_number(value, name):
     return number
 
 
-def one_of(*choices):
+def one_of(*choices: str) -> Callable[[object, str], object]:
     """One of these texts."""
     listed = [repr(choice) for choice in choices]
     expected = " or ".join(listed) if len(listed) == 2 else f"one of {', '.join(listed)}"
 
-    def read(value, name):
+    def read(value: object, name: str) -> object:
         if value not in choices:
             raise Error(f"{name}={value!r}: expected {expected}.")
         return value

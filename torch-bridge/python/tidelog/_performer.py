@@ -1,17 +1,21 @@
 """What only Python can do for a session: free and allocate storages' memory, when it asks."""
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
 from tidelog import _movers, _record
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
-from tidelog._heap import Heap
+from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
+from tidelog._movers import Mover
 from tidelog._native import Request, Session, Status
-
-_nbytes = torch._C.StorageBase.nbytes
+from tidelog._record import Record, Storage, nbytes
 
 # A lookup in an enum is a call of its own until Python 3.12, and these are looked at for each op.
 _READY, _ACTION = Status.READY, Status.ACTION
@@ -24,7 +28,15 @@ _LOAN_POLL_SECONDS = 0.0002
 class Performer:
     """Performs the requests of one session, and waits where it waits."""
 
-    def __init__(self, session: Session, ledger: Ledger, device: Host, mover, heap: Heap, async_uses: AsyncUses):
+    def __init__(
+        self,
+        session: Session,
+        ledger: Ledger,
+        device: Host,
+        mover: type[Mover],
+        heap: Heap | Cache,
+        async_uses: AsyncUses,
+    ) -> None:
         self._session = session
         self._ledger = ledger
         self._device = device
@@ -32,9 +44,9 @@ class Performer:
         self._heap = heap
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
-        self._in_flight = {}
+        self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
 
-    def drive(self, status):
+    def drive(self, status: int) -> None:
         """Performs what the session asks for and waits where it waits, until it is ready."""
         while status != _READY:
             if status == _ACTION:
@@ -43,7 +55,7 @@ class Performer:
             else:
                 status = self._await()
 
-    def _await(self):
+    def _await(self) -> int:
         """Waits a while for what the session waits for; returns how it goes on."""
         uses = self._async_uses
         if not uses:
@@ -52,11 +64,11 @@ class Performer:
             return self._session.wait(_ASYNC_POLL_MS)
         return self._session.resume_or_refuse()
 
-    def settle(self):
+    def settle(self) -> None:
         """Takes in what completed, and evicts until the budget holds."""
         self.drive(self._session.settle())
 
-    def perform(self):
+    def perform(self) -> None:
         """Performs what is asked for now. A request that an interrupt cut short is handed out again
         until it is reported done."""
         session = self._session
@@ -64,30 +76,30 @@ class Performer:
             record = self._ledger.records.get(action.storage)
             storage = record() if record is not None else None
             address = after = 0
-            if storage is not None:
+            if record is not None and storage is not None:
                 address = self._REQUESTS[action.kind](self, record, storage, action.size)
-            if address and (event := self._device.after()) is not None:
-                self._in_flight[record.id] = storage, event
+            if address and storage is not None and (event := self._device.after()) is not None:
+                self._in_flight[action.storage] = storage, event
                 after = event.cuda_event
             session.action_done(action.sequence, address, after)
 
-    def look_at_async_uses(self):
+    def look_at_async_uses(self) -> None:
         """What a collective used is let go, also where nothing has to be moved."""
         self._async_uses.look()
 
-    def leave(self, record):
+    def leave(self, record: Record) -> None:
         """The block ends and the storage stays out."""
         if (storage := record()) is not None:
             self._mover.leave(storage, record.size, record.guard_text())
 
-    def drop_all(self):
+    def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
         self._in_flight.clear()
 
     # Ctrl-C may end any of these at a call (Python looks for signals there, and at loops). Then the
     # request comes again, and does no harm.
 
-    def _evict(self, record, storage, size):
+    def _evict(self, record: Record, storage: Storage, size: int) -> int:
         ledger, before = self._ledger, record.state
         # The mark first, then the look: another thread borrows what it uses, or pins it, before it
         # looks for the mark.
@@ -95,19 +107,19 @@ class Performer:
         self._await_loans(record)
         if not record.pins and not ledger.movable(storage):
             ledger.pin(record)
-        if record.pins or _nbytes(storage) != size:
+        if record.pins or nbytes(storage) != size:
             ledger.mark(record, before)
             ledger.measure_again(storage)  # another thread may have resized it
             return 0
         self._in_flight[record.id] = storage
         return _movers.data_pointer(storage)
 
-    def _await_loans(self, record):
+    def _await_loans(self, record: Record) -> None:
         while record.loans:
             self._async_uses.look()  # a loan may last until one of them ends
             time.sleep(_LOAN_POLL_SECONDS)
 
-    def _release(self, record, storage, _size):
+    def _release(self, record: Record, storage: Storage, _size: int) -> int:
         if record.id in self._in_flight:
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
@@ -116,7 +128,7 @@ class Performer:
             del self._in_flight[record.id]
         return 0
 
-    def _allocate(self, record, storage, size):
+    def _allocate(self, record: Record, storage: Storage, size: int) -> int:
         address = self._memory_for(record, storage, size)
         if not address:
             return 0  # declined: the session has others leave and asks again, or says so
@@ -125,7 +137,7 @@ class Performer:
         self._heap.allocated(size)
         return address
 
-    def _memory_for(self, record, storage, size):
+    def _memory_for(self, record: Record, storage: Storage, size: int) -> int:
         """The address of memory that the storage got. 0: there is none, also not in what the
         allocator keeps for later."""
         for last in (False, True):
@@ -136,7 +148,7 @@ class Performer:
                     self._heap.release()
         return 0
 
-    def _settle(self, record, storage, clean):
+    def _settle(self, record: Record, storage: Storage, clean: int) -> int:
         if record.state & _record.AWAY:
             _movers.open_to_reads(storage)
             self._device.share(storage)
@@ -144,7 +156,7 @@ class Performer:
         self._in_flight.pop(record.id, None)
         return 0
 
-    _REQUESTS = {
+    _REQUESTS: ClassVar[dict[int, Callable[[Performer, Record, Storage, int], int]]] = {
         Request.EVICT: _evict,
         Request.RELEASE: _release,
         Request.ALLOCATE: _allocate,

@@ -5,11 +5,14 @@ and not which rank is gone. So each says who it is, and what ended its block, in
 ranks have; the others look there.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 import socket
 import time
+from typing import Any
 
 import torch
 
@@ -23,10 +26,10 @@ _POLL_SECONDS = 0.05
 class Ranks:
     """What one rank's block says to the others, and hears of them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._is_known = False
 
-    def introduce(self):
+    def introduce(self) -> None:
         """Says to the others which process this rank is."""
         if self._is_known or not _is_distributed():
             return
@@ -34,14 +37,14 @@ class Ranks:
         with contextlib.suppress(RuntimeError):  # the store's own; then nobody hears of us
             _tell("process", {"host": socket.gethostname(), "process": os.getpid()})
 
-    def failed(self, error):
+    def failed(self, error: BaseException | None) -> None:
         """Tells the others what ends this rank's block, unless it may be their end that ends it."""
         is_own = not isinstance(error, RuntimeError) or (isinstance(error, Error) and not isinstance(error, RankError))
         if isinstance(error, Exception) and is_own and self._is_known and _is_distributed():
             with contextlib.suppress(RuntimeError):
                 _tell("error", f"{type(error).__name__}: {error}")
 
-    def explain(self, error):
+    def explain(self, error: BaseException | None) -> None:
         """Raises RankError where another rank is why this one's block ends by an error."""
         if not self._is_known or isinstance(error, Error) or not isinstance(error, RuntimeError):
             return
@@ -56,26 +59,26 @@ class Ranks:
             time.sleep(_POLL_SECONDS)
 
 
-def _is_distributed():
+def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _key(what, rank):
+def _key(what: str, rank: int) -> str:
     return f"tidelog/{what}/{rank}"
 
 
-def _tell(what, value):
+def _tell(what: str, value: object) -> None:
     store = torch.distributed.distributed_c10d._get_default_store()
     store.set(_key(what, torch.distributed.get_rank()), json.dumps(value))
 
 
-def _heard(what, rank):
+def _heard(what: str, rank: int) -> Any:
     """What a rank told; None: nothing."""
     store = torch.distributed.distributed_c10d._get_default_store()
     return json.loads(store.get(_key(what, rank))) if store.check([_key(what, rank)]) else None
 
 
-def _first_to_fail():
+def _first_to_fail() -> str | None:
     own, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     others = [rank for rank in range(size) if rank != own]
     for rank in others:
@@ -88,7 +91,7 @@ def _first_to_fail():
     return None
 
 
-def _is_alive(process):
+def _is_alive(process: int) -> bool:
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

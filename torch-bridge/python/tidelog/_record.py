@@ -4,10 +4,36 @@ A storage owns its record (`storage._tide`), so that a lookup is one attribute r
 never outlives its storage unnoticed: the weak reference's callback reports the death.
 """
 
+from __future__ import annotations
+
 import threading
 import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
 
 from tidelog import _errors
+
+if TYPE_CHECKING:
+
+    class Storage(torch.UntypedStorage):
+        """A storage while a block is open, with what `_escape.install` hangs on its class."""
+
+        _tide: Record | None
+        _aliased: bool  # somebody has its address
+        _tide_whole: Hold | None  # of a part of another one: holds that
+        _cdata: int
+
+else:
+    Storage = torch.UntypedStorage
+
+# The methods as torch has them: inside an offload block its classes carry wrappers of these.
+_torch: Any = torch._C
+untyped_storage: Callable[[torch.Tensor], Storage] = _torch.TensorBase.untyped_storage
+nbytes: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.nbytes
+data_ptr: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.data_ptr
+resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
 
 # Record.state: the mark that the session put on a storage. 0: resident, no copy in the log.
 SETTLED = 0
@@ -20,11 +46,33 @@ AWAY = OUT | COMING
 _lending = threading.Lock()
 
 
-class _Newborn(weakref.ref):
+class Pins(Protocol):
+    """What keeps a storage where it is."""
+
+    def pin(self, record: Record) -> None:
+        """From now on."""
+
+    def unpin(self, record: Record) -> None:
+        """Takes one `pin` back."""
+
+
+class Reach(Protocol):
+    """What brings a storage back, for whoever meets it out of memory."""
+
+    def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
+        """Makes storages resident; `written` is about to be written."""
+
+    def rebind(self, storage: Storage) -> None:
+        """Lets another block take the storage over."""
+
+
+class _Newborn(weakref.ref[Storage]):
     """What every record has: slots, so that one that nothing else is asked of needs no dict."""
 
-    # birth: (op index, output slot, op name), or the op alone, or None
     __slots__ = ("birth", "size")
+
+    birth: object  # (op index, output slot, op name), or the op alone, or None
+    size: int
 
 
 class Record(_Newborn):
@@ -32,11 +80,12 @@ class Record(_Newborn):
     class."""
 
     # Each block sets these four in a class of its own.
-    ledger = None  # that it stands in
-    access = None  # how another block or thread reaches the storage
-    outside = None  # where it is when it is out, in words
-    process = None  # whose block it is
-    id = None  # the session's number for it, given when the session must learn of it
+    ledger: Pins  # that it stands in
+    access: Reach  # how another block or thread reaches the storage
+    outside: str  # where it is when it is out, in words
+    process: int  # whose block it is
+    # The session's number for it, given when the session must learn of it.
+    id: int = None  # type: ignore[assignment]  # where it is used there is one: no look at each op
     state = SETTLED
     reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
@@ -44,18 +93,18 @@ class Record(_Newborn):
     async_uses = 0  # ops that have returned and use it still
     loans = 0  # ops of other threads that are using it right now
     is_guarded = True  # when it is out; for a bucket of DDP: see `Ledger.of_a_reducer`
-    name = None
+    name: str | None = None
 
-    def hold(self):
+    def hold(self) -> Hold:
         """Keeps the memory where it is, until what this returns is gone."""
-        return _Hold(self)
+        return Hold(self)
 
-    def borrow(self, more):
+    def borrow(self, more: int) -> None:
         """Counts another thread in (1) or out (-1) that uses the storage's memory right now."""
         with _lending:
             self.loans += more
 
-    def describe(self):
+    def describe(self) -> str:
         """The name people know the tensor by."""
         if self.name is not None:
             return self.name
@@ -67,7 +116,7 @@ class Record(_Newborn):
             return f"output {slot} of {op} ({where})"
         return f"a tensor of {self.size} bytes (storage {self.id})"
 
-    def guard_text(self):
+    def guard_text(self) -> str:
         """What an access meets that nothing has brought the bytes back for."""
         return (
             f"tidelog: tensor {self.describe()} is {self.outside}, and this access did not go "
@@ -75,15 +124,15 @@ class Record(_Newborn):
             "it by a torch op inside the block first, or call restore() on the block's object."
         )
 
-    def guard(self):
+    def guard(self) -> str | None:
         """The text of the guard while the block runs; None: there is none."""
         return self.guard_text() if self.is_guarded else None
 
-    def refuse(self):
+    def refuse(self) -> NoReturn:
         """Raises the error that the guard would give."""
         raise _errors.Error(self.guard_text())
 
-    def refuse_in_child(self):
+    def refuse_in_child(self) -> None:
         """Memory that a fork copied is as good as any; what was out stays with the parent."""
         if self.state & AWAY:
             raise _errors.ForkedError(
@@ -92,10 +141,12 @@ class Record(_Newborn):
             )
 
 
-class _Hold:
-    def __init__(self, record):
+class Hold:
+    """Keeps a storage where it is while it lives."""
+
+    def __init__(self, record: Record) -> None:
         self._record = record
         record.ledger.pin(record)
 
-    def __del__(self):
+    def __del__(self) -> None:
         self._record.ledger.unpin(self._record)

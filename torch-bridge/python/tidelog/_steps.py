@@ -1,15 +1,20 @@
 """The steps of a block, op by op: the first ones are profiled, from that a plan is made, and later
 ones follow it."""
 
+from __future__ import annotations
+
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 
-from tidelog import _record
+from tidelog import _logging, _record
 from tidelog._device import Host
 from tidelog._errors import Error
-from tidelog._heap import Heap
+from tidelog._figures import Phase, SecondsOfAStep, StepFigures, Totals
+from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._native import Session, StepMark
+from tidelog._ops import Op
 from tidelog._performer import Performer
 
 
@@ -18,11 +23,11 @@ class Plan:
 
     __slots__ = ("due", "funcs", "needs", "ops")
 
-    def __init__(self, funcs, needs):
+    def __init__(self, funcs: list[Op], needs: list[int]) -> None:
         self.funcs = funcs  # which op is expected
         self.needs = needs  # bytes of its outputs
 
-    def follow(self, due):
+    def follow(self, due: bytes) -> None:
         """Takes over what is due when: a step may begin with another plan for the same ops."""
         self.due = due
         self.ops = min(len(due), len(self.funcs))
@@ -37,30 +42,32 @@ class Steps:
         session: Session,
         performer: Performer,
         device: Host,
-        heap: Heap,
+        heap: Heap | Cache,
         *,
-        learns,
-    ):
-        self.plan = None  # the Plan that this step follows, as long as it matches
+        learns: bool,
+    ) -> None:
+        self.plan: Plan | None = None  # the Plan that this step follows, as long as it matches
         self.next_op = -1  # outside a step; inside, the index of the next op
         # An op is about to be launched.
-        self.notice = self._notice_stream if device.option else device.notice
-        self.notices = []  # for the user; the session has others
+        self.notice: Callable[[], None] = self._notice_stream if device.option else device.notice
+        self.notices: list[str] = []  # for the user; the session has others
         self._ledger = ledger
         self._session = session
         self._performer = performer
         self._device = device
         self._heap = heap
         self._learns = learns  # whether a plan is wanted
-        self._known_plan = None  # what steps may follow
-        self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
+        self._known_plan: Plan | None = None  # what steps may follow
+        # Of the ops of a step that is being profiled.
+        self._funcs: list[Op] = []
+        self._needs: list[int] = []
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: then ops are looked at
-        self._last = {}
+        self._last: SecondsOfAStep = {}
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def begin(self):
+    def begin(self) -> None:
         """A step begins."""
         ledger = self._ledger
         self._performer.look_at_async_uses()
@@ -73,7 +80,7 @@ class Steps:
             self.next_op = 0
             self.plan = self._known_plan
 
-    def end(self, completed, started):
+    def end(self, completed: bool, started: float) -> None:
         """A step that began at `started` has ended; `completed`: by no exception."""
         self._rested = self._ledger.quiet
         self._ledger.end_quiet()
@@ -88,11 +95,11 @@ class Steps:
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
-    def leave_step(self):
+    def leave_step(self) -> None:
         """What follows is in no step."""
         self.next_op, self.plan = -1, None
 
-    def _take_plan(self):
+    def _take_plan(self) -> None:
         """A plan may have become ready: the first for steps like the last one, or another for the
         same ops."""
         if self._known_plan is not None:
@@ -100,10 +107,12 @@ class Steps:
         elif self._learns and self._funcs:
             plan = Plan(self._funcs, self._needs)
             plan.follow(self._session.plan())
-            self._known_plan = plan if plan.ops else None
+            if plan.ops:
+                self._known_plan = plan
+                _logging.plan_followed(plan.ops)
         self._funcs, self._needs = [], []
 
-    def judge_quiet(self):
+    def judge_quiet(self) -> None:
         """Whether ops need not be looked at: all is at rest, and the budget was never reached."""
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
@@ -111,7 +120,7 @@ class Steps:
             self._device.blind = True
             self._ledger.begin_quiet()
 
-    def budget_reached(self):
+    def budget_reached(self) -> None:
         """The quiet ends: from here on every op is looked at."""
         self._pressed = True
         self._heap.take_over()
@@ -121,19 +130,19 @@ class Steps:
 
     # -- ops --------------------------------------------------------------------------------------
 
-    def begin_op(self, index, fingerprint, name, uses, needs):
+    def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
         """Blocks until the op's storages are resident and its outputs have room."""
         self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
         self.notice()
         if index >= 0 and self._is_profiling():
             self._device.op_begins(index)
 
-    def end_op(self):
+    def end_op(self) -> None:
         """Reports that the op has run and waits until the budget holds with its outputs."""
         self._performer.drive(self._session.op_end())
         self._ledger.note_peak()
 
-    def op_ran(self, index, func, born):
+    def op_ran(self, index: int, func: Op, born: int) -> None:
         """An op that was looked at in full has run."""
         if index >= 0 and self._is_profiling():
             del self._funcs[index:], self._needs[index:]
@@ -143,11 +152,11 @@ class Steps:
         self.end_op()
         self._heap.allocated(born)
 
-    def leave_plan(self, func):
+    def leave_plan(self, func: Op) -> None:
         """The program does something else than the step that was planned: the rest of the step is
         reactive."""
         plan, index = self.plan, self.next_op
-        expected = plan.funcs[index] if index < plan.ops else "the end of the step"
+        expected = plan.funcs[index] if plan is not None and index < plan.ops else "the end of the step"
         self.plan = None
         self._session.leave_plan()
         if not any("left the plan" in notice for notice in self.notices):
@@ -156,10 +165,10 @@ class Steps:
                 "that step went on reactively (said once)"
             )
 
-    def _is_profiling(self):
+    def _is_profiling(self) -> bool:
         return self._known_plan is None and self._learns
 
-    def _notice_stream(self):
+    def _notice_stream(self) -> None:
         """An op is about to be launched, on whatever stream."""
         known = len(self._device.streams)
         self._device.notice()
@@ -171,12 +180,12 @@ class Steps:
 
     # -- what users ask ---------------------------------------------------------------------------
 
-    def phase(self):
+    def phase(self) -> Phase:
         """ "profiling", "planned" or "reactive"."""
         if not self._learns:
             return "reactive"
         return "planned" if self._known_plan is not None or self._rested else "profiling"
 
-    def last_step(self, figures):
+    def last_step(self, figures: Totals) -> StepFigures:
         """`figures`, the session's of the last complete step, with what only Python knows of it."""
         return {**self._last, **figures, "stall_seconds": figures["stall_ns"] / 1e9}

@@ -7,28 +7,32 @@ it, and what an op uses keeps its memory until the op has run. A thread that is 
 meets the guard.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog._access import Access
 from tidelog._async_uses import AsyncUses
-from tidelog._ops import any_wrapper, functional_collectives, info_of, storages_of
-from tidelog._record import AWAY, LEAVING
+from tidelog._ops import Args, Kwargs, OpOverload, any_wrapper, functional_collectives, info_of, storages_of
+from tidelog._record import AWAY, LEAVING, Storage
 
 
 class Bystander(TorchDispatchMode):
     """`notice` is called before each op that is launched."""
 
-    def __init__(self, access: Access, async_uses: AsyncUses, notice):
+    def __init__(self, access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> None:
         super().__init__()
         self._access = access
         self._async_uses = async_uses
         self._notice = notice
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if types and any_wrapper(args, kwargs):
             return NotImplemented
@@ -45,7 +49,7 @@ class Bystander(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def borrow(storages, written=()):
+def borrow(storages: Sequence[Storage], written: Sequence[Storage] = ()) -> Iterator[None]:
     """Lends another thread what it is about to use: meanwhile nothing of it loses its memory.
     Refuses what is out, and a write to what is being copied out: the copy might miss it."""
     records = [storage._tide for storage in storages if storage._tide is not None]
@@ -65,19 +69,19 @@ def borrow(storages, written=()):
             record.borrow(-1)
 
 
-def watch(access: Access, async_uses: AsyncUses, notice):
+def watch(access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> Callable[[], None]:
     """Gives threads that start from now on a `Bystander`. Returns a function that ends this for new
     threads."""
     original = threading.Thread.run
 
     @functools.wraps(original)
-    def run(thread):
+    def run(thread: threading.Thread) -> None:
         with Bystander(access, async_uses, notice):
             original(thread)
 
-    threading.Thread.run = run
+    setattr(threading.Thread, "run", run)
 
-    def stop():
-        threading.Thread.run = original
+    def stop() -> None:
+        setattr(threading.Thread, "run", original)
 
     return stop

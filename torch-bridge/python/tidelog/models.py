@@ -12,20 +12,27 @@ kernel per parameter. Attention is memory-efficient attention; routing of mixtur
 taken to be even. ``tidelog-plan record`` runs this module.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import inspect
 import json
 import pathlib
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tidelog.recorder import Gpu, Recorder
 
+# Name -> the shape and type of what a model reads.
+Inputs: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
 #: Models by name: the transformers model type, and what differs from its default configuration.
-KNOWN = {
+KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-xl": ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
     "mixtral-like": (
         "mixtral",
@@ -64,7 +71,17 @@ KNOWN = {
 AVERAGED = "all_reduce"
 
 
-def attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
     """Memory-efficient attention, named outright: on meta tensors torch would choose the one that
     stores all scores."""
     key, value, position_bias = _spread(module, query, key, value, position_bias)
@@ -81,7 +98,17 @@ def attention(module, query, key, value, mask, dropout=0.0, scaling=None, positi
     return output.transpose(1, 2), None
 
 
-def processor_attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
+def processor_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
     """What scaled_dot_product_attention takes on a processor: flash attention, or where there is
     dropout the one that stores all scores, as it does on meta tensors."""
     key, value, position_bias = _spread(module, query, key, value, position_bias)
@@ -97,7 +124,9 @@ def processor_attention(module, query, key, value, mask, dropout=0.0, scaling=No
     return output.transpose(1, 2), None
 
 
-def _spread(module, query, key, value, position_bias):
+def _spread(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, position_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values for each head, and a bias for each score."""
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
@@ -110,7 +139,7 @@ def _spread(module, query, key, value, position_bias):
 ATTENTIONS = {"tidelog": attention, "tidelog-processor": processor_attention}
 
 
-def register_attention():
+def register_attention() -> None:
     """Makes the names in `ATTENTIONS` known to transformers."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -118,7 +147,7 @@ def register_attention():
         ALL_ATTENTION_FUNCTIONS.register(name, function)
 
 
-def even_experts(self, hidden, chosen, weights):
+def even_experts(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """A mixture of experts in which each gets as many tokens: what the router decides cannot be
     known without data."""
     output = torch.zeros_like(hidden)
@@ -138,32 +167,38 @@ def even_experts(self, hidden, chosen, weights):
 class AdamW:
     """One fused kernel per parameter, as the engine would split a fused step under a budget."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = list(parameters)
         self.state = [
             (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters
         ]
 
-    def step(self):
+    def step(self) -> None:
         for parameter, (first, second, count) in zip(self.parameters, self.state):
             torch._fused_adamw_(
-                [parameter], [parameter.grad], [first], [second], [], [count],
+                [parameter], [_gradient(parameter)], [first], [second], [], [count],
                 lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
                 amsgrad=False, maximize=False,
             )  # fmt: skip
             parameter.grad = None
 
 
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        raise RuntimeError("a parameter got no gradient: the model does not use it")
+    return parameter.grad
+
+
 class MixedAdamW(AdamW):
     """The same over single-precision copies of parameters that are kept in half precision."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.half = list(parameters)
         super().__init__([parameter.detach().float() for parameter in self.half])
 
-    def step(self):
+    def step(self) -> None:
         for half, master in zip(self.half, self.parameters):
-            master.grad = half.grad.float()
+            master.grad = _gradient(half).float()
             half.grad = None
         super().step()
         with torch.no_grad():
@@ -171,16 +206,19 @@ class MixedAdamW(AdamW):
                 half.copy_(master)
 
 
-def build(name, attention="tidelog"):
+def build(name: str, attention: str = "tidelog") -> tuple[Any, dict[str, Tensor] | None]:
     """A model of this name, configuration file or function, and the shapes of its inputs if a
     function said them. `attention`: one of `ATTENTIONS`, for a configuration."""
     path, _, function = name.partition(":")
     if function:
         spec = importlib.util.spec_from_file_location("recorded", path)
+        if spec is None or spec.loader is None:
+            raise LookupError(f"{path!r} is no Python file")
         module = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
         spec.loader.exec_module(module)
-        return getattr(module, function)()
+        model, inputs = getattr(module, function)()
+        return model, inputs
     if name in KNOWN:
         kind, settings = KNOWN[name]
     elif name.endswith(".json"):
@@ -192,7 +230,7 @@ def build(name, attention="tidelog"):
     return from_config(kind, settings, attention), None
 
 
-def from_config(kind, settings, attention):
+def from_config(kind: str, settings: dict[str, Any], attention: str) -> Any:
     """The transformers model for training that belongs to a configuration."""
     import transformers
 
@@ -214,7 +252,7 @@ def from_config(kind, settings, attention):
     return model
 
 
-def inputs_of(model, micro_batch, sequence):
+def inputs_of(model: Any, micro_batch: int, sequence: int) -> Inputs:
     """What a model reads in training: shapes and types."""
     config = model.config
     if model.main_input_name == "pixel_values":
@@ -230,13 +268,15 @@ def inputs_of(model, micro_batch, sequence):
 class Step:
     """One training step of a whole model."""
 
-    def __init__(self, recorder, model, inputs, micro_batches=1, data_parallel=1):
+    def __init__(
+        self, recorder: Recorder, model: Any, inputs: Inputs, micro_batches: int = 1, data_parallel: int = 1
+    ) -> None:
         self.recorder, self.model, self.inputs = recorder, model, inputs
         self.micro_batches, self.data_parallel = micro_batches, data_parallel
         mixed = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
         self.optimizer = (MixedAdamW if mixed else AdamW)(model.parameters())
 
-    def named(self):
+    def named(self) -> Iterator[tuple[str, str, Tensor]]:
         parameters = dict(self.model.named_parameters())
         for name, parameter in parameters.items():
             yield name, "parameter", parameter
@@ -250,7 +290,7 @@ class Step:
         for name, buffer in self.model.named_buffers():
             yield name, "other", buffer
 
-    def __call__(self):
+    def __call__(self) -> None:
         for _ in range(self.micro_batches):
             batch = {name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()}
             loss = self.model(**batch)
@@ -269,21 +309,21 @@ class Step:
 
 
 def record(
-    name,
-    gpu,
-    precision="fp32",
-    micro_batch=4,
-    micro_batches=1,
-    sequence=1024,
-    checkpointing=False,
-    data_parallel=1,
-    recorder=Recorder,
-):
+    name: str,
+    gpu: Gpu,
+    precision: str = "fp32",
+    micro_batch: int = 4,
+    micro_batches: int = 1,
+    sequence: int = 1024,
+    checkpointing: bool = False,
+    data_parallel: int = 1,
+    recorder: Callable[..., Recorder] = Recorder,
+) -> Recorder:
     """The recorder with the trace of one step in it. `recorder` makes it, from `gpu` and
     `precision`."""
-    recorder = recorder(gpu, precision=precision)
-    with torch.device("meta"), recorder:
-        model, inputs = build(name, recorder.attention)
+    made = recorder(gpu, precision=precision)
+    with torch.device("meta"), made:
+        model, samples = build(name, made.attention)
         model.train()
         if precision == "bf16":
             model.to(torch.bfloat16)
@@ -291,20 +331,20 @@ def record(
             enable = getattr(model, "activation_checkpointing_enable", None)
             enable = enable or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        if inputs is None:
+        if samples is None:
             inputs = inputs_of(model, micro_batch, sequence)
         else:
-            inputs = {key: (tuple(value.shape), value.dtype) for key, value in inputs.items()}
-        step = Step(recorder, model, inputs, micro_batches, data_parallel)
-        recorder.name_globals(step.named())
+            inputs = {key: (tuple(value.shape), value.dtype) for key, value in samples.items()}
+        step = Step(made, model, inputs, micro_batches, data_parallel)
+        made.name_globals(step.named())
         title = f"{pathlib.PurePath(name).name}, {micro_batches} x {micro_batch} samples, {precision}"
         title += ", checkpointing" if checkpointing else ""
-        with recorder.iteration(title):
+        with made.iteration(title):
             step()
-    return recorder
+    return made
 
 
-def main():
+def main() -> None:
     about, needs, *_ = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(prog="python -m tidelog.models", description=f"{about} {needs}")
     known = ", ".join(KNOWN)

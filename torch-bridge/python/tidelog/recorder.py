@@ -14,18 +14,24 @@ a kernel would take comes from a roofline of a GPU that is described in a file
     text = recorder.to_json()
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tidelog._ops import info_of, storages_in, storages_of
+from tidelog._figures import StrPath
+from tidelog._ops import Args, Kwargs, OpOverload, info_of, storages_in, storages_of
+from tidelog._record import Storage, untyped_storage
 
 FORMAT, VERSION = "tidelog-trace", 1
 
@@ -51,18 +57,18 @@ class Gpu:
     name: str
     memory_bytes: int
     memory_bandwidth: float  # bytes per second
-    matmul_flops: dict  # by precision
+    matmul_flops: dict[str, float]  # by precision
     vector_flops: float
-    efficiency: dict  # by kind of kernel
+    efficiency: dict[str, float]  # by kind of kernel
     launch_ns: int  # the least that any kernel takes
     peer_bandwidth: float  # bytes per second to the next GPU
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: StrPath) -> Gpu:
         with open(path, encoding="utf-8") as file:
             return cls(**json.load(file))
 
-    def kernel_ns(self, kind, flops, bytes_moved, precision):
+    def kernel_ns(self, kind: str, flops: float, bytes_moved: float, precision: str) -> int:
         """The larger of what arithmetic and memory take, never less than a launch."""
         dense = kind in ("matmul", "attention")
         peak = self.matmul_flops[precision] if dense else self.vector_flops
@@ -72,7 +78,7 @@ class Gpu:
         return max(self.launch_ns, round(max(arithmetic, memory) * 1e9))
 
 
-def kind_of(func):
+def kind_of(func: OpOverload) -> str:
     """Which part of the roofline bounds an op."""
     packet = func._schema.name.removeprefix("aten::")
     if "attention" in packet:
@@ -91,7 +97,7 @@ class _Storage:
     """A storage that was seen. `identity` is set when it is put into the trace."""
 
     size: int
-    born: tuple | None = None  # (op, slot) in the iteration that is recorded
+    born: tuple[int, int] | None = None  # (op, slot) in the iteration that is recorded
     kind: str = "other"
     identity: object = None
     index: int | None = None
@@ -103,9 +109,9 @@ class _Op:
     name: str
     duration_ns: int
     fingerprint: str
-    uses: list
-    births: list = field(default_factory=list)
-    deaths: list = field(default_factory=list)
+    uses: list[dict[str, Any]]
+    births: list[dict[str, int]] = field(default_factory=list)
+    deaths: list[dict[str, int]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -113,29 +119,31 @@ class Recorder(TorchDispatchMode):
 
     attention = "tidelog"  # which of models.ATTENTIONS a transformers model has
 
-    def __init__(self, gpu, precision="fp32"):
+    def __init__(self, gpu: Gpu, precision: str = "fp32") -> None:
         super().__init__()
         self.gpu = gpu
         self.precision = precision
         self.name = ""
-        self._known = {}  # storage address -> (weak reference, _Storage)
-        self._storages = []
-        self._ops = []
+        self._known: dict[
+            int, tuple[weakref.ref[Storage], _Storage]
+        ] = {}  # storage address -> (weak reference, _Storage)
+        self._storages: list[_Storage] = []
+        self._ops: list[_Op] = []
         self._recording = False
         self._kind = "activation"
 
     # -- what the caller says ---------------------------------------------------------------------
 
-    def name_globals(self, named):
+    def name_globals(self, named: Iterable[tuple[str, str, Tensor]]) -> None:
         """Names what lives across iterations: (name, kind, tensor) each."""
         for name, kind, tensor in named:
-            storage = self._of(tensor.untyped_storage())
+            storage = self._of(untyped_storage(tensor))
             if storage.index is None:
                 storage.identity, storage.kind = {"name": name}, kind
                 self._list(storage)
 
     @contextmanager
-    def iteration(self, name):
+    def iteration(self, name: str) -> Iterator[None]:
         """What runs inside is the trace. It must leave alive what was alive before it, and nothing
         else."""
         self.name, self._recording = name, True
@@ -145,7 +153,7 @@ class Recorder(TorchDispatchMode):
             self._recording = False
 
     @contextmanager
-    def makes(self, kind):
+    def makes(self, kind: str) -> Iterator[None]:
         """New storages are of this kind: ``gradient``, ``activation``, ``other``."""
         before, self._kind = self._kind, kind
         try:
@@ -153,30 +161,31 @@ class Recorder(TorchDispatchMode):
         finally:
             self._kind = before
 
-    def receive(self, shape, dtype=torch.float32, name="recv"):
+    def receive(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, name: str = "recv") -> Tensor:
         """A tensor that comes from the next GPU."""
         size = torch.Size(shape).numel() * dtype.itemsize
         with _Named(self, name, round(size / self.gpu.peer_bandwidth * 1e9)):
             return torch.empty(shape, dtype=dtype, device="meta")
 
-    def send(self, tensor, name="send"):
+    def send(self, tensor: Tensor, name: str = "send") -> None:
         """A tensor goes to the next GPU."""
         self.transfer([tensor], name, tensor.numel() * tensor.itemsize)
 
-    def transfer(self, tensors, name, size, writes=False):
+    def transfer(self, tensors: Sequence[Tensor], name: str, size: int, writes: bool = False) -> None:
         """Bytes to or from other GPUs that belong to these tensors (a send, an all-reduce)."""
-        storages = [tensor.untyped_storage() for tensor in tensors]
+        storages = [untyped_storage(tensor) for tensor in tensors]
         written = storages if writes else []
         duration = max(self.gpu.launch_ns, round(size / self.gpu.peer_bandwidth * 1e9))
         self._begin(name, duration, storages, written, [name, size])
 
     # -- ops --------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         info = info_of(func)
         result = func(*args, **kwargs)
-        shapes, born = [], []
+        shapes: list[Any] = []
+        born: list[Storage] = []
         used = storages_of(args, kwargs, shapes)
         storages_in(result, born)
         addresses = {storage._cdata for storage in used}
@@ -189,7 +198,7 @@ class Recorder(TorchDispatchMode):
         self._begin(str(func), duration, used, info.modified(args, kwargs), shapes, born)
         return result
 
-    def _duration(self, func, args, kwargs, result):
+    def _duration(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> int:
         counter = flop_registry.get(func.overloadpacket)
         flops = counter(*args, **kwargs, out_val=result) if counter else 0
         moved = _bytes_of(args) + _bytes_of(kwargs.values()) + _bytes_of([result])
@@ -198,14 +207,23 @@ class Recorder(TorchDispatchMode):
             moved = 2 * _bytes_of([result])  # reads what it gathers, not the whole table
         return self.gpu.kernel_ns(kind, flops, moved, self.precision)
 
-    def _begin(self, name, duration, used, written, facts, born=()):
-        written = {storage._cdata for storage in written}
-        uses, places = {}, {}
+    def _begin(
+        self,
+        name: str,
+        duration: int,
+        used: Sequence[Storage],
+        written: Iterable[Storage],
+        facts: Sequence[object],
+        born: Sequence[Storage] = (),
+    ) -> None:
+        modified = {storage._cdata for storage in written}
+        uses: dict[int, tuple[_Storage, str]] = {}
+        places: dict[int, int] = {}
         for storage in used:
             record = self._of(storage)
-            access = "update" if storage._cdata in written else "read"
+            access = "update" if storage._cdata in modified else "read"
             places.setdefault(id(record), len(places))
-            if uses.get(id(record), (None, "read"))[1] == "read":
+            if id(record) not in uses or uses[id(record)][1] == "read":
                 uses[id(record)] = (record, access)
         if not self._recording:
             for storage in born:
@@ -226,11 +244,11 @@ class Recorder(TorchDispatchMode):
 
     # -- storages ---------------------------------------------------------------------------------
 
-    def _is_known(self, storage):
+    def _is_known(self, storage: Storage) -> bool:
         entry = self._known.get(storage._cdata)
         return entry is not None and entry[0]() is storage
 
-    def _of(self, storage):
+    def _of(self, storage: Storage) -> _Storage:
         address = storage._cdata
         entry = self._known.get(address)
         if entry is not None and entry[0]() is storage:
@@ -239,7 +257,7 @@ class Recorder(TorchDispatchMode):
         self._known[address] = (weakref.ref(storage, lambda _: self._died(address, record)), record)
         return record
 
-    def _died(self, address, record):
+    def _died(self, address: int, record: _Storage) -> None:
         entry = self._known.get(address)
         if entry is not None and entry[1] is record:
             del self._known[address]
@@ -249,7 +267,7 @@ class Recorder(TorchDispatchMode):
                 raise RuntimeError(f"{record.identity} lived across iterations and died in one")
             self._ops[-1].deaths.append({"storage": record.index})
 
-    def _list(self, record):
+    def _list(self, record: _Storage) -> int:
         if record.index is None:
             if record.identity is None:
                 record.identity = "arrival"  # made between iterations; may only be read
@@ -259,7 +277,7 @@ class Recorder(TorchDispatchMode):
 
     # -- the trace --------------------------------------------------------------------------------
 
-    def to_json(self):
+    def to_json(self) -> str:
         """The trace as the planner reads it, one op or storage per line."""
         storages = [{"identity": s.identity, "size": s.size, "kind": s.kind, "movable": True} for s in self._storages]
         ops = []
@@ -282,19 +300,19 @@ class Recorder(TorchDispatchMode):
 class _Named:
     """Creations inside are one op of this name and duration."""
 
-    def __init__(self, recorder, name, duration):
+    def __init__(self, recorder: Recorder, name: str, duration: int) -> None:
         self._recorder, self._name = recorder, name
         self._duration = max(duration, recorder.gpu.launch_ns)
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._ops = len(self._recorder._ops)
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         for op in self._recorder._ops[self._ops :]:
             op.name, op.duration_ns = self._name, self._duration
 
 
-def _bytes_of(values):
+def _bytes_of(values: Iterable[Any]) -> int:
     """Bytes that the tensors among some arguments cover, each view by its own size."""
     total = 0
     for value in values:
@@ -305,5 +323,5 @@ def _bytes_of(values):
     return total
 
 
-def _lines(entries):
+def _lines(entries: Sequence[object]) -> str:
     return "[\n    " + ",\n    ".join(json.dumps(entry) for entry in entries) + "\n  ]"

@@ -6,11 +6,18 @@ with tidelog.offload(model, pool="/mnt/nvme/tide", memory="20GiB") as tide:
     trainer.save_model("trained")
 """
 
-import contextlib
+from __future__ import annotations
 
-from transformers import TrainerCallback
+import contextlib
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tidelog import Tide
+from tidelog.integrations import step_figures
+
+__all__ = ["OffloadCallback"]
 
 
 class OffloadCallback(TrainerCallback):
@@ -22,35 +29,43 @@ class OffloadCallback(TrainerCallback):
         trainer.callback_handler.callbacks.insert(0, OffloadCallback(tide))
     """
 
-    def __init__(self, tide: Tide):
+    def __init__(self, tide: Tide) -> None:
         self._tide = tide
         self._step = contextlib.ExitStack()
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         self._tide.name(model, getattr(optimizer, "optimizer", optimizer))
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._step.enter_context(self._tide.step())
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._step.close()
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._step.close()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        added = figures(self._tide)
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        added = step_figures(self._tide)
         state.log_history[-1].update(added)
         if logs is not None:
             logs.update(added)
-
-
-def figures(tide: Tide):
-    """What is logged of a block."""
-    last = tide.last_step()
-    return {
-        "tidelog/stall_seconds": last["stall_seconds"],
-        "tidelog/bytes_written": last["bytes_written"],
-        "tidelog/bytes_read": last["bytes_read"],
-        "tidelog/peak_bytes": tide.peak_bytes,
-    }

@@ -1,0 +1,183 @@
+"""The figures that Tidelog gives as dictionaries: their keys, types and units.
+
+Sizes are bytes; `_ns` is nanoseconds; None stands for what is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, TypeAlias, TypedDict
+
+StrPath: TypeAlias = str | os.PathLike[str]
+Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
+
+
+class Totals(TypedDict):
+    """What was counted since a block began, or over one step."""
+
+    bytes_written: int  # to the pool
+    bytes_read: int
+    bytes_to_host: int  # to page-locked host memory, of a GPU's tensors
+    bytes_from_host: int
+    evictions: int
+    fetches: int
+    clean_drops: int  # evictions that wrote nothing: the copy in the pool was proven to be the same
+    stalls: int
+    stall_ns: int  # ops waited so long
+    handling_ns: int  # what Python took to free, to allocate, to hand transfers over
+
+
+class SecondsOfAStep(TypedDict, total=False):
+    """How long the last step took."""
+
+    seconds: float  # absent before the first step
+
+
+class StepFigures(Totals, SecondsOfAStep):
+    """What `Tide.last_step` returns."""
+
+    stall_seconds: float
+
+
+class Simulated(TypedDict, total=False):
+    """What the library says of a simulated step: `why_not` alone, or all the others."""
+
+    why_not: str
+    time_ns: int
+    stall_ns: int
+    stalls: int
+    bytes_written: int
+    bytes_read: int
+
+
+class SimulatedStep(TypedDict):
+    """What `Tide.simulate_step` returns."""
+
+    time_ns: int
+    stall_ns: int
+    stalls: int
+    bytes_written: int
+    bytes_read: int
+    seconds: float
+    stall_seconds: float
+
+
+# The key is a keyword of Python.
+Rate = TypedDict("Rate", {"bytes_per_second": int, "from": Literal["measured", "links", "assumed"]})
+
+
+class Rates(TypedDict):
+    """Both directions of a link."""
+
+    read: Rate
+    write: Rate
+
+
+class MachineFigures(TypedDict):
+    """How fast a plan that is made now takes transfers to be."""
+
+    ssd: Rates
+    host: Rates | None
+    links: list[str]
+
+
+class PlanFigures(TypedDict):
+    """The plan that steps follow."""
+
+    policy: str
+    ops: int
+    storages: int
+    migrations: int
+    compute_ns: int
+    simulated_ns: int | None
+    read_bytes_per_second: int
+    write_bytes_per_second: int
+    handling_ns: int
+    replans: int
+
+
+class HostMemory(TypedDict):
+    """Page-locked memory that takes a GPU's tensors before the pool does."""
+
+    capacity: int
+    used: int
+    peak: int
+    bytes_out: int
+    bytes_back: int
+
+
+class Space(TypedDict):
+    """The space of the share."""
+
+    capacity: int
+    live: int
+    dead: int
+    free: int
+    index: int
+
+
+class DeviceFigures(TypedDict):
+    """What went to and came from one device, padding included."""
+
+    path: str
+    bytes_read: int
+    bytes_written: int
+    errors: int
+
+
+class LaneFigures(TypedDict):
+    """One append stream of the log."""
+
+    durability: Literal["scratch", "durable"]
+    lifetime: Literal["transient", "step", "persistent"]
+    placement_handle: int | None
+    bytes_written: int
+
+
+class Fdp(TypedDict):
+    """What a device with Flexible Data Placement has counted."""
+
+    host_bytes_written: int
+    media_bytes_written: int
+    media_bytes_erased: int
+
+
+class Wear(TypedDict, total=False):
+    """What a device has counted over its life: `why_not` alone where it does not say."""
+
+    why_not: str
+    bytes_written: int
+    percent_used: int | None
+    percent_spare: int | None
+    media_errors: int | None
+    fdp: Fdp | None
+
+
+class Stats(TypedDict):
+    """What `Tide.stats` returns. What the pool says is None where it does not answer."""
+
+    data_path: str | None
+    why_not: list[str] | None  # why each better data path does not run
+    staging_backing: str | None
+    gpu: str | None
+    pool: Space | None
+    devices: list[DeviceFigures] | None
+    lanes: list[LaneFigures] | None
+    endurance: list[Wear] | None
+    host_memory: HostMemory | None
+    made: str | None  # the pool that was made for this block
+    totals: Totals
+    last_step: Totals
+    bytes_written: dict[str, int]  # by what tensors are for
+    bytes_read: dict[str, int]
+    evictions: int
+    fetches: int
+    clean_drops: int
+    stalls: int
+    stall_ns: int
+    resident_bytes: int
+    machine: MachineFigures
+    planning: bool  # whether a plan is being made
+    plan: PlanFigures | None
+    notices: list[str]  # for people
+    unmovable: list[str]  # tensors whose memory is not torch's own
