@@ -163,6 +163,7 @@ def test_resize(compare):
         tensor.untyped_storage().resize_(36)
         world.push_out(tensor)
         world.note("storage shrunk", [tensor, tensor.untyped_storage().nbytes()])
+        world.push_out(tensor)
         tensor.untyped_storage().resize_(0)
         world.note("emptied by the program itself", tensor.untyped_storage().nbytes())
         tensor.untyped_storage().resize_(36)

@@ -127,7 +127,10 @@ class SwapMover:
 
 def discard(storage: Storage) -> None:
     """What is out is not wanted any more: the storage is empty, and nothing guards it."""
-    _in_one_go(_guard.lifting(storage), partial(_resize, storage, 0))
+    if nbytes(storage):  # it left by a swap, and torch resizes no storage that has a size but no memory
+        SwapMover.give(storage, 0, None)
+    else:
+        _guard.lifting(storage)()
 
 
 def open_to_reads(storage: Storage) -> None:
