@@ -1,4 +1,4 @@
-//! The command line. Help, man page and completions come from here.
+//! The command line. Help and completions come from here, and from the help the man page.
 
 use std::path::PathBuf;
 
@@ -111,13 +111,6 @@ pub enum FormatCommand {
     Completions {
         /// The shell
         shell: Shell,
-    },
-    /// Write the man page of the tool, or of one command, to standard output
-    ///
-    /// For example: tidelog-format man format | man -l -
-    Man {
-        /// The command
-        command: Option<String>,
     },
 }
 

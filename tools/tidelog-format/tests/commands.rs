@@ -251,15 +251,12 @@ fn adding_a_device_is_explained_and_not_faked() {
 }
 
 #[test]
-fn help_man_pages_and_completions_are_there_and_tell_the_exit_codes() {
+fn help_and_completions_are_there_and_tell_the_exit_codes() {
     let help = tool(&["--help"]).expect(0);
     for word in ["Exit codes", "64", "Examples", "repair", "--output"] {
         assert!(help.out.contains(word), "no {word:?} in {help}");
     }
     assert!(tool(&["format", "--help"]).expect(0).out.contains("--overwrite /dev/nvme1n1"));
-    assert!(tool(&["man"]).expect(0).out.starts_with(".ie"));
-    assert!(tool(&["man", "format"]).expect(0).out.contains("over\\-provision"));
-    tool(&["man", "nothing"]).expect(64);
     for shell in ["bash", "zsh", "fish"] {
         assert!(tool(&["completions", shell]).expect(0).out.contains("tidelog-format"));
     }

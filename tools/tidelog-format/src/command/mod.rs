@@ -14,7 +14,6 @@ mod wipe;
 
 use std::io::{self, IsTerminal};
 
-use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tidelog_command_line::{FormatExit, completions};
@@ -42,7 +41,6 @@ pub fn run(command: &FormatCommand) -> CommandOutcome {
         FormatCommand::List(args) => Ok(list::run(args, &system)),
         FormatCommand::Add(_) => Err(add()),
         FormatCommand::Completions { shell } => Ok(page(completions::<FormatCli>(*shell))),
-        FormatCommand::Man { command } => man(command.as_deref()),
     })
 }
 
@@ -55,26 +53,6 @@ fn add() -> FormatFailure {
          tensors that must stay (a checkpoint of the training program does), format one pool of all \
          devices, and load them again.",
     )
-}
-
-fn man(command: Option<&str>) -> Result<CommandReport, FormatFailure> {
-    let mut tool = FormatCli::command();
-    // Fills in what the tool and its commands have in common.
-    tool.build();
-    let page_of = match command {
-        None => tool,
-        Some(name) => tool.find_subcommand(name).cloned().ok_or_else(|| {
-            FormatFailure::new(
-                FormatExit::Usage,
-                format!("there is no command {name:?}"),
-                "see --help",
-            )
-        })?,
-    };
-    let mut text = Vec::new();
-    let rendered = clap_mangen::Man::new(page_of).render(&mut text);
-    rendered.map_err(|error| FormatFailure::new(FormatExit::Failed, error.to_string(), ""))?;
-    Ok(page(String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn page(text: String) -> CommandReport {
