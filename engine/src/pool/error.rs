@@ -216,7 +216,8 @@ pub enum PutError {
     /// There is no space. The pool stays usable; delete something and retry.
     #[error(
         "the pool is full: {tensor} needs {needed} and {available} can be had \
-         (capacity {}, live {}, dead {}, free {}, reserved {}, index {})",
+         (capacity {}, live {}, dead {}, free {}, reserved {}, index {}); delete tensors, or make a \
+         larger pool",
         .space.capacity, .space.live, .space.dead, .space.free, .space.reserved, .space.index
     )]
     PoolFull {

@@ -153,6 +153,32 @@ class Wear(TypedDict, total=False):
     fdp: Fdp | None
 
 
+class BadBytes(TypedDict):
+    """Bytes of a tensor that are lost."""
+
+    device: str
+    offset: int  # in the device
+    length: int
+    tensor_offset: int
+    error: str
+
+
+class DamagedTensor(TypedDict):
+    """A tensor that has lost bytes."""
+
+    name: str | None
+    length: int
+    bad: list[BadBytes]
+
+
+class Scrubbed(TypedDict):
+    """What scrubs have read of a pool since it was opened."""
+
+    tensors: int
+    bytes: int
+    damaged: list[DamagedTensor]
+
+
 class Stats(TypedDict):
     """What `Tide.stats` returns. What the pool says is None where it does not answer."""
 
@@ -164,6 +190,7 @@ class Stats(TypedDict):
     devices: list[DeviceFigures] | None
     lanes: list[LaneFigures] | None
     endurance: list[Wear] | None
+    scrubbed: Scrubbed | None
     host_memory: HostMemory | None
     made: str | None  # the pool that was made for this block
     totals: Totals

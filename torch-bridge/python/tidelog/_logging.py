@@ -14,7 +14,7 @@ def block_begins(budget: int, stats: Stats) -> None:
     """The pool is open."""
     if made := stats["made"]:
         _log.warning(
-            "%s. If there should have been one, mount its file system; must_exist=True refuses to make any.",
+            "%s. If there should have been one, mount its file system; must_exist (--must-exist) refuses to make any.",
             made,
         )
     _log.info("a block begins: budget %d bytes, data path %s", budget, stats["data_path"])
