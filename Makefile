@@ -11,7 +11,7 @@ RESUME ?=
 
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-slow bench compare compare-spdk \
+	test-slow bench bench-ranks compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,8 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint test-rust test-compare build docs sim crash fuzz nvme-vm-short test-torch
+	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short sim fuzz \
+		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
 build-ahead:
@@ -109,8 +110,9 @@ sanitize: setup ## The engine and the C ABI under AddressSanitizer, and ThreadSa
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
 	@scripts/miri.sh
 
+# A third worker has the cores while others wait for devices, signals and time-outs.
 test-torch: build ## The touch suite and the program matrix, on PyTorch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --durations 10 -m "not slow" tests/torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --durations 10 -m "not slow" tests/torch
 
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
@@ -126,6 +128,9 @@ wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: wi
 
 install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
+	cargo bench -q -p tidelog-engine --bench ranks
 
 bench: build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py

@@ -61,6 +61,7 @@ stamp=.venv/installed
 if ! cmp -s requirements.txt "$stamp"; then
     echo "setup: installing PyTorch and the test packages into .venv (about 3 GB of downloads, once)"
     python3 -m venv .venv
-    .venv/bin/python -m pip install --quiet -r requirements.txt
+    # Python compiles what is imported; of these packages that is little.
+    .venv/bin/python -m pip install --quiet --no-compile -r requirements.txt
     cp requirements.txt "$stamp"
 fi

@@ -1,0 +1,252 @@
+//! Ranks that share a pool: `make bench-ranks`, or `cargo bench -p tidelog-engine --bench ranks`.
+//!
+//! One, two and four processes, each with a share of one pool on a file in memory (tmpfs), write and
+//! read tensors of 1 MiB at the same time. The operations in flight are as many in all, however many
+//! ranks there are. Ends non-zero where several ranks together are slower than one by more than
+//! [`TOGETHER`] allows, or one rank gets less than the others by more than [`APART`].
+
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{Destination, DmaBuffer, Source};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome, Urgency};
+use tidelog_engine::units::ByteCount;
+
+/// Bytes a second of several ranks together, of those of one rank: at least.
+const TOGETHER: f64 = 0.95;
+/// How much less than the mean of all ranks one of them may get.
+const APART: f64 = 0.10;
+const RANKS: [usize; 3] = [1, 2, 4];
+const BYTES: usize = 1 << 20;
+/// Tensors of each rank.
+const TENSORS: u64 = 32;
+/// Operations in flight, of all ranks together.
+const DEPTH: usize = 32;
+const POOL: ByteCount = ByteCount::mib(512);
+const ROUND: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 5;
+/// An operation that takes longer never ends.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let done = match &*words {
+        [share, depth, folder] => be_a_rank(share, depth, Path::new(folder)).map(|()| true),
+        _ => compare(),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("ranks: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A folder in memory, removed at the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn compare() -> Result<bool, Box<dyn Error>> {
+    let folder = Folder(PathBuf::from(format!("/dev/shm/tidelog-ranks-{}", std::process::id())));
+    fs::create_dir(&folder.0)?;
+    let format = FormatOptions {
+        share_count: RANKS[RANKS.len() - 1] as u32,
+        device_size: Some(POOL),
+        buffered: true,
+        ..FormatOptions::default()
+    };
+    Pool::format(&[DeviceSpec::new(&folder.0)], &format)?;
+
+    let mut rounds: [Vec<Vec<Rates>>; RANKS.len()] = Default::default();
+    for round in 0..ROUNDS {
+        for (ranks, found) in RANKS.iter().zip(&mut rounds) {
+            found.push(run(*ranks, &folder.0)?);
+        }
+        eprintln!("round {} of {ROUNDS}", round + 1);
+    }
+
+    println!("{DEPTH} in flight in all, {BYTES} bytes each, medians of {ROUNDS} rounds in turn:");
+    println!("{:>7}{:>10}{:>10}{:>12}{:>14}", "ranks", "", "GB/s", "of one", "furthest off");
+    let mut kept = true;
+    for (at, what) in ["writes", "reads"].into_iter().enumerate() {
+        let total = |ranks: &Vec<Rates>| ranks.iter().map(|rates| rates[at]).sum::<f64>();
+        let one = median(rounds[0].iter().map(total));
+        for (ranks, found) in RANKS.iter().zip(&rounds) {
+            let all = median(found.iter().map(total));
+            let mean = |ranks: &Vec<Rates>| total(ranks) / ranks.len() as f64;
+            let least = |ranks: &Vec<Rates>| {
+                1.0 - ranks.iter().map(|rates| rates[at]).fold(f64::MAX, f64::min) / mean(ranks)
+            };
+            let apart = median(found.iter().map(least));
+            kept &= all / one >= TOGETHER && apart <= APART;
+            let rate = all / 1e9;
+            println!("{ranks:>7}{what:>10}{rate:>10.2}{:>12.3}{:>13.1}%", all / one, apart * 100.0);
+        }
+    }
+    Ok(kept)
+}
+
+/// Bytes a second of writes, and of reads.
+type Rates = [f64; 2];
+
+/// Lets so many ranks write and read at the same time.
+fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    let start = |share: usize| {
+        Command::new(&program)
+            .args([share.to_string(), (DEPTH / ranks).to_string()])
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+    };
+    let mut children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut answers: Vec<_> = children
+        .iter_mut()
+        .map(|child| BufReader::new(child.stdout.take().expect("it is piped")))
+        .collect();
+    let mut rates = vec![[0.0; 2]; ranks];
+    for at in 0..2 {
+        // All are there before any begins.
+        answers.iter_mut().try_for_each(|answer| line(answer).map(drop))?;
+        children.iter_mut().try_for_each(say_go)?;
+        for (answer, rates) in answers.iter_mut().zip(&mut rates) {
+            rates[at] = line(answer)?.trim().parse()?;
+        }
+    }
+    for mut child in children {
+        let ended = child.wait()?;
+        if !ended.success() {
+            return Err(format!("a rank ended with {ended}").into());
+        }
+    }
+    Ok(rates)
+}
+
+fn line(answer: &mut impl BufRead) -> std::io::Result<String> {
+    let mut line = String::new();
+    answer.read_line(&mut line)?;
+    Ok(line)
+}
+
+fn say_go(child: &mut Child) -> std::io::Result<()> {
+    child.stdin.as_mut().expect("it is piped").write_all(b"g")
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// One rank: opens its share, and writes and reads when it is told to.
+fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let (share, depth) = (share.parse()?, depth.parse::<usize>()?);
+    let options = OpenOptions {
+        share,
+        buffered: true,
+        buffers: ByteCount((BYTES * depth) as u64),
+        depth: Some(depth as u32),
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&[DeviceSpec::new(folder)], &options)?;
+    let buffers = (0..depth).map(|_| pool.buffer(BYTES)).collect::<Result<Vec<_>, _>>()?;
+    let mut rank = Rank { pool, queue: CompletionQueue::new(), buffers, turn: 0 };
+    rank.move_for(Duration::ZERO, Rank::put)?; // every tensor is there to be read
+    for start in [Rank::put, Rank::get] {
+        println!("ready");
+        std::io::stdin().read_exact(&mut [0])?;
+        println!("{}", rank.move_for(ROUND, start)?);
+    }
+    rank.pool.close()?;
+    Ok(())
+}
+
+struct Rank {
+    pool: Pool,
+    queue: CompletionQueue,
+    /// Those that no operation has just now.
+    buffers: Vec<DmaBuffer>,
+    turn: u64,
+}
+
+impl Rank {
+    /// Keeps the queue full for that long, and until each tensor had its turn. Returns bytes a
+    /// second.
+    fn move_for(
+        &mut self,
+        time: Duration,
+        start: fn(&mut Self, DmaBuffer, TensorId, u64) -> Result<Ticket, Box<dyn Error>>,
+    ) -> Result<f64, Box<dyn Error>> {
+        let depth = self.buffers.len();
+        let mut tickets: Vec<Option<Ticket>> =
+            std::iter::repeat_with(|| None).take(depth).collect();
+        let mut ready: Vec<usize> = (0..depth).collect();
+        let (begun, mut ended) = (Instant::now(), 0);
+        while begun.elapsed() < time || ended < TENSORS {
+            for slot in std::mem::take(&mut ready) {
+                self.turn += 1;
+                let tensor = TensorId(u128::from(self.turn % TENSORS));
+                let buffer = self.buffers.pop().expect("one for each slot");
+                tickets[slot] = Some(start(self, buffer, tensor, slot as u64)?);
+            }
+            let (slot, outcome) = self.next_end()?;
+            outcome?;
+            ready.push(self.take_back(&mut tickets, slot));
+            ended += 1;
+        }
+        let rate = (ended as usize * BYTES) as f64 / begun.elapsed().as_secs_f64();
+        while tickets.iter().any(Option::is_some) {
+            let (slot, outcome) = self.next_end()?;
+            outcome?;
+            self.take_back(&mut tickets, slot);
+        }
+        Ok(rate)
+    }
+
+    fn next_end(&self) -> Result<(u64, TransferOutcome), Box<dyn Error>> {
+        Ok(self.queue.wait_pop(PATIENCE).ok_or("no operation ends any more")?)
+    }
+
+    fn take_back(&mut self, tickets: &mut [Option<Ticket>], slot: u64) -> usize {
+        let ticket = tickets[slot as usize].take().expect("its ticket");
+        self.buffers.push(ticket.take_buffer().expect("it came with a buffer"));
+        slot as usize
+    }
+
+    fn put(
+        &mut self,
+        buffer: DmaBuffer,
+        tensor: TensorId,
+        slot: u64,
+    ) -> Result<Ticket, Box<dyn Error>> {
+        let notify = Some((self.queue.clone(), slot));
+        let options = PutOptions { notify, ..PutOptions::default() };
+        Ok(self.pool.put(tensor, Source::Dma { buffer, length: BYTES }, options)?)
+    }
+
+    fn get(
+        &mut self,
+        buffer: DmaBuffer,
+        tensor: TensorId,
+        slot: u64,
+    ) -> Result<Ticket, Box<dyn Error>> {
+        let (memory, range) = (Destination::Dma { buffer, length: BYTES }, 0..BYTES as u64);
+        let notify = Some((self.queue.clone(), slot));
+        Ok(self.pool.get(tensor, range, memory, Urgency::Ahead, notify)?)
+    }
+}
