@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import re
 import signal
 import time
 
@@ -61,6 +62,38 @@ def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path, mover):
     assert ended[1].code == 1 and "BudgetError: aten.zeros" in ended[1].err
     for rank in (0, 2):
         assert_ended_by(ended[rank], "rank 1 of 3 failed", "BudgetError: aten.zeros", "smallest budget that would do")
+
+
+LIVE_ON = """
+from tidetest import ranks
+ranks.fail_and_live_on(*sys.argv[1:])
+"""
+
+
+def test_a_rank_that_fails_and_lives_on_ends_the_others_too(tmp_path):
+    started = [process.start(LIVE_ON, rank, 2, tmp_path) for rank in range(2)]
+    started[1].await_line("goes on")
+    at = time.monotonic()
+    ended = started[0].finish(timeout_s=60)
+    assert time.monotonic() - at < 30
+    assert_ended_by(ended, "rank 1 of 2 failed", "BudgetError: aten.zeros")
+    os.kill(started[1].pid, signal.SIGKILL)
+    started[1].finish(timeout_s=60)
+
+
+WHEN_PLANNED = """
+from tidetest import ranks
+ranks.print_when_planned(*sys.argv[1:])
+"""
+
+
+def test_all_ranks_begin_to_follow_their_plans_in_the_same_step(tmp_path):
+    started = [process.start(WHEN_PLANNED, rank, 2, tmp_path) for rank in range(2)]
+    ended = [each.finish(timeout_s=60) for each in started]
+    for each in ended:
+        process.assert_orderly(each)
+    first = [re.search(r"^planned from (\d+)$", each.out, re.MULTILINE)[1] for each in ended]
+    assert first[0] == first[1], ended
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(100, marks=pytest.mark.slow)])

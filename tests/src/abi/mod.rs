@@ -74,6 +74,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_action_done(handle, 0, 0, null_mut()),
             tide_session_durations(handle, null(), 1),
             tide_session_leave_plan(handle),
+            tide_session_hold_plan(handle, 1),
             tide_session_plan(handle, null_mut(), null_mut()),
             tide_session_report(handle, null()),
             tide_session_trace(handle, null()),

@@ -83,7 +83,11 @@ pub fn walk_session(
                 index = if begins { 0 } else { -1 };
             }
             87..90 => framework.set_budget(budget + choices.below(128 << 10)),
-            90..92 => assert_eq!(tide_session_leave_plan(framework.session), TIDE_READY),
+            90 => assert_eq!(tide_session_leave_plan(framework.session), TIDE_READY),
+            91 => {
+                let held = i32::from(choices.percent(50));
+                assert!((0..=1).contains(&tide_session_hold_plan(framework.session, held)));
+            }
             92..94 => {
                 framework.perform_one();
             }

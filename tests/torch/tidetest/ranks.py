@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import time
 import warnings
 
 import torch
@@ -364,6 +365,15 @@ def in_block(program, plain, expected, memory, mover, mode):
 # -- ranks that fail --------------------------------------------------------------------------------------------------
 
 
+def fail_and_live_on(rank, size, folder):
+    """Rank 1 runs out of memory; its program knows better, and goes on. The others wait for it."""
+    try:
+        train_for_ever(rank, size, folder, failing="1")
+    except tidelog.BudgetError:
+        print("goes on", flush=True)
+        time.sleep(60)
+
+
 def train_for_ever(rank, size, folder, failing="", mover="swap"):
     """Trains until another rank fails, or this one is killed. The rank that is `failing` runs out of memory."""
     rank, size = int(rank), int(size)
@@ -384,3 +394,33 @@ def train_for_ever(rank, size, folder, failing="", mover="swap"):
                 for parameter in model.parameters():
                     parameter.grad = None
             number += 1
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+def print_when_planned(rank, size, folder):
+    """Trains for some steps, and prints which is the first that follows a plan. The plan of rank 1 is late."""
+    rank, size = int(rank), int(size)
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    pool = os.path.join(folder, "pool")
+    os.makedirs(pool, exist_ok=True)
+    run, first = Run(rank, size, folder), None
+    with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB) as tide:
+        if rank == 1:
+            hold, late = tide.session.hold_plan, iter([False])
+            tide.session.hold_plan = lambda on: hold(on) and next(late, True)
+        model = sharded()
+        for number in range(12):
+            with tide.step():
+                model(run.batch()).square().mean().backward()
+                for parameter in model.parameters():
+                    parameter.grad = None
+                if tide.phase == "planned" and first is None:
+                    first = number
+            tide.await_plan()
+        del model
+        gc.collect()
+    dist.destroy_process_group()
+    print("planned from", first, flush=True)

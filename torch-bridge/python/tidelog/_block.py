@@ -141,6 +141,7 @@ class Tide:
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
+        self._ranks.leave()
         self._ranks.failed(error)
         with contextlib.suppress(_errors.Error):
             _logging.block_ends(self.peak_bytes, self.stats())
@@ -261,6 +262,7 @@ class Tide:
     def _is_distributed(self) -> None:
         self._hook.expect_collectives()
         self._ranks.introduce()
+        self.steps.follows_plan = self._ranks.follows_plan
 
     # -- what users ask ---------------------------------------------------------------------------
 

@@ -174,6 +174,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
+    "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
     "tide_session_stats": (_size, [_u64, _text, _size]),
     "tide_session_simulate": (_size, [_u64, _text, _size]),
@@ -349,6 +350,11 @@ class Session:
     def leave_plan(self) -> None:
         """The rest of the step is not what was planned."""
         self._library.tide_session_leave_plan(self._flushed())
+
+    def hold_plan(self, on: bool) -> bool:
+        """With `on` the first plan, once it is ready, is not followed until this is called without.
+        Returns whether it is ready."""
+        return bool(self._library.tide_session_hold_plan(self._flushed(), on))
 
     def plan(self) -> bytes:
         """The plan's triggers: one byte for each op, not 0 where a migration begins. Empty while

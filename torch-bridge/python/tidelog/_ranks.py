@@ -1,4 +1,5 @@
-"""The other ranks of a distributed program: which of them has failed, and why.
+"""The other ranks of a distributed program: which of them has failed, and why; and from which step on
+all of them follow their plans.
 
 A rank that fails leaves the others in a collective, whose error says that a connection was closed
 and not which rank is gone. So each says who it is, and what ended its block, in the store that all
@@ -11,6 +12,8 @@ import contextlib
 import json
 import os
 import socket
+import sys
+import threading
 import time
 from typing import Any
 
@@ -21,21 +24,60 @@ from tidelog._errors import Error, RankError
 # How long the store is asked again: of two ranks that fail, either may be faster.
 _PATIENCE_SECONDS = 2
 _POLL_SECONDS = 0.05
+# A rank whose program goes on after its block failed leaves the others in a collective that never
+# ends. They wait so long in one call, and then end.
+_STUCK_SECONDS = 10
+_WATCH_SECONDS = 1.0
+# How many steps a rank waits with its plan for the others: some may never have one.
+_PLAN_STEPS_MAX = 5
 
 
 class Ranks:
     """What one rank's block says to the others, and hears of them."""
 
+    blocks = 0  # of this process, that were distributed: what one says is not meant for the next
+
     def __init__(self) -> None:
         self._is_known = False
+        self._step = 0  # of those that `follows_plan` was asked about
+        self._ready_since: int | None = None  # the step in which this rank's plan was ready
+        self._over = threading.Event()  # the block's end
 
     def introduce(self) -> None:
         """Says to the others which process this rank is."""
         if self._is_known or not _is_distributed():
             return
         self._is_known = True
+        Ranks.blocks += 1
         with contextlib.suppress(RuntimeError):  # the store's own; then nobody hears of us
             _tell("process", {"host": socket.gethostname(), "process": os.getpid()})
+            watch = threading.Thread(target=_watch, args=(self._over, threading.get_ident()), daemon=True)
+            watch.start()
+
+    def leave(self) -> None:
+        """The block ends: what waits from here on is the program's own business."""
+        self._over.set()
+
+    def follows_plan(self, is_ready: bool) -> bool:
+        """Whether the step that begins follows this rank's first plan, if that is ready. Called in
+        each step until it does, so that all ranks count alike.
+
+        The last rank to have a plan names the next step to the others, who wait for it in this one's
+        collectives at the latest; so all begin in the same step."""
+        self._step += 1
+        if not is_ready:
+            return False
+        with contextlib.suppress(RuntimeError):  # the store's own; then each begins when it can
+            store = torch.distributed.distributed_c10d._get_default_store()
+            ready, agreed = (f"tidelog/{Ranks.blocks}/plans/{what}" for what in ("ready", "step"))
+            if self._ready_since is None:
+                self._ready_since = self._step
+                if store.add(ready, 1) == torch.distributed.get_world_size():
+                    store.set(agreed, str(self._step + 1))
+            if store.check([agreed]):
+                return self._step >= int(store.get(agreed))
+            return self._step >= self._ready_since + _PLAN_STEPS_MAX
+        return True
 
     def failed(self, error: BaseException | None) -> None:
         """Tells the others what ends this rank's block, unless it may be their end that ends it."""
@@ -59,12 +101,33 @@ class Ranks:
             time.sleep(_POLL_SECONDS)
 
 
+def _watch(over: threading.Event, thread: int) -> None:
+    """Ends the process if the block of another rank has failed and `thread` is stuck since then: a
+    wait in a backend of torch ends by nothing else but its time-out, which is half an hour."""
+    stuck_at, since = None, 0.0
+    while not over.wait(_WATCH_SECONDS):
+        try:
+            found = _first_error() if _is_distributed() else None
+        except (RuntimeError, ValueError):  # the store has gone, or the process group just now
+            return
+        if found is None:
+            continue
+        frame = sys._current_frames().get(thread)
+        place = (id(frame), frame.f_lasti if frame is not None else 0)
+        if place != stuck_at:
+            stuck_at, since = place, time.monotonic()
+        elif time.monotonic() - since >= _STUCK_SECONDS:
+            sys.stdout.flush()
+            print(f"tidelog.RankError: {found}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _key(what: str, rank: int) -> str:
-    return f"tidelog/{what}/{rank}"
+    return f"tidelog/{Ranks.blocks}/{what}/{rank}"
 
 
 def _tell(what: str, value: object) -> None:
@@ -78,12 +141,24 @@ def _heard(what: str, rank: int) -> Any:
     return json.loads(store.get(_key(what, rank))) if store.check([_key(what, rank)]) else None
 
 
-def _first_to_fail() -> str | None:
+def _others() -> tuple[list[int], int]:
     own, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    others = [rank for rank in range(size) if rank != own]
+    return [rank for rank in range(size) if rank != own], size
+
+
+def _first_error() -> str | None:
+    """Which other rank's block has failed, and why."""
+    others, size = _others()
     for rank in others:
         if (told := _heard("error", rank)) is not None:
             return f"rank {rank} of {size} failed, which ended this one: {told}"
+    return None
+
+
+def _first_to_fail() -> str | None:
+    if (found := _first_error()) is not None:
+        return found
+    others, size = _others()
     for rank in others:
         who = _heard("process", rank)
         if who is not None and who["host"] == socket.gethostname() and not _is_alive(who["process"]):

@@ -51,6 +51,8 @@ class Steps:
         # An op is about to be launched.
         self.notice: Callable[[], None] = self._notice_stream if device.option else device.notice
         self.notices: list[str] = []  # for the user; the session has others
+        # In a distributed program: whether to follow the first plan, given whether it is ready.
+        self.follows_plan: Callable[[bool], bool] | None = None
         self._ledger = ledger
         self._session = session
         self._performer = performer
@@ -73,6 +75,10 @@ class Steps:
         self._performer.look_at_async_uses()
         ledger.collect_dead()
         self.judge_quiet()
+        if self.follows_plan is not None and self._is_profiling():
+            is_ready = self._session.hold_plan(True)
+            if self.follows_plan(is_ready):
+                self._session.hold_plan(False)
         self._performer.drive(self._session.step(StepMark.BEGIN))
         ledger.reuse_numbers()
         self._take_plan()

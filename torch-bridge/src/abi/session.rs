@@ -531,6 +531,14 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
     })
 }
 
+/// With `on` non-zero the first plan, once it is ready, is not followed until this is called with 0:
+/// ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is ready,
+/// so that the next step can follow it; else 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_hold_plan(session: u64, on: i32) -> i32 {
+    with_session(session, |session| Ok(session.hold_plan(on != 0)))
+}
+
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`
 /// how many; 0 while there is no plan. They stay where they are until the next step begins, which
 /// may bring another plan for the same ops.

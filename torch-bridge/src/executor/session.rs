@@ -197,6 +197,11 @@ impl Session {
         self.lock().machine.leave_schedule();
     }
 
+    /// Whether the first plan waits until this is called with `false`; returns whether it is ready.
+    pub(crate) fn hold_plan(&self, hold: bool) -> bool {
+        self.lock().planning.hold_first(hold)
+    }
+
     /// Which ops have a migration beginning, one byte each; `None` without a plan. The session
     /// keeps it until the next step begins.
     pub(crate) fn due(&self) -> Option<Arc<[u8]>> {

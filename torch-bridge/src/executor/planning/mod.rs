@@ -59,6 +59,8 @@ pub(super) struct Planning {
     under_way: Option<Attempt>,
     /// Of the step that has just ended, if the first plan is being made for such steps.
     bindings: Option<Bindings>,
+    /// The first plan is not taken over yet, though it is ready.
+    holds_first: bool,
     /// Plans that took another's place.
     replans: u64,
     /// What to tell the user of plans.
@@ -97,6 +99,7 @@ impl Planning {
             drift: Drift::default(),
             under_way: None,
             bindings: None,
+            holds_first: false,
             replans: 0,
             notices: Vec::new(),
         }
@@ -182,6 +185,15 @@ impl Planning {
     /// Whether a plan is being made. One that is ready waits for a step to begin.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.as_ref().is_some_and(|attempt| !attempt.thread.is_finished())
+    }
+
+    /// Whether the first plan, once it is ready, waits until this is called with `false`. Returns
+    /// whether it is ready: the next step could follow it.
+    pub(super) fn hold_first(&mut self, hold: bool) -> bool {
+        self.holds_first = hold;
+        let first = |attempt: &Attempt| matches!(attempt.occasion, Occasion::First { .. });
+        self.bindings.is_some()
+            && self.under_way.as_ref().is_some_and(|it| first(it) && it.thread.is_finished())
     }
 
     /// How many plans took another's place.
@@ -280,7 +292,10 @@ impl Planning {
     fn take_new_plan(&mut self, machine: &mut Residency, step: u64) {
         let bindings = self.bindings.take();
         let ended = self.under_way.take_if(|attempt| {
-            let usable = bindings.is_some() || matches!(attempt.occasion, Occasion::Drift(_));
+            let usable = match attempt.occasion {
+                Occasion::First { .. } => bindings.is_some() && !self.holds_first,
+                Occasion::Drift(_) => true,
+            };
             usable && attempt.thread.is_finished()
         });
         let Some(Attempt { occasion, thread }) = ended else { return };
