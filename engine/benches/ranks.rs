@@ -1,9 +1,9 @@
 //! Ranks that share a pool: `make bench-ranks`, or `cargo bench -p tidelog-engine --bench ranks`.
 //!
-//! One, two and four processes, each with a share of one pool on a file in memory (tmpfs), write and
-//! read tensors of 1 MiB at the same time. The operations in flight are as many in all, however many
-//! ranks there are. Ends non-zero where several ranks together are slower than one by more than
-//! [`TOGETHER`] allows, or one rank gets less than the others by more than [`APART`].
+//! One, two and four processes, each with a share of one pool on a file in memory (tmpfs), write
+//! and read tensors of 1 MiB at the same time. The operations in flight are as many in all, however
+//! many ranks there are. Ends non-zero where several ranks together are slower than one by more
+//! than [`TOGETHER`] allows, or one rank gets less than the others by more than [`APART`].
 
 use std::error::Error;
 use std::fs;
@@ -26,14 +26,14 @@ const APART: f64 = 0.10;
 const RANKS: [usize; 3] = [1, 2, 4];
 const BYTES: usize = 1 << 20;
 /// Tensors of each rank.
-const TENSORS: u64 = 32;
+const TENSORS: u32 = 32;
 /// Operations in flight, of all ranks together.
 const DEPTH: usize = 32;
 const POOL: ByteCount = ByteCount::mib(512);
 const ROUND: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 5;
 /// An operation that takes longer never ends.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
@@ -87,7 +87,7 @@ fn compare() -> Result<bool, Box<dyn Error>> {
         let one = median(rounds[0].iter().map(total));
         for (ranks, found) in RANKS.iter().zip(&rounds) {
             let all = median(found.iter().map(total));
-            let mean = |ranks: &Vec<Rates>| total(ranks) / ranks.len() as f64;
+            let mean = |ranks: &Vec<Rates>| total(ranks) / f64::from(ranks.len() as u32);
             let least = |ranks: &Vec<Rates>| {
                 1.0 - ranks.iter().map(|rates| rates[at]).fold(f64::MAX, f64::min) / mean(ranks)
             };
@@ -115,17 +115,17 @@ fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
             .spawn()
     };
     let mut children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
-    let mut answers: Vec<_> = children
+    let mut outputs: Vec<_> = children
         .iter_mut()
         .map(|child| BufReader::new(child.stdout.take().expect("it is piped")))
         .collect();
     let mut rates = vec![[0.0; 2]; ranks];
     for at in 0..2 {
         // All are there before any begins.
-        answers.iter_mut().try_for_each(|answer| line(answer).map(drop))?;
+        outputs.iter_mut().try_for_each(|output| line(output).map(drop))?;
         children.iter_mut().try_for_each(say_go)?;
-        for (answer, rates) in answers.iter_mut().zip(&mut rates) {
-            rates[at] = line(answer)?.trim().parse()?;
+        for (output, rates) in outputs.iter_mut().zip(&mut rates) {
+            rates[at] = line(output)?.trim().parse()?;
         }
     }
     for mut child in children {
@@ -137,9 +137,9 @@ fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
     Ok(rates)
 }
 
-fn line(answer: &mut impl BufRead) -> std::io::Result<String> {
+fn line(output: &mut impl BufRead) -> std::io::Result<String> {
     let mut line = String::new();
-    answer.read_line(&mut line)?;
+    output.read_line(&mut line)?;
     Ok(line)
 }
 
@@ -164,7 +164,9 @@ fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Erro
         ..OpenOptions::default()
     };
     let pool = Pool::open(&[DeviceSpec::new(folder)], &options)?;
-    let buffers = (0..depth).map(|_| pool.buffer(BYTES)).collect::<Result<Vec<_>, _>>()?;
+    let buffer = |_| pool.buffer(BYTES).ok()?;
+    let buffers: Option<Vec<_>> = (0..depth).map(buffer).collect();
+    let buffers = buffers.ok_or("the pool has no buffers")?;
     let mut rank = Rank { pool, queue: CompletionQueue::new(), buffers, turn: 0 };
     rank.move_for(Duration::ZERO, Rank::put)?; // every tensor is there to be read
     for start in [Rank::put, Rank::get] {
@@ -175,6 +177,8 @@ fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Erro
     rank.pool.close()?;
     Ok(())
 }
+
+type Started = Result<Ticket, Box<dyn Error>>;
 
 struct Rank {
     pool: Pool,
@@ -190,7 +194,7 @@ impl Rank {
     fn move_for(
         &mut self,
         time: Duration,
-        start: fn(&mut Self, DmaBuffer, TensorId, u64) -> Result<Ticket, Box<dyn Error>>,
+        start: fn(&mut Self, DmaBuffer, TensorId, u64) -> Started,
     ) -> Result<f64, Box<dyn Error>> {
         let depth = self.buffers.len();
         let mut tickets: Vec<Option<Ticket>> =
@@ -200,7 +204,7 @@ impl Rank {
         while begun.elapsed() < time || ended < TENSORS {
             for slot in std::mem::take(&mut ready) {
                 self.turn += 1;
-                let tensor = TensorId(u128::from(self.turn % TENSORS));
+                let tensor = TensorId(u128::from(self.turn % u64::from(TENSORS)));
                 let buffer = self.buffers.pop().expect("one for each slot");
                 tickets[slot] = Some(start(self, buffer, tensor, slot as u64)?);
             }
@@ -209,7 +213,7 @@ impl Rank {
             ready.push(self.take_back(&mut tickets, slot));
             ended += 1;
         }
-        let rate = (ended as usize * BYTES) as f64 / begun.elapsed().as_secs_f64();
+        let rate = f64::from(ended) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64();
         while tickets.iter().any(Option::is_some) {
             let (slot, outcome) = self.next_end()?;
             outcome?;
@@ -219,7 +223,7 @@ impl Rank {
     }
 
     fn next_end(&self) -> Result<(u64, TransferOutcome), Box<dyn Error>> {
-        Ok(self.queue.wait_pop(PATIENCE).ok_or("no operation ends any more")?)
+        Ok(self.queue.wait_pop(TIMEOUT).ok_or("no operation ends any more")?)
     }
 
     fn take_back(&mut self, tickets: &mut [Option<Ticket>], slot: u64) -> usize {
@@ -228,23 +232,13 @@ impl Rank {
         slot as usize
     }
 
-    fn put(
-        &mut self,
-        buffer: DmaBuffer,
-        tensor: TensorId,
-        slot: u64,
-    ) -> Result<Ticket, Box<dyn Error>> {
+    fn put(&mut self, buffer: DmaBuffer, tensor: TensorId, slot: u64) -> Started {
         let notify = Some((self.queue.clone(), slot));
         let options = PutOptions { notify, ..PutOptions::default() };
         Ok(self.pool.put(tensor, Source::Dma { buffer, length: BYTES }, options)?)
     }
 
-    fn get(
-        &mut self,
-        buffer: DmaBuffer,
-        tensor: TensorId,
-        slot: u64,
-    ) -> Result<Ticket, Box<dyn Error>> {
+    fn get(&mut self, buffer: DmaBuffer, tensor: TensorId, slot: u64) -> Started {
         let (memory, range) = (Destination::Dma { buffer, length: BYTES }, 0..BYTES as u64);
         let notify = Some((self.queue.clone(), slot));
         Ok(self.pool.get(tensor, range, memory, Urgency::Ahead, notify)?)

@@ -820,9 +820,9 @@ int32_t tide_session_durations(uint64_t session, const uint64_t *durations, size
 int32_t tide_session_leave_plan(uint64_t session);
 
 /**
- * With `on` non-zero the first plan, once it is ready, is not followed until this is called with 0:
- * ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is ready,
- * so that the next step can follow it; else 0.
+ * With `on` non-zero the first plan, once it is ready, is not followed until this is called with
+ * 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is
+ * ready, so that the next step can follow it; else 0.
  */
 int32_t tide_session_hold_plan(uint64_t session, int32_t on);
 

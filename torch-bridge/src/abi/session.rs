@@ -531,9 +531,9 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
     })
 }
 
-/// With `on` non-zero the first plan, once it is ready, is not followed until this is called with 0:
-/// ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is ready,
-/// so that the next step can follow it; else 0.
+/// With `on` non-zero the first plan, once it is ready, is not followed until this is called with
+/// 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is
+/// ready, so that the next step can follow it; else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_hold_plan(session: u64, on: i32) -> i32 {
     with_session(session, |session| Ok(session.hold_plan(on != 0)))
