@@ -327,6 +327,8 @@ class Tide:
             for tensor in tensors:
                 self.access.bring_back(untyped_storage(tensor))
             return
+        if not self.session.is_open():
+            return  # the block ended with nothing out
         self.session.lift_budget()
         with self._restoring() as progress:
             for record in list(self.ledger.records.values()):
