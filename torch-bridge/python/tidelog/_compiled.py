@@ -92,7 +92,8 @@ class _Allocation(Launch):
         sizes, strides = args[:2]
         if not math.prod(sizes):
             return 0
-        return self._item * (1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)))
+        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        return int(self._item * (1 + last))
 
 
 def are_seen() -> bool:
@@ -167,7 +168,7 @@ class _Hooks:
         import torch._inductor.codecache as code
         import torch._inductor.output_code as graphs
 
-        cache = getattr(code, "PyCodeCache", None)
+        cache: Any = getattr(code, "PyCodeCache", None)
         guards = torch._C._dynamo.guards
         for place, there in (
             (f"{_CODE}.PyCodeCache.load_by_key_path", hasattr(cache, "load_by_key_path")),
@@ -182,7 +183,7 @@ class _Hooks:
             return
         self._kernel_name = f".{code.CppPythonBindingsCodeCache.entry_function}"
         self._allocators = {getattr(guards, name) for name in _ALLOCATES if hasattr(guards, name)}
-        self._asserts = getattr(guards, "assert_alignment", None)
+        self._asserts: Any = getattr(guards, "assert_alignment", None)
         for name in ("cudagraph_post_compile", "cudagraph_partition_post_compile"):
             if hasattr(graphs, name):  # where it is not, a capture is refused
                 _patches.replace(graphs, name, self._without_graphs)
@@ -248,7 +249,7 @@ _hooks: _Hooks | None = None
 def signatures_in(module: types.ModuleType) -> dict[str, list[str]]:
     """Kernel -> the types of its arguments in C++, from the text of a module of inductor."""
     try:
-        with open(str(module.__file__)) as file:
+        with open(str(getattr(module, "__file__", ""))) as file:
             return {name: ast.literal_eval(types_) for name, types_ in _SIGNATURE.findall(file.read())}
     except (OSError, SyntaxError, ValueError):
         return {}  # then kernels may write all of their arguments
