@@ -20,7 +20,10 @@ from tidelog._record import OUT
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 
-pytestmark = pytest.mark.host_memory("inductor's kernels in C++ are of the host")
+pytestmark = [
+    pytest.mark.host_memory("inductor's kernels in C++ are of the host"),
+    pytest.mark.usefixtures("compiled_once"),
+]
 
 WIDTH, HIDDEN, LAYERS, BATCH, STEPS = 64, 128, 6, 32, 5
 SHARE = 0.35  # of the peak
@@ -30,25 +33,6 @@ COMBINATIONS = [
     pytest.param("resize", "auto", id="resize-auto", marks=pytest.mark.slow),
     pytest.param("swap", "reactive", id="swap-reactive", marks=pytest.mark.slow),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_cache(tmp_path_factory):
-    """Kernels are compiled once for all tests, in this process: workers would outlive it."""
-    changed = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in changed.items():
-            patch.setenv(name, value)
-        import torch._inductor.config
-
-        patch.setattr(torch._inductor.config, "compile_threads", 1)
-        yield
-        torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled_yet(one_cache):
-    torch._dynamo.reset()
 
 
 class Layer(nn.Module):

@@ -11,6 +11,7 @@ Where this torch keeps these things elsewhere, the block says so, and compiled f
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 import sys
@@ -106,6 +107,7 @@ def install(access: Access, say: Callable[[str], None]) -> None:
     global _hooks
     import torch._dynamo.convert_frame as dynamo  # the first op of a dispatch mode imports it anyway
 
+    _leave_out_of_graphs()
     _hooks = hooks = _Hooks(access, say)
     _refuse_what_hides(access)
     names = [name for name in _ASKS_FOR_MODES if hasattr(dynamo, name)]
@@ -119,6 +121,16 @@ def install(access: Access, say: Callable[[str], None]) -> None:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
+
+
+@functools.cache
+def _leave_out_of_graphs() -> None:
+    """Dynamo must not compile Tidelog's own functions, of which torch's carry some in a block."""
+    from torch._dynamo import trace_rules
+
+    add = getattr(trace_rules, "add", None)
+    if add is not None:
+        add(__package__)
 
 
 def _eagerly(hooks: _Hooks, original: Wrapper) -> Wrapper:
