@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import threading
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ import torch._dynamo
 from torch import nn
 
 import tidelog
+from tidelog import _compiled
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 
@@ -297,6 +299,40 @@ def test_bits_and_graphs_are_the_same(pool, mover, mode, early, name):
 @pytest.mark.parametrize("early", [False, True])
 def test_methods_that_a_block_wraps_break_graphs_as_they_do_without_it(pool, early):
     compare(pool, "auto", "reactive", reads_of_values, functools.partial(torch.compile, backend="aot_eager"), early)
+
+
+def test_another_thread_runs_compiled_and_is_refused_what_is_out(pool, mover):
+    function = torch.compile(lambda x, y: torch.tanh(x) * y)
+    tensors = [torch.randn(WIDTH, WIDTH) for _ in range(20)]
+    with torch.no_grad():
+        expected = [bits(function(each, each)) for each in tensors]
+    launched, got, refused = [], [], []
+
+    def elsewhere():
+        with torch.no_grad():
+            for place, each in enumerate(tensors):
+                try:
+                    got.append((place, bits(function(each, each))))
+                except tidelog.Error as error:
+                    refused.append(str(error))
+
+    def count(func, *arguments):
+        launched.append(func)
+        return call(func, *arguments)
+
+    call = _compiled._Kernel.__call__
+    with pytest.MonkeyPatch.context() as patch, block(pool, mover, "reactive") as tide:
+        patch.setattr(_compiled._Kernel, "__call__", count)
+        for each in tensors:
+            each.add_(0)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert got and refused and all("is on NVMe" in each for each in refused)
+        assert len(launched) == len(got) and tide.stats()["evictions"] > 5
+        tide.restore()
+    for place, value in got:
+        assert_same(expected[place], value, f"tensor {place}")
 
 
 def test_a_kernel_that_does_not_fit_is_refused_with_figures(pool):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import math
 import re
 import sys
@@ -185,15 +186,13 @@ class _Hooks:
         for place, there in (
             (f"{_CODE}.PyCodeCache.load_by_key_path", hasattr(cache, "load_by_key_path")),
             (f"{_CODE}.PyCodeCache.modules", hasattr(cache, "modules")),
-            (f"{_CODE}.CppPythonBindingsCodeCache", hasattr(code, "CppPythonBindingsCodeCache")),
             (f"{guards.__name__}._empty_strided_cpu", hasattr(guards, "_empty_strided_cpu")),
         ):
             if not there:
                 self.missing = place
                 return
-        if torch.cuda.is_available() and not self._find_triton():
+        if importlib.util.find_spec("triton") is not None and not self._find_triton():
             return
-        self._kernel_name = f".{code.CppPythonBindingsCodeCache.entry_function}"
         self._allocators = {getattr(guards, name) for name in _ALLOCATES if hasattr(guards, name)}
         self._asserts: Any = getattr(guards, "assert_alignment", None)
         for name in ("cudagraph_post_compile", "cudagraph_partition_post_compile"):
@@ -236,7 +235,7 @@ class _Hooks:
                 _patches.put(module, name, _allocating(self._access, value))
             elif value is self._asserts:
                 _patches.put(module, name, _asserting(value))
-            elif getattr(value.__self__, "__name__", "").endswith(self._kernel_name):
+            elif _is_kernel(value):
                 if signatures is None:
                     signatures = signatures_in(module)
                 _patches.put(module, name, _launching(self._access, kernel_of(name, value, signatures.get(name))))
@@ -256,6 +255,13 @@ class _Hooks:
 
 
 _hooks: _Hooks | None = None
+
+
+def _is_kernel(function: types.BuiltinFunctionType) -> bool:
+    """Whether a function is the entry of a library that inductor has compiled: the library's module
+    is named for it."""
+    library: Any = function.__self__
+    return isinstance(library, types.ModuleType) and library.__name__.endswith(f".{function.__name__}")
 
 
 def signatures_in(module: types.ModuleType) -> dict[str, list[str]]:
