@@ -209,7 +209,7 @@ def compare(expected, got):
 
 @pytest.mark.parametrize(("mover", "mode"), COMBINATIONS)
 @pytest.mark.parametrize("name", EVERY)
-def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name):
+def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name, tmp_path):
     expected, compiled = plain(name)
     tensors = int(SHARE * peak(name, pool))
     started_afresh()
@@ -218,6 +218,9 @@ def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name):
         program.run(tide.step)
         got = program.result()
         figures, phase = tide.stats(), tide.phase
+        if phase == "planned" and name == "trains":
+            tide.trace(tmp_path / "trace.json")
+            assert "kernel cpp_fused_" in (tmp_path / "trace.json").read_text()
         assert tide.peak_bytes <= tide.budget
     compare(expected, got)
     assert seen() == compiled, "with a block something else was compiled"
