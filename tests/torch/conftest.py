@@ -126,3 +126,25 @@ def mode(request):
 def compare(pool, mover, mode):
     """`compare(scenario)`: the scenario in a warm block gives the same bits as without one. See tidetest.compare."""
     return functools.partial(tidetest.compare.compare, pool=pool, mover=mover, mode=mode)
+
+
+@pytest.fixture(scope="session")
+def kernels_of_inductor(tmp_path_factory):
+    """Kernels are compiled once for all tests, also of several workers of pytest. They are compiled in this process:
+    inductor's workers would outlive it.
+    """
+    import torch._inductor.config
+
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "inductor"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        patch.setattr(torch._inductor.config, "compile_threads", 1)
+        yield
+
+
+@pytest.fixture
+def compiled_once(kernels_of_inductor):
+    """A test that compiles, and leaves nothing compiled behind."""
+    yield
+    torch._dynamo.reset()

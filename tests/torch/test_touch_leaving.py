@@ -134,6 +134,15 @@ def test_restore_after_the_block_brings_everything_back(pool, mover, mode):
         assert_same(one, other, name)
 
 
+def test_restore_after_a_block_that_ended_with_nothing_out_does_nothing(pool, mover, mode):
+    world = World()
+    with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+        world.steps(1)
+    tide.restore()
+    tide.restore(world.loose)
+    assert bits(world.loose) == bits(World().loose)
+
+
 def test_leaving_while_bytes_come_in(pool, mover, mode):
     """What is half way in has memory that a device writes: it arrives, and that memory is not exchanged under it."""
     world = World()

@@ -18,7 +18,7 @@ from tidelog._async_uses import AsyncUses
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
-from tidelog._ops import Args, Kwargs, Op
+from tidelog._ops import Args, Kwargs, Launch
 from tidelog._record import Hold, Storage
 
 
@@ -92,7 +92,7 @@ class Access:
         """While a reducer of DDP makes its buckets."""
         return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
-    def launch(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """Launches a kernel that gets addresses."""
         return self._hook.launch(func, args, kwargs) if self.is_live() else func(*args, **kwargs)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tidelog import _errors, _escape, _heap, _logging, _notebook, _record, _threads
+from tidelog import _compiled, _errors, _escape, _heap, _logging, _notebook, _record, _threads
 from tidelog._access import Access
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
@@ -100,7 +100,8 @@ class Tide:
         ledger = self.ledger
         try:
             _logging.block_begins(self.budget, self.session.stats())
-            _escape.install(self.access, on_gpu=self.device.option > 0)
+            _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
+            Hook.sees_kernels = _compiled.are_seen()
             self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
@@ -328,6 +329,8 @@ class Tide:
             for tensor in tensors:
                 self.access.bring_back(untyped_storage(tensor))
             return
+        if not self.session.is_open():
+            return  # the block ended with nothing out
         self.session.lift_budget()
         with self._restoring() as progress:
             for record in list(self.ledger.records.values()):

@@ -10,31 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import json
-import os
 import sys
 import tempfile
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tidelog import _errors
+from tidelog import _compiled, _errors, _launches, _patches
 from tidelog._access import Access
-from tidelog._ops import Launch, Work, storages_of
+from tidelog._launches import meaning_of_pointers, pointers_mean
+from tidelog._ops import Work
+from tidelog._patches import Wrapper
 from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
 from tidelog._threads import borrow
 
-Wrapper: TypeAlias = Callable[..., Any]
-
-# Functions that only ask whether tensors share memory: of FSDP2, which may be imported at any time.
-_COMPARES_ADDRESSES = ("reset_sharded_param",)
+# Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
+# imported at any time.
+_COMPARES_ADDRESSES = ("reset_sharded_param", "is_same_tensor")
+# Functions of inductor that only ask whether tensors are aligned. Memory that moves is, always.
+_ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
 
 # A file of safetensors begins with the length of its header.
 _LENGTH_BYTES = 8
@@ -60,14 +60,12 @@ _STORAGE_READS = (
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
-_undo: list[tuple[Any, str, Any]] = []
 _watched: list[torch.utils.hooks.RemovableHandle] = []  # hooks of gradients that DDP looks at
 _modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_scope = threading.local()
 
 
-def install(access: Access, on_gpu: bool) -> None:
-    """Wraps the entry points for a block; `on_gpu`: of a GPU's memory."""
+def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
+    """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
     Storage._aliased = False
     Storage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
@@ -78,24 +76,25 @@ def install(access: Access, on_gpu: bool) -> None:
         _wrap(access, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
-    _replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
+    _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
-    _replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
+    _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
     for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
         for name in names:
             _wrap(access, owner, name, _share)
-    _replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(access, original))
-    _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(access, original))
-    _replace(torch, "save", lambda original: _within("identity", original))
+    _patches.replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(access, original))
+    _patches.replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(access, original))
+    _patches.replace(torch, "save", lambda original: _within("identity", original))
     _wrap(access, torch._C, "_to_dlpack", _alias)
     for module in (torch.utils.dlpack, torch):
         _wrap(access, module, "to_dlpack", _alias)
     _install_distributed(access)
-    _install_triton(access)
+    _launches.install(access)
+    _compiled.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):
-            _replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
+            _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
     if importlib.util.find_spec("safetensors") is not None:
         _install_safetensors(access)
 
@@ -114,44 +113,17 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
     return wrapper
 
 
-def _install_triton(access: Access) -> None:
-    """Its launcher asks every argument for its address, for the time of the kernel."""
-    used = "triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()
-    if used and importlib.util.find_spec("triton") is not None:
-        from triton.runtime import interpreter, jit
-
-        for owner in (jit.JITFunction, interpreter.InterpretedFunction):
-            _replace(owner, "run", lambda original: _launch(access, original))
-
-
-def _launch(access: Access, original: Wrapper) -> Wrapper:
-    launches: dict[Any, Launch] = {}  # kernel -> its Launch, which plans know it by
-
-    def wrapper(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        launch = launches.get(kernel)
-        if launch is None:
-            launch = launches[kernel] = Launch(kernel, original)
-        with _pointers_mean("momentary"):
-            if access.is_elsewhere() and access.is_live():
-                storages = storages_of(args, kwargs)
-                with borrow(storages, storages):
-                    return launch(*args, **kwargs)
-            return access.launch(launch, args, kwargs)
-
-    return wrapper
-
-
 def _install_distributed(access: Access) -> None:
     """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
     if torch.distributed.is_available():
-        _replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
+        _patches.replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
         if torch.distributed.is_initialized():
             access.expect_collectives()
         for owner in (torch.distributed, torch.distributed.distributed_c10d):
-            _replace(owner, "init_process_group", lambda original: _distributed(access, original))
+            _patches.replace(owner, "init_process_group", lambda original: _distributed(access, original))
         ddp = torch.nn.parallel.DistributedDataParallel
-        _replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
-        _replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
+        _patches.replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
+        _patches.replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
 
 
 def _making_buckets(access: Access, original: Wrapper) -> Wrapper:
@@ -216,18 +188,7 @@ def remove() -> None:
     _modules_watched.clear()
     while _watched:
         _watched.pop().remove()
-    while _undo:
-        owner, name, own = _undo.pop()
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
-    original = getattr(owner, name)
-    _undo.append((owner, name, vars(owner).get(name)))
-    setattr(owner, name, functools.wraps(original)(make(original)))
+    _patches.take_back()
 
 
 def _wrap(
@@ -251,7 +212,7 @@ def _wrap(
 
         return wrapper
 
-    _replace(owner, name, make)
+    _patches.replace(owner, name, make)
 
 
 def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
@@ -359,26 +320,18 @@ def _share(access: Access, *storages: Storage) -> None:
 # move.
 
 
-@contextlib.contextmanager
-def _pointers_mean(meaning: str) -> Iterator[None]:
-    before = getattr(_scope, "meaning", None)
-    _scope.meaning = meaning
-    try:
-        yield
-    finally:
-        _scope.meaning = before
-
-
 def _meaning(caller: FrameType) -> str | None:
     """What an address is for that this frame asks for. None: nothing is known, it may be kept."""
     if caller.f_code.co_name in _COMPARES_ADDRESSES:
         return "identity"
-    return getattr(_scope, "meaning", None)
+    if caller.f_code.co_name in _ASKS_ALIGNMENT:
+        return "alignment"
+    return meaning_of_pointers()
 
 
 def _within(meaning: str, original: Wrapper) -> Wrapper:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _pointers_mean(meaning):
+        with pointers_mean(meaning):
             return original(*args, **kwargs)
 
     return wrapper
@@ -405,10 +358,10 @@ def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
         storage = _storage_of(tensor)
         if storage is not None:
             meaning = _meaning(sys._getframe(1))
-            if meaning == "identity":
+            if meaning == "identity" or (meaning == "alignment" and resizable(storage)):
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
             with _borrowed(access, [storage]):
-                (_read if meaning == "momentary" else _alias)(access, storage)
+                (_alias if meaning is None else _read)(access, storage)
         return original(tensor)
 
     return wrapper
@@ -441,18 +394,18 @@ def _install_safetensors(access: Access) -> None:
 
     for name in ("_evaluate_tensors_for_save", "_remove_duplicate_names", "_find_shared_tensors"):
         if hasattr(library, name):
-            _replace(library, name, lambda original: _within("identity", original))
+            _patches.replace(library, name, lambda original: _within("identity", original))
     if hasattr(library, "_tobytes"):  # copies each tensor itself, one after the other
-        _replace(library, "_tobytes", lambda original: _within("momentary", original))
+        _patches.replace(library, "_tobytes", lambda original: _within("momentary", original))
     if hasattr(library, "_to_ndarray"):
-        _replace(library, "_to_ndarray", lambda original: _through_a_file(access, original))
+        _patches.replace(library, "_to_ndarray", lambda original: _through_a_file(access, original))
 
 
 def _through_a_file(access: Access, original: Wrapper) -> Wrapper:
     import numpy
 
     def wrapper(tensor: Tensor) -> Any:
-        with _pointers_mean("momentary"):
+        with pointers_mean("momentary"):
             data, owner = original(tensor)
             if data.nbytes == 0 or not access.moves(tensor):
                 return data, owner

@@ -10,9 +10,10 @@ observed  the session is asked about every storage that the op touches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +26,7 @@ from tidelog._ops import (
     Args,
     Info,
     Kwargs,
+    Launch,
     Op,
     OpOverload,
     any_wrapper,
@@ -39,12 +41,16 @@ from tidelog._record import Record, Storage, untyped_storage
 from tidelog._steps import Plan, Steps
 
 _NONE = type(None)
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 
 
 class Hook(TorchDispatchMode):
     """Asks the session before each op and reports to it afterwards."""
+
+    sees_kernels = False  # of torch.compile; the block says so
 
     def __init__(
         self, ledger: Ledger, session: Session, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses
@@ -79,11 +85,33 @@ class Hook(TorchDispatchMode):
             return result
         return self._op(func, args, kwargs or {})
 
-    def launch(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """A kernel that gets addresses is about to be launched: it is an op like any other."""
         if self._ledger.quiet:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if result is not None:
+                self._register_all(result, func)
+            return result
+        if not self._is_on():
+            return self._nested(func, args, kwargs)
         return self._op(func, args, kwargs)
+
+    def _is_on(self) -> bool:
+        """Whether an op would come here now. In an op, none does."""
+        return any(_mode_at(place) is self for place in range(_count_modes()))
+
+    def _nested(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
+        """A launch inside a running op is a part of it: what the op uses stays, and what the launch
+        uses besides comes in."""
+        if self._session.forked:
+            return self._in_forked_child(func, args, kwargs)
+        uses = {record.id: 0 for record in self._records_of(storages_of(args, kwargs))}
+        for record in self._records_of(func.modified(args, kwargs)):
+            uses[record.id] = MODIFIES
+            self._ledger.modifies(record)
+        if uses:
+            self.touch(uses)
+        return func(*args, **kwargs)
 
     def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         plan = self._steps.plan  # None in a child of a fork
@@ -92,6 +120,12 @@ class Hook(TorchDispatchMode):
         if self._session.forked:
             return self._in_forked_child(func, args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch.compile has an effect inside the block: not where its kernels would not be
+        seen. Torch asks."""
+        return cls.sees_kernels
 
     def expect_collectives(self) -> None:
         """The program is distributed. Any other is spared a look at each op."""
@@ -121,6 +155,7 @@ class Hook(TorchDispatchMode):
             return self._observed(func, info, args, kwargs)
         if (
             info.chunks
+            or info.nests
             or plan.due[index]
             or self._session.attention[0]
             or ledger.live + plan.needs[index] > ledger.limit

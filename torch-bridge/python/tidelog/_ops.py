@@ -23,6 +23,9 @@ Kwargs: TypeAlias = dict[str, Any]
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
+# Namespaces of ops that launch nothing in Python.
+_IN_CPP = ("aten.", "prims.", "c10d", "_c10d_functional", "_dtensor", "mkldnn.", "quantized.", "inductor.")
+
 _COMPOSITE = "CompositeExplicitAutograd"
 
 # How an argument is walked, by its type.
@@ -128,7 +131,7 @@ def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | 
 class OpInfo:
     """Facts of one overload, read from its schema once."""
 
-    __slots__ = ("chunks", "launches", "name", "resizes", "seed", "text", "written")
+    __slots__ = ("chunks", "launches", "name", "nests", "resizes", "seed", "text", "written")
 
     def __init__(self, func: OpOverload) -> None:
         self.name = str(func)
@@ -151,6 +154,8 @@ class OpInfo:
         )
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        # It may be written in Python, and launch kernels.
+        self.nests = not self.name.startswith(_IN_CPP)
 
     def _fills(self, argument: Any) -> bool:
         """Collectives write what their schemas do not say they write."""
@@ -201,13 +206,24 @@ class Launch:
         with _disable_current_modes():
             return self._run(self._kernel, *args, **kwargs)
 
+    def __str__(self) -> str:
+        return self.name
+
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+        """The storages that it may write: all, where nothing says which of them it only reads."""
+        return storages_of(args, kwargs)
+
+    def expect(self, _args: Args) -> int:
+        """Bytes of the new storages that it will make."""
+        return 0
+
 
 class LaunchInfo:
-    """The same facts of a launch. It may write any of its arguments, and makes no tensors."""
+    """The same facts of a launch."""
 
-    __slots__ = ("name", "seed", "text")
+    __slots__ = ("_launch", "name", "seed", "text")
 
-    chunks = resizes = False
+    chunks = nests = resizes = False
     launches: Literal[False] = False
     written = True
 
@@ -215,12 +231,13 @@ class LaunchInfo:
         self.name = launch.name
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
+        self._launch = launch
 
     def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
-        return storages_of(args, kwargs)
+        return self._launch.modified(args, kwargs)
 
-    def expect(self, _launch: Op, _args: Args, _kwargs: Kwargs) -> int:
-        return 0
+    def expect(self, _func: Op, args: Args, _kwargs: Kwargs) -> int:
+        return self._launch.expect(args)
 
 
 _infos: dict[Op, Info] = {}

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog._access import Access
 from tidelog._async_uses import AsyncUses
+from tidelog._hook import Hook
 from tidelog._ops import Args, Kwargs, OpOverload, any_wrapper, functional_collectives, info_of, storages_of
 from tidelog._record import AWAY, LEAVING, Storage
 
@@ -31,6 +32,10 @@ class Bystander(TorchDispatchMode):
         self._access = access
         self._async_uses = async_uses
         self._notice = notice
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return Hook.ignore_compile_internals()
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
