@@ -234,6 +234,7 @@ ARGUMENTS = {
     "async_use": (1, 1),
     "durations": ([1],),
     "evict": (1,),
+    "hold_plan": (False,),
     "leave_plan": (),
     "lift_budget": (),
     "modified": (1,),

@@ -13,7 +13,7 @@ PACKAGE = Path(tidelog.__file__).resolve().parent
 # What Tidelog hangs on torch's storages, and what other packages call by such names.
 SHARED = {"_tide", "_tide_whole", "_aliased"}
 FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
-FOREIGN |= {"_attn_implementation", "_getframe", "_model_mapping", "_op_dk"}
+FOREIGN |= {"_attn_implementation", "_current_frames", "_exit", "_getframe", "_model_mapping", "_op_dk"}
 # What counts storages and says where they are: for the ledger alone to change.
 LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
 OF_RECORDS = {"id", "pins", "size", "state", "reported"}
