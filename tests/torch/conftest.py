@@ -25,18 +25,20 @@ from tidetest import device  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
-gc.collect()
-gc.freeze()  # what the imports made lives for good; a collection per test is cheap without it
 
 
 def pytest_collection_finish():
-    gc.collect()
-    gc.freeze()
+    what_is_there_lives_for_good()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def late_imports_live_for_good():
     yield
+    what_is_there_lives_for_good()
+
+
+def what_is_there_lives_for_good():
+    """Imports and the tests themselves. A collection for each test is cheap without them."""
     gc.collect()
     gc.freeze()
 

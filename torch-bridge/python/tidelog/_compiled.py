@@ -24,7 +24,7 @@ import torch
 
 from tidelog import _errors, _patches
 from tidelog._access import Access
-from tidelog._launches import launch, pointers_mean
+from tidelog._launches import launch, launching
 from tidelog._ops import Args, Kwargs, Launch, storages_in
 from tidelog._patches import Wrapper
 from tidelog._record import AWAY, Storage, untyped_storage
@@ -313,16 +313,12 @@ def _asserting(original: Callable[..., Any]) -> Wrapper:
 
 def launching_tuned(access: Access, original: Wrapper) -> Wrapper:
     """Inductor's kernels in Triton. What it launches to find the best configuration is no op."""
-    kernels: dict[Any, Launch] = {}
+    launches = launching(access, lambda tuner: _Tuned(tuner, original))
 
     def wrapper(tuner: Any, *args: Any, benchmark_run: bool = False, **kwargs: Any) -> Any:
         if benchmark_run:
             return original(tuner, *args, benchmark_run=True, **kwargs)
-        kernel = kernels.get(tuner)
-        if kernel is None:
-            kernel = kernels[tuner] = _Tuned(tuner, original)
-        with pointers_mean("momentary"):
-            return launch(access, kernel, args, kwargs)
+        return launches(tuner, *args, **kwargs)
 
     return wrapper
 

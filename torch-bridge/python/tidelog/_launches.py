@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,16 +56,22 @@ def install(access: Access) -> None:
         from triton.runtime import interpreter, jit
 
         for owner in (jit.JITFunction, interpreter.InterpretedFunction):
-            _patches.replace(owner, "run", lambda original: _launch(access, original))
+            _patches.replace(
+                owner,
+                "run",
+                lambda original: launching(access, lambda kernel: Launch(kernel, original)),
+            )
 
 
-def _launch(access: Access, original: Wrapper) -> Wrapper:
-    launches: dict[Any, Launch] = {}  # kernel -> its Launch, which plans know it by
+def launching(access: Access, launch_of: Callable[[Any], Launch]) -> Wrapper:
+    """In place of a method of kernels that launches them. `launch_of` makes the `Launch` of one, once:
+    plans know it by that."""
+    launches: dict[Any, Launch] = {}
 
     def wrapper(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         func = launches.get(kernel)
         if func is None:
-            func = launches[kernel] = Launch(kernel, original)
+            func = launches[kernel] = launch_of(kernel)
         with pointers_mean("momentary"):
             return launch(access, func, args, kwargs)
 

@@ -68,7 +68,7 @@ class Ranks:
         if not is_ready:
             return False
         with contextlib.suppress(RuntimeError):  # the store's own; then each begins when it can
-            store = torch.distributed.distributed_c10d._get_default_store()
+            store = _store()
             ready, agreed = (f"tidelog/{Ranks.blocks}/plans/{what}" for what in ("ready", "step"))
             if self._ready_since is None:
                 self._ready_since = self._step
@@ -126,18 +126,22 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def _store() -> Any:
+    """The one that all ranks have."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 def _key(what: str, rank: int) -> str:
     return f"tidelog/{Ranks.blocks}/{what}/{rank}"
 
 
 def _tell(what: str, value: object) -> None:
-    store = torch.distributed.distributed_c10d._get_default_store()
-    store.set(_key(what, torch.distributed.get_rank()), json.dumps(value))
+    _store().set(_key(what, torch.distributed.get_rank()), json.dumps(value))
 
 
 def _heard(what: str, rank: int) -> Any:
     """What a rank told; None: nothing."""
-    store = torch.distributed.distributed_c10d._get_default_store()
+    store = _store()
     return json.loads(store.get(_key(what, rank))) if store.check([_key(what, rank)]) else None
 
 
