@@ -78,7 +78,7 @@ fn index(criterion: &mut Criterion) {
     for tensors in [1000, 1_000_000_u64] {
         let space = Space::new(&place.area, geometry.segment_blocks());
         let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
-        let mut contents = Contents::recovered(space, room, Vec::new(), Vec::new());
+        let mut contents = Contents::recovered(space, room, RecoveredIndex::default());
         let put = |contents: &mut Contents, index: u64| {
             let id =
                 TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));

@@ -3,13 +3,14 @@
 //! It begins in a slot of the share's metadata. What the slot has no room for goes on in segments
 //! of the log, which the checkpoint lists itself: header, list of segments, tensors.
 
-use std::borrow::Borrow;
-
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::endian::{U32, U64, U128};
-use super::entry::{Change, EntryError, TensorEntry, changes_in, encode_put, put_bytes};
+use super::entry::{
+    Change, EntryError, TensorEntry, changes_in, encode_hold, encode_put, put_bytes,
+};
+use super::seal::{HeldVersion, Seal, encode_seal};
 use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEINDX";
@@ -47,6 +48,54 @@ pub struct Checkpoint {
     pub segments: Vec<u32>,
     /// Every durable tensor.
     pub tensors: Vec<TensorEntry>,
+    /// Every version that a seal holds.
+    pub held: Vec<HeldVersion>,
+    /// Every seal.
+    pub seals: Vec<Seal>,
+}
+
+/// What a checkpoint is made from.
+#[derive(Clone, Debug, Default)]
+pub struct IndexParts<'a> {
+    /// Every durable tensor.
+    pub tensors: Vec<&'a TensorEntry>,
+    /// Every version that a seal holds, with its number.
+    pub held: Vec<(u64, &'a TensorEntry)>,
+    /// Every seal.
+    pub seals: Vec<&'a Seal>,
+}
+
+impl IndexParts<'_> {
+    /// The bytes that all of it takes in a checkpoint.
+    pub fn bytes(&self) -> u64 {
+        let held = self.held.iter().map(|(_, entry)| *entry);
+        let entries = self.tensors.iter().copied().chain(held).map(put_bytes);
+        entries.chain(self.seals.iter().map(|seal| seal.encoded_bytes())).sum::<usize>() as u64
+    }
+}
+
+impl<'a> From<&'a Checkpoint> for IndexParts<'a> {
+    fn from(Checkpoint { tensors, held, seals, .. }: &'a Checkpoint) -> Self {
+        Self {
+            tensors: tensors.iter().collect(),
+            held: held.iter().map(|held| (held.number, &held.entry)).collect(),
+            seals: seals.iter().collect(),
+        }
+    }
+}
+
+/// An index without seals.
+impl<'a> From<&'a [TensorEntry]> for IndexParts<'a> {
+    fn from(tensors: &'a [TensorEntry]) -> Self {
+        Self { tensors: tensors.iter().collect(), ..Self::default() }
+    }
+}
+
+/// An index without seals.
+impl<'a> From<&'a Vec<TensorEntry>> for IndexParts<'a> {
+    fn from(tensors: &'a Vec<TensorEntry>) -> Self {
+        tensors.as_slice().into()
+    }
 }
 
 /// Why no checkpoint can be read from a slot.
@@ -86,35 +135,30 @@ impl Checkpoint {
         share: u32,
         epoch: u64,
         segments: &[u32],
-        tensors: &[impl Borrow<TensorEntry>],
+        index: &IndexParts<'_>,
     ) -> Vec<u8> {
         let start = Self::payload_start(segments.len() as u64) as usize;
-        let payload_bytes = Self::payload_bytes(tensors);
+        let payload_bytes = index.bytes();
         let mut bytes = Vec::with_capacity(start + payload_bytes as usize + BLOCK_BYTES as usize);
         bytes.resize(CHECKPOINT_HEADER_BYTES, 0);
         bytes.extend(segments.iter().flat_map(|segment| segment.to_le_bytes()));
         bytes.resize(start, 0);
-        for tensor in tensors {
-            encode_put(tensor.borrow(), &mut bytes);
-        }
+        index.tensors.iter().for_each(|tensor| encode_put(tensor, &mut bytes));
+        index.held.iter().for_each(|(number, entry)| encode_hold(*number, entry, &mut bytes));
+        index.seals.iter().for_each(|seal| encode_seal(seal, &mut bytes));
         let mut head = CheckpointOnMedia::zeroed();
         head.magic = MAGIC;
         head.share = share.into();
         head.pool = pool.into();
         head.epoch = epoch.into();
         head.payload_bytes = payload_bytes.into();
-        head.tensors = (tensors.len() as u64).into();
+        head.tensors = (index.tensors.len() as u64).into();
         head.segments = (segments.len() as u32).into();
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
         bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
         bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
         bytes
-    }
-
-    /// The bytes that these tensors take in a checkpoint.
-    pub fn payload_bytes(tensors: &[impl Borrow<TensorEntry>]) -> u64 {
-        tensors.iter().map(|tensor| put_bytes(tensor.borrow()) as u64).sum()
     }
 
     /// Where the tensors begin in a checkpoint that lists so many segments, in bytes from its
@@ -155,17 +199,22 @@ impl Checkpoint {
         let payload_start = Self::payload_start(segments.len() as u64) as usize;
         let payload = &content[payload_start - CHECKPOINT_HEADER_BYTES..];
         let wrong = |what: String| CheckpointError::Content { epoch, what };
-        let mut tensors = Vec::new();
+        let (mut tensors, mut versions, mut seals) = (Vec::new(), Vec::new(), Vec::new());
         for change in changes_in(payload) {
             match change.map_err(|source: EntryError| wrong(source.to_string()))? {
                 Change::Put(entry) => tensors.push(entry),
-                Change::Delete(_) => return Err(wrong("it contains a deletion".into())),
+                Change::Hold(version) => versions.push(version),
+                Change::Seal(seal) => seals.push(seal),
+                Change::Delete(_) | Change::Drop(_) => {
+                    return Err(wrong("it contains a deletion".into()));
+                }
             }
         }
         if tensors.len() as u64 != head.tensors.get() {
             return Err(wrong(format!("{} tensors, not {}", tensors.len(), head.tensors.get())));
         }
-        Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, segments, tensors })
+        let (pool, share) = (head.pool.get(), head.share.get());
+        Ok(Self { pool, share, epoch, segments, tensors, held: versions, seals })
     }
 
     /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known
@@ -199,13 +248,27 @@ mod tests {
     }
 
     fn encode(checkpoint: &Checkpoint) -> Vec<u8> {
-        let Checkpoint { pool, share, epoch, segments, tensors } = checkpoint;
-        Checkpoint::encode(*pool, *share, *epoch, segments, tensors)
+        let Checkpoint { pool, share, epoch, segments, .. } = checkpoint;
+        Checkpoint::encode(*pool, *share, *epoch, segments, &checkpoint.into())
     }
 
     fn checkpoint(tensors: u128) -> Checkpoint {
         let (segments, tensors) = (Vec::new(), (0..tensors).map(entry).collect());
-        Checkpoint { pool: 3, share: 1, epoch: 9, segments, tensors }
+        let (held, seals) = (Vec::new(), Vec::new());
+        Checkpoint { pool: 3, share: 1, epoch: 9, segments, tensors, held, seals }
+    }
+
+    #[test]
+    fn seals_stand_behind_the_tensors_and_are_read_back() {
+        let held = vec![HeldVersion { number: 5, entry: entry(1) }];
+        let seal = Seal { name: "step 1".into(), sealed_at: 9, versions: vec![5] };
+        let whole = Checkpoint { held, seals: vec![seal], ..checkpoint(3) };
+        let bytes = encode(&whole);
+        assert_eq!(
+            Checkpoint::claim(&bytes).unwrap().payload_bytes,
+            IndexParts::from(&whole).bytes()
+        );
+        assert_eq!(Checkpoint::decode(&bytes), Ok(whole));
     }
 
     #[test]
@@ -215,7 +278,7 @@ mod tests {
             assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint(tensors)));
             let claim = Checkpoint::claim(&bytes).unwrap();
             assert_eq!((claim.epoch, claim.bytes, claim.segments), (9, bytes.len() as u64, 0));
-            let payload = Checkpoint::payload_bytes(&checkpoint(tensors).tensors);
+            let payload = IndexParts::from(&checkpoint(tensors)).bytes();
             assert_eq!(claim.payload_bytes, payload);
             assert!(Checkpoint::is_copy(&bytes, &bytes[..CHECKPOINT_HEADER_BYTES]));
             assert!(!Checkpoint::is_copy(&encoded(tensors + 1), &bytes));

@@ -35,7 +35,7 @@ fn the_document_shows_every_structure_as_it_is() {
         fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
-            reserved),
+            number),
         fields!(RunOnMedia: segment, block, blocks, reserved),
         fields!(CheckpointOnMedia: magic, checksum, share, pool, epoch, payload_bytes, tensors,
             segments, reserved),
@@ -71,6 +71,7 @@ fn fixture_superblock() -> Superblock {
         formatted_at: 1_700_000_000,
         depth: None,
         index_in_segments: false,
+        seals: false,
     }
 }
 
@@ -126,8 +127,9 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
 
     let (pool, share, epoch) = (superblock.pool, 2, 9);
     let (segments, tensors) = (Vec::new(), fixture_tensors());
-    let checkpoint = Checkpoint { pool, share, epoch, segments, tensors };
-    let written = Checkpoint::encode(pool, share, epoch, &[], &checkpoint.tensors);
+    let (held, seals) = (Vec::new(), Vec::new());
+    let checkpoint = Checkpoint { pool, share, epoch, segments, tensors, held, seals };
+    let written = Checkpoint::encode(pool, share, epoch, &[], &(&checkpoint).into());
     let fixture = check_fixture("checkpoint", &written);
     assert_eq!(Checkpoint::decode(&fixture), Ok(checkpoint));
 

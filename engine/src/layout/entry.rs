@@ -6,6 +6,9 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use super::endian::{U16, U32, U64, U128};
+use super::seal::{
+    self, HeldVersion, KIND_DROP, KIND_HOLD, KIND_SEAL, Seal, decode_drop, decode_seal,
+};
 use super::tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 use super::{BLOCK_BYTES, blocks_for};
 
@@ -24,7 +27,8 @@ pub(super) struct EntryOnMedia {
     pub(super) name_bytes: U16,
     pub(super) kind: u8,
     pub(super) class: u8,
-    pub(super) reserved: [u8; 8],
+    /// Of a held version; when a seal was made; zero in puts and deletions.
+    pub(super) number: U64,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -78,6 +82,12 @@ pub enum Change {
     Put(TensorEntry),
     /// The tensor disappears.
     Delete(TensorId),
+    /// A version that seals hold, or where it lies from now on.
+    Hold(HeldVersion),
+    /// The seal appears, or takes the place of an older one of its name.
+    Seal(Seal),
+    /// The seal of this name disappears, and what it alone holds.
+    Drop(Box<str>),
 }
 
 /// Why bytes are not a sequence of changes.
@@ -94,7 +104,9 @@ pub struct EntryError {
 pub fn encoded_bytes(change: &Change) -> usize {
     match change {
         Change::Delete(_) => size_of::<EntryOnMedia>(),
-        Change::Put(entry) => put_bytes(entry),
+        Change::Put(entry) | Change::Hold(HeldVersion { entry, .. }) => put_bytes(entry),
+        Change::Seal(seal) => seal.encoded_bytes(),
+        Change::Drop(name) => seal::drop_bytes(name),
     }
 }
 
@@ -122,11 +134,23 @@ pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
             head.kind = KIND_DELETE;
             out.extend_from_slice(bytemuck::bytes_of(&head));
         }
+        Change::Hold(HeldVersion { number, entry }) => encode_hold(*number, entry, out),
+        Change::Seal(seal) => seal::encode_seal(seal, out),
+        Change::Drop(name) => seal::encode_drop(name, out),
     }
 }
 
 /// Appends the change that brings `entry` to `out`.
 pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
+    encode_tensor(KIND_PUT, 0, entry, out);
+}
+
+/// Appends the change that brings a held version to `out`.
+pub(super) fn encode_hold(number: u64, entry: &TensorEntry, out: &mut Vec<u8>) {
+    encode_tensor(KIND_HOLD, number, entry, out);
+}
+
+fn encode_tensor(kind: u8, number: u64, entry: &TensorEntry, out: &mut Vec<u8>) {
     let end = out.len() + put_bytes(entry);
     let name = entry.name.as_deref().unwrap_or_default();
     let mut head = EntryOnMedia::zeroed();
@@ -136,8 +160,9 @@ pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
     head.runs = (entry.runs.len() as u32).into();
     head.checksums = (entry.checksums.len() as u32).into();
     head.name_bytes = (name.len() as u16).into();
-    head.kind = KIND_PUT;
+    head.kind = kind;
     head.class = entry.class as u8;
+    head.number = number.into();
     out.extend_from_slice(bytemuck::bytes_of(&head));
     for run in &entry.runs {
         out.extend_from_slice(bytemuck::bytes_of(&RunOnMedia {
@@ -188,17 +213,25 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
     let head: EntryOnMedia = bytemuck::pod_read_unaligned(head);
     let length = head.entry_bytes.get() as usize;
     let body = bytes.get(size_of::<EntryOnMedia>()..length).ok_or("its length is impossible")?;
-    let id = TensorId(head.id.get());
-    if head.kind == KIND_DELETE {
-        return if body.is_empty() {
-            Ok((Change::Delete(id), length))
-        } else {
-            Err("a deletion carries data")
-        };
+    let change = match head.kind {
+        KIND_PUT => Change::Put(decode_tensor(&head, body)?),
+        KIND_DELETE if body.is_empty() => Change::Delete(TensorId(head.id.get())),
+        KIND_DELETE => return Err("a deletion carries data"),
+        KIND_HOLD => {
+            let number = head.number.get();
+            Change::Hold(HeldVersion { number, entry: decode_tensor(&head, body)? })
+        }
+        KIND_SEAL => Change::Seal(decode_seal(&head, body)?),
+        KIND_DROP => Change::Drop(decode_drop(&head, body)?),
+        _ => return Err("its kind is unknown"),
+    };
+    if head.kind != KIND_DELETE && !length.is_multiple_of(8) {
+        return Err("its length is no multiple of 8 bytes");
     }
-    if head.kind != KIND_PUT {
-        return Err("its kind is unknown");
-    }
+    Ok((change, length))
+}
+
+fn decode_tensor(head: &EntryOnMedia, body: &[u8]) -> Result<TensorEntry, &'static str> {
     let class = LifetimeClass::from_media(head.class).ok_or("its lifetime class is unknown")?;
     let name_bytes = usize::from(head.name_bytes.get());
     if name_bytes > NAME_BYTES_MAX {
@@ -210,7 +243,7 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
     let checksums_bytes = head.checksums.get() as usize * size_of::<U32>();
     let (checksums, rest) = rest.split_at_checked(checksums_bytes).ok_or(cut)?;
     let (name, padding) = rest.split_at_checked(name_bytes).ok_or(cut)?;
-    if padding.len() >= 8 || !length.is_multiple_of(8) || padding.iter().any(|&byte| byte != 0) {
+    if padding.len() >= 8 || padding.iter().any(|&byte| byte != 0) {
         return Err("its padding is not zero up to a multiple of 8 bytes");
     }
     let name = std::str::from_utf8(name).map_err(|_| "its name is not UTF-8")?;
@@ -231,8 +264,8 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
     if runs.iter().any(|run| run.blocks == 0) {
         return Err("it has an empty run");
     }
-    let entry = TensorEntry {
-        id,
+    Ok(TensorEntry {
+        id: TensorId(head.id.get()),
         name: (!name.is_empty()).then(|| name.into()),
         length: length_bytes,
         class,
@@ -241,8 +274,7 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
             .chunks_exact(size_of::<U32>())
             .map(|bytes| bytemuck::pod_read_unaligned::<U32>(bytes).get())
             .collect(),
-    };
-    Ok((Change::Put(entry), length))
+    })
 }
 
 #[cfg(test)]
@@ -263,7 +295,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn encoded(changes: &[Change]) -> Vec<u8> {
+    pub(crate) fn encoded(changes: &[Change]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for change in changes {
             let before = bytes.len();

@@ -20,11 +20,14 @@ mod geometry;
 mod holder;
 mod log_image;
 mod owner;
+mod seal;
 mod superblock;
 mod tensor;
 
 pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
-pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, CheckpointError};
+pub use checkpoint::{
+    CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, CheckpointError, IndexParts,
+};
 pub use entry::{
     Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
 };
@@ -33,6 +36,7 @@ pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;
 pub use owner::Owner;
+pub use seal::{HeldVersion, Seal};
 pub use superblock::{
     FORMAT_VERSION, MAGIC, Superblock, SuperblockError, is_protective_mbr, protective_mbr,
 };

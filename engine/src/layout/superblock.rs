@@ -20,8 +20,11 @@ const DEPTH_MAX: u32 = 1024;
 /// Index checkpoints may go on in segments of the log.
 const INDEX_IN_SEGMENTS: u64 = 1 << 2;
 
+/// The index may have seals.
+const SEALS: u64 = 1 << 3;
+
 /// Feature bits that a reader must know, by bit and name.
-const FEATURES: &[(u64, &str)] = &[(INDEX_IN_SEGMENTS, "index-in-segments")];
+const FEATURES: &[(u64, &str)] = &[(INDEX_IN_SEGMENTS, "index-in-segments"), (SEALS, "seals")];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
 const FEATURES_FORESEEN: &[(u64, &str)] = &[(1 << 0, "copy-forward"), (1 << 1, "data-placement")];
@@ -86,6 +89,9 @@ pub struct Superblock {
     /// Whether index checkpoints may go on in segments of the log (feature bit 2). Older software
     /// does not know that and refuses the pool.
     pub index_in_segments: bool,
+    /// Whether the index may have seals (feature bit 3). Older software does not know them and
+    /// refuses the pool.
+    pub seals: bool,
 }
 
 /// Why a block is not a superblock that this version can use.
@@ -160,7 +166,9 @@ impl Superblock {
         block.shares = geometry.shares.into();
         block.formatted_at = self.formatted_at.into();
         block.depth = self.depth.unwrap_or(0).into();
-        block.features = if self.index_in_segments { INDEX_IN_SEGMENTS } else { 0 }.into();
+        let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS) | bit(self.seals, SEALS);
+        block.features = features.into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -220,6 +228,7 @@ impl Superblock {
             formatted_at: block.formatted_at.get(),
             depth: Some(block.depth.get()).filter(|depth| (1..=DEPTH_MAX).contains(depth)),
             index_in_segments: block.features.get() & INDEX_IN_SEGMENTS != 0,
+            seals: block.features.get() & SEALS != 0,
         })
     }
 }
@@ -302,6 +311,7 @@ mod tests {
             formatted_at: 1_700_000_000,
             depth: None,
             index_in_segments: false,
+            seals: false,
         }
     }
 
@@ -325,6 +335,9 @@ mod tests {
         let grown = Superblock { index_in_segments: true, ..superblock() };
         assert_eq!(grown.encode()[24..32], 4_u64.to_le_bytes());
         assert_eq!(Superblock::decode(&grown.encode()), Ok(grown));
+        let sealed = Superblock { seals: true, ..grown };
+        assert_eq!(sealed.encode()[24..32], 12_u64.to_le_bytes());
+        assert_eq!(Superblock::decode(&sealed.encode()), Ok(sealed));
     }
 
     #[test]

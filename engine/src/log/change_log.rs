@@ -10,7 +10,6 @@
 //! There is one such write at a time: a record behind a gap is damage to recovery, never a crash's
 //! doing.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Range;
 
@@ -18,7 +17,9 @@ use thiserror::Error;
 
 use super::index_room::CheckpointRoom;
 use super::stripe::StripeMap;
-use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, ShareArea, SlotArea, TensorEntry};
+#[cfg(test)]
+use crate::layout::TensorEntry;
+use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, IndexParts, ShareArea, SlotArea};
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
@@ -210,7 +211,7 @@ impl ChangeLog {
     /// A device failed.
     pub fn format<M: LogMedia>(place: LogPlace, media: &M) -> Result<(), AppendError<M::Error>> {
         // The epoch before the first; its slot holds nothing.
-        Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[]).map(drop)
+        Self::resume(place, 1, 0, 0, 0).checkpoint(media, IndexParts::default(), &[]).map(drop)
     }
 
     /// The record of these changes, for which there must be room. Once it is on media,
@@ -246,18 +247,18 @@ impl ChangeLog {
     /// It is too large.
     pub fn next_checkpoint(
         &self,
-        tensors: &[impl Borrow<TensorEntry>],
+        index: &IndexParts<'_>,
         segments: &[u32],
     ) -> Result<Append, IndexFull> {
         let (slot, epoch) = (self.next_slot(), self.end.epoch + 1);
         let LogPlace { pool, share, devices, .. } = self.place;
-        let (room, payload) = (self.place.checkpoint_room(), Checkpoint::payload_bytes(tensors));
+        let (room, payload) = (self.place.checkpoint_room(), index.bytes());
         let used = room.segments_for(payload) as usize;
         let Some(segments) = segments.get(..used).filter(|_| room.lists(used as u64)) else {
             let room = ByteCount(room.with(segments.len() as u64));
             return Err(IndexFull { needed: ByteCount(payload), room });
         };
-        let mut bytes = Checkpoint::encode(pool, share, epoch, segments, tensors);
+        let mut bytes = Checkpoint::encode(pool, share, epoch, segments, index);
         let parts: Vec<_> = self.place.parts(0, slot, segments, bytes.len() as u64).collect();
         // From the last on, so that the part in the slot, mostly the only one, is never copied.
         let writes = parts.into_iter().rev().map(|(device, offset, length)| {
@@ -301,14 +302,14 @@ impl ChangeLog {
     ///
     /// # Errors
     /// See [`AppendError`].
-    pub fn checkpoint<M: LogMedia>(
+    pub fn checkpoint<'a, M: LogMedia>(
         &mut self,
         media: &M,
-        tensors: &[impl Borrow<TensorEntry>],
+        index: impl Into<IndexParts<'a>>,
         segments: &[u32],
     ) -> Result<usize, AppendError<M::Error>> {
         self.refuse_if_stopped()?;
-        let append = self.next_checkpoint(tensors, segments)?;
+        let append = self.next_checkpoint(&index.into(), segments)?;
         let used = append.checkpoint.map_or(0, |(_, used)| used);
         self.write(media, append)?;
         Ok(used)

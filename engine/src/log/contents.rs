@@ -2,15 +2,19 @@
 //! which writes are on their way, and the space of all of them.
 //!
 //! Rules: a version is replaced only by one that is complete; a version that is being read keeps
-//! its space until the last read has ended; a durable tensor appears and disappears only by
-//! [`Contents::apply`], which is called once the commit is on media.
+//! its space until the last read has ended; one that a seal holds keeps it until the last such seal
+//! is gone; a durable tensor appears and disappears only by [`Contents::apply`], which is called
+//! once the commit is on media.
 
+mod after;
 mod audit;
 mod checkpoint;
 mod index;
 mod places;
 mod readers;
 mod relocate;
+mod sealing;
+mod seals;
 mod spares;
 
 use std::collections::HashMap;
@@ -21,15 +25,19 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 pub use relocate::{Reclamation, Relocation, RunGroup};
+pub use sealing::{ComingSeal, SealRefusal};
+pub use seals::SealUse;
 
 use index::Index;
 use places::Places;
+use seals::Seals;
 use spares::SpareVersions;
 
 use super::index_room::IndexRoom;
+use super::recovery::RecoveredIndex;
 use super::space::{AllocationReach, Durability, Space, SpaceUse};
 use super::version::{BeginError, PutRequest, RemoveError, Reservation, Version};
-use crate::layout::{Change, Run, Runs, TensorEntry, TensorId, TensorKey};
+use crate::layout::{HeldVersion, Run, Runs, TensorEntry, TensorId, TensorKey};
 
 /// The writes to one tensor that have begun and not ended.
 #[derive(Debug, Default)]
@@ -80,6 +88,7 @@ pub struct Contents {
     places: Places,
     /// Where reclamation is copying to.
     moving: HashMap<u64, Moving>,
+    seals: Seals,
     last_serial: u64,
     /// For versions to come.
     spares: SpareVersions,
@@ -103,23 +112,37 @@ struct Moving {
 }
 
 impl Contents {
-    /// What recovery found: the durable tensors, and their runs by place, in a share with this
-    /// space and this room for its index.
-    pub fn recovered(
-        mut space: Space,
-        mut room: IndexRoom,
-        tensors: Vec<TensorEntry>,
-        runs: Vec<(Run, TensorId)>,
-    ) -> Self {
+    /// What recovery found, in a share with this space and this room for its index.
+    pub fn recovered(mut space: Space, mut room: IndexRoom, index: RecoveredIndex) -> Self {
+        let RecoveredIndex { tensors, held, seals: named, runs } = index;
         let mut current = Index::with_capacity(tensors.len());
         let mut last_serial = 0;
+        let mut version_of = |entry: TensorEntry| {
+            last_serial += 1;
+            let (serial, moves) = (last_serial, 0);
+            Arc::new(Version { entry, durability: Durability::Durable, serial, moves })
+        };
         for entry in tensors {
             space.adopt(&entry.runs, entry.class);
             room.insert(&entry);
-            last_serial += 1;
-            let (serial, moves) = (last_serial, 0);
-            let version = Version { entry, durability: Durability::Durable, serial, moves };
-            current.insert_new(Arc::new(version));
+            current.insert_new(version_of(entry));
+        }
+        let mut seals = Seals::default();
+        for HeldVersion { number, entry } in held {
+            room.insert(&entry);
+            let stands = current.get(entry.id).filter(|it| it.entry.runs == entry.runs);
+            let version = match stands {
+                Some(version) => Arc::clone(version),
+                None => {
+                    space.adopt(&entry.runs, entry.class);
+                    version_of(entry)
+                }
+            };
+            seals.adopt(number, version);
+        }
+        for seal in named {
+            room.insert_bytes(seal.encoded_bytes() as u64);
+            seals.name(seal);
         }
         room.all_segments().for_each(|segment| space.adopt_for_index(segment));
         space.resume();
@@ -137,6 +160,7 @@ impl Contents {
             retired: FxHashMap::default(),
             places,
             moving: HashMap::new(),
+            seals,
             last_serial,
             spares: SpareVersions::default(),
         }
@@ -266,25 +290,6 @@ impl Contents {
         Some(TensorEntry { checksums: checksums.into(), ..entry.clone() })
     }
 
-    /// Every durable tensor as it will be once `changes` are applied, in the order of ids.
-    pub fn durable_after<'a>(&'a self, changes: &'a [Change]) -> Vec<&'a TensorEntry> {
-        // The last change of an id decides.
-        let mut last: HashMap<TensorId, Option<&TensorEntry>> = HashMap::new();
-        for change in changes {
-            match change {
-                Change::Put(entry) => last.insert(entry.id, Some(entry)),
-                Change::Delete(id) => last.insert(*id, None),
-            };
-        }
-        let kept = self.durable().map(|version| &version.entry);
-        let kept = kept.filter(|entry| !last.contains_key(&entry.id));
-        // With the ids beside them, since sorting would look up each many times.
-        let mut tensors: Vec<(TensorId, &TensorEntry)> =
-            kept.chain(last.values().flatten().copied()).map(|entry| (entry.id, entry)).collect();
-        tensors.sort_unstable_by_key(|(id, _)| *id);
-        tensors.into_iter().map(|(_, entry)| entry).collect()
-    }
-
     /// A commit is on media: its tensors appear, the ones they replace and the deleted ones
     /// disappear.
     pub fn apply(&mut self, puts: Vec<(Reservation, Vec<u32>)>, deletes: &[TensorId]) {
@@ -332,7 +337,7 @@ impl Contents {
 
     /// How the space is used.
     pub fn space_use(&self) -> SpaceUse {
-        self.space.space_use()
+        SpaceUse { sealed: self.bytes_held_alone(), ..self.space.space_use() }
     }
 
     /// Durable versions, in no order.
@@ -407,13 +412,20 @@ impl Contents {
         }
     }
 
-    /// Nobody can find this version any more.
+    /// This version stands under its id no more.
     fn retire(&mut self, version: Arc<Version>) {
         if version.durability == Durability::Durable {
             self.room.remove(&version.entry);
         }
-        self.release_blocks(&version, &version.entry.runs);
-        self.spares.keep(version);
+        self.release_unless_held(version);
+    }
+
+    /// Nobody can find this version any more, unless it is held by a seal.
+    fn release_unless_held(&mut self, version: Arc<Version>) {
+        if self.seals.number_of(&version).is_none() {
+            self.release_blocks(&version, &version.entry.runs);
+            self.spares.keep(version);
+        }
     }
 
     /// These runs of a version are found no more; they stay while somebody reads the version.

@@ -1,6 +1,7 @@
 //! The index without devices: who may be read when, and whose space is kept.
 
 use super::*;
+use crate::layout::Change;
 use crate::layout::{BLOCK_BYTES, Geometry, LifetimeClass, ShareArea, SlotArea};
 use crate::log::change_log::LogPlace;
 use crate::log::space::{Lane, Wanted};
@@ -14,7 +15,7 @@ fn contents(segments: u32) -> Contents {
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
     let place = LogPlace { pool: 1, share: 0, area, stripes: stripes(), devices: 1, only: None };
     let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
-    Contents::recovered(Space::new(&area, 4), room, Vec::new(), Vec::new())
+    Contents::recovered(Space::new(&area, 4), room, RecoveredIndex::default())
 }
 
 /// One device, segments of 4 blocks.
@@ -115,12 +116,12 @@ fn durable_tensors_appear_and_disappear_only_by_a_commit() {
     assert_eq!(length(&contents), None);
     assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
     let entry = contents.entry(&write, &[5]).unwrap();
-    assert_eq!(contents.durable_after(&[Change::Put(entry.clone())]), [&entry]);
+    assert_eq!(contents.durable_after(&[Change::Put(entry.clone())]).tensors, [&entry]);
     contents.apply(vec![(write, vec![5])], &[]);
     assert_eq!(length(&contents), Some(1));
     assert_eq!(contents.remove_scratch(ID), Err(RemoveError::IsDurable));
     assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
-    assert_eq!(contents.durable_after(&[Change::Delete(ID)]), Vec::<&TensorEntry>::new());
+    assert_eq!(contents.durable_after(&[Change::Delete(ID)]).tensors, Vec::<&TensorEntry>::new());
     contents.apply(vec![], &[ID]);
     assert_eq!(length(&contents), None);
     let space = contents.audit().unwrap();

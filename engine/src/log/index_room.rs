@@ -47,9 +47,9 @@ impl CheckpointRoom {
 /// How the room for the index is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexUse {
-    /// Bytes that the durable tensors take in a checkpoint.
+    /// Bytes that durable tensors and seals take in a checkpoint.
     pub live: ByteCount,
-    /// The same for those that are being put.
+    /// The same for those that are being put and made.
     pub coming: ByteCount,
     /// Bytes for which there is room now. It grows by segments where the pool allows that.
     pub room: ByteCount,
@@ -173,14 +173,24 @@ impl IndexRoom {
         self.coming -= bytes;
     }
 
-    /// A durable tensor is there.
+    /// A durable tensor, or a version that a seal holds, is there.
     pub(super) fn insert(&mut self, entry: &TensorEntry) {
-        self.live += self.bytes_of(entry);
+        self.insert_bytes(self.bytes_of(entry));
     }
 
     /// It is there no more.
     pub(super) fn remove(&mut self, entry: &TensorEntry) {
-        self.live -= self.bytes_of(entry);
+        self.remove_bytes(self.bytes_of(entry));
+    }
+
+    /// An entry of so many bytes is there.
+    pub(super) fn insert_bytes(&mut self, bytes: u64) {
+        self.live += bytes;
+    }
+
+    /// It is there no more.
+    pub(super) fn remove_bytes(&mut self, bytes: u64) {
+        self.live -= bytes;
     }
 }
 

@@ -16,9 +16,9 @@ mod version;
 pub use change_log::{
     Append, AppendError, ChangeLog, IndexFull, LogEnd, LogMedia, LogPlace, MetaWrite,
 };
-pub use contents::{Contents, Reclamation, Relocation, RunGroup};
+pub use contents::{ComingSeal, Contents, Reclamation, Relocation, RunGroup, SealRefusal, SealUse};
 pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
-pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover};
+pub use recovery::{EPOCHS_END, Recovered, RecoveredIndex, RecoveryError, recover};
 pub use space::{AllocationReach, Durability, Full, LANES, Lane, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
 pub use version::{BeginError, PutRequest, RemoveError, Reservation, Version};

@@ -10,7 +10,7 @@
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use thiserror::Error;
@@ -18,16 +18,14 @@ use thiserror::Error;
 use super::change_log::{ChangeLog, LogMedia, LogPlace};
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointClaim,
-    CheckpointError, LogImage, RecordHead, Run, TensorEntry, TensorId,
+    CheckpointError, HeldVersion, LogImage, RecordHead, Run, Seal, TensorEntry, TensorId,
 };
 
 /// What stood on the media.
 #[derive(Debug)]
 pub struct Recovered {
-    /// Every durable tensor, by id.
-    pub tensors: Vec<TensorEntry>,
-    /// Where they lie, by place.
-    pub runs: Vec<(Run, TensorId)>,
+    /// What the share contains.
+    pub index: RecoveredIndex,
     /// The segments that each slot's checkpoint goes on in; nothing else lies there.
     pub index_segments: [Vec<u32>; 2],
     /// The change log, ready to be continued.
@@ -38,6 +36,20 @@ pub struct Recovered {
     /// Whether the next commit may follow directly. If not, a checkpoint must be written first:
     /// records stand in the log that may be on one device only, or not yet on media.
     pub settled: bool,
+}
+
+/// What a share contains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveredIndex {
+    /// Every durable tensor, by id.
+    pub tensors: Vec<TensorEntry>,
+    /// Every version that a seal holds, by number. One that lies where its tensor lies is its
+    /// tensor.
+    pub held: Vec<HeldVersion>,
+    /// Every seal, by name.
+    pub seals: Vec<Seal>,
+    /// Where all of it lies, by place.
+    pub runs: Vec<(Run, TensorId)>,
 }
 
 /// Why a share cannot be recovered.
@@ -95,20 +107,31 @@ pub fn recover<M: LogMedia>(
     Reader::new(place, media).recover()
 }
 
-/// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
-fn apply(mut tensors: Vec<TensorEntry>, changes: Vec<Change>) -> Vec<TensorEntry> {
-    // The last change of an id decides.
+/// The index once the log's changes are applied to the checkpoint, in the order of ids, numbers and
+/// names. A version that no seal names any more is not held.
+fn apply(checkpoint: Checkpoint, changes: Vec<Change>) -> RecoveredIndex {
+    let Checkpoint { mut tensors, held, seals, .. } = checkpoint;
+    // The last change of an id, of a number, of a name decides.
     let mut last: HashMap<TensorId, Option<TensorEntry>> = HashMap::new();
+    let mut held: BTreeMap<u64, HeldVersion> = held.into_iter().map(|it| (it.number, it)).collect();
+    let mut seals: BTreeMap<Box<str>, Seal> =
+        seals.into_iter().map(|it| (it.name.clone(), it)).collect();
     for change in changes {
         match change {
-            Change::Put(entry) => last.insert(entry.id, Some(entry)),
-            Change::Delete(id) => last.insert(id, None),
-        };
+            Change::Put(entry) => drop(last.insert(entry.id, Some(entry))),
+            Change::Delete(id) => drop(last.insert(id, None)),
+            Change::Hold(version) => drop(held.insert(version.number, version)),
+            Change::Seal(seal) => drop(seals.insert(seal.name.clone(), seal)),
+            Change::Drop(name) => drop(seals.remove(&name)),
+        }
     }
     tensors.retain(|entry| !last.contains_key(&entry.id));
     tensors.extend(last.into_values().flatten());
     tensors.sort_by_key(|entry| entry.id);
-    tensors
+    let named: HashSet<u64> = seals.values().flat_map(|seal| &seal.versions).copied().collect();
+    held.retain(|number, _| named.contains(number));
+    let (held, seals) = (held.into_values().collect(), seals.into_values().collect());
+    RecoveredIndex { tensors, held, seals, runs: Vec::new() }
 }
 
 /// What a slot's header says, which may not be true.
@@ -155,7 +178,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
     fn recover(&self) -> Result<Recovered, RecoveryError<M::Error>> {
         let place = self.place;
         let Newest { slot, checkpoint, copies, passed_over, .. } = self.newest_checkpoint()?;
-        let Checkpoint { epoch, segments, tensors, .. } = checkpoint;
+        let (epoch, segments) = (checkpoint.epoch, checkpoint.segments.clone());
         if epoch >= EPOCHS_END {
             let what = format!("no share has written {epoch} checkpoints");
             return Err(RecoveryError::Contradiction(what));
@@ -165,19 +188,20 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         }
         let log = self.read_log(slot, epoch)?;
 
-        let tensors = apply(tensors, log.changes);
-        let runs = checked_runs(&place, &tensors).map_err(RecoveryError::Contradiction)?;
-        if let Some(both) = segments.iter().find(|&&it| holds_tensors(&runs, it)) {
+        let mut index = apply(checkpoint, log.changes);
+        index.runs = checked_runs(&place, &index).map_err(RecoveryError::Contradiction)?;
+        let runs = &index.runs;
+        if let Some(both) = segments.iter().find(|&&it| holds_tensors(runs, it)) {
             let what = format!("segment {both} holds tensors and the index");
             return Err(RecoveryError::Contradiction(what));
         }
         let mut index_segments = [Vec::new(), Vec::new()];
-        index_segments[1 - slot] = self.segments_before(slot, epoch, &segments, &runs);
+        index_segments[1 - slot] = self.segments_before(slot, epoch, &segments, runs);
         index_segments[slot] = segments;
         let all_copies = copies == place.copies().len() && passed_over.is_empty();
         let settled = log.records == 0 && all_copies && !log.failed_reads;
         let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-        Ok(Recovered { tensors, runs, index_segments, log, passed_over, settled })
+        Ok(Recovered { index, index_segments, log, passed_over, settled })
     }
 
     /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the
@@ -434,26 +458,29 @@ impl<'a, M: LogMedia> Reader<'a, M> {
     }
 }
 
-/// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per
-/// piece, no two in one place.
-fn checked_runs(place: &LogPlace, tensors: &[TensorEntry]) -> Result<Vec<(Run, TensorId)>, String> {
-    let (segments, stripes) = (place.segments(), &place.stripes);
-    let segment_blocks = stripes.segment_blocks();
-    let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
+/// The runs of all tensors by place, if the index can be: runs inside the share, one checksum per
+/// piece, no two versions in one place, and seals of what is there.
+fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, TensorId)>, String> {
+    let RecoveredIndex { tensors, held, seals, .. } = index;
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].id == pair[1].id) {
         return Err(format!("{} is there twice", pair[0].id));
     }
+    check_seals(held, seals)?;
+    let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len() + held.len());
     for entry in tensors {
-        for run in &entry.runs {
-            if !segments.contains(&run.segment) || run.end() > segment_blocks {
-                return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
+        check_entry(place, entry)?;
+        runs.extend(entry.runs.iter().map(|run| (*run, entry.id)));
+    }
+    for HeldVersion { number, entry } in held {
+        check_entry(place, entry)?;
+        let stands = tensors.binary_search_by_key(&entry.id, |tensor| tensor.id);
+        let stands = stands.ok().map(|at| &tensors[at]).filter(|it| it.runs == entry.runs);
+        match stands {
+            Some(same) if (same.length, &same.checksums) != (entry.length, &entry.checksums) => {
+                return Err(format!("version {number} of {} lies where another lies", entry.id));
             }
-            runs.push((*run, entry.id));
-        }
-        let pieces = stripes.count(&entry.runs);
-        if entry.checksums.len() != pieces {
-            let found = entry.checksums.len();
-            return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
+            Some(_) => (),
+            None => runs.extend(entry.runs.iter().map(|run| (*run, entry.id))),
         }
     }
     runs.sort_unstable_by_key(|(run, _)| (u64::from(run.segment) << 32) | u64::from(run.block));
@@ -464,6 +491,40 @@ fn checked_runs(place: &LogPlace, tensors: &[TensorEntry]) -> Result<Vec<(Run, T
         }
     }
     Ok(runs)
+}
+
+/// Whether an entry lies inside of its share and has a checksum for each piece.
+fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
+    let (segments, stripes) = (place.segments(), &place.stripes);
+    let is_outside =
+        |run: &&Run| !segments.contains(&run.segment) || run.end() > stripes.segment_blocks();
+    if let Some(run) = entry.runs.iter().find(is_outside) {
+        return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
+    }
+    let (found, pieces) = (entry.checksums.len(), stripes.count(&entry.runs));
+    if found != pieces {
+        return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
+    }
+    Ok(())
+}
+
+/// Whether every seal names versions that are there, and each tensor once.
+fn check_seals(held: &[HeldVersion], seals: &[Seal]) -> Result<(), String> {
+    for Seal { name, versions, .. } in seals {
+        let mut ids = HashSet::with_capacity(versions.len());
+        for number in versions {
+            let Ok(at) = held.binary_search_by_key(number, |it| it.number) else {
+                return Err(format!(
+                    "the seal {name:?} names version {number}, which is not there"
+                ));
+            };
+            let id = held[at].entry.id;
+            if !ids.insert(id) {
+                return Err(format!("the seal {name:?} names {id} twice"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether one of these runs, which stand in their order, lies in a segment.

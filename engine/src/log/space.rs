@@ -34,8 +34,10 @@ const SEGMENTS_FOR_SECOND: u32 = 32;
 pub struct SpaceUse {
     /// All of it.
     pub capacity: ByteCount,
-    /// Held by tensors that can be read.
+    /// Held by tensors that can be read, and by seals.
     pub live: ByteCount,
+    /// The part of `live` that only seals hold: what their tensors were, and are no more.
+    pub sealed: ByteCount,
     /// Held by nothing, but in a segment that is not free yet.
     pub dead: ByteCount,
     /// Free segments, and what is left of the open ones.
@@ -292,6 +294,7 @@ impl Space {
         SpaceUse {
             capacity: bytes(capacity),
             live: bytes(self.live),
+            sealed: ByteCount(0),
             dead: bytes(capacity - self.live - self.reserved - index - free),
             free: bytes(free),
             reclaim_reserve: bytes(kept),

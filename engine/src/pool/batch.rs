@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::Pool;
-use super::commit::{Commit, StagedPut, Work, WrittenPut, told};
-use super::error::{CommitError, DeleteError, PutError};
+use super::commit::{Commit, SealChange, StagedPut, Work, WrittenPut, told};
+use super::error::{CommitError, DeleteError, PutError, SealError};
 use super::options::PutOptions;
 use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
 use crate::log::{Durability, Lane, PutRequest};
@@ -20,6 +20,8 @@ pub struct Batch {
     /// When the change of each tensor came.
     of: HashMap<TensorId, u64>,
     next: u64,
+    /// The last change of each seal.
+    seals: Vec<SealChange>,
 }
 
 /// A change of a batch.
@@ -30,7 +32,7 @@ enum Staged {
 
 impl Batch {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, changes: BTreeMap::new(), of: HashMap::new(), next: 0 }
+        Self { pool, changes: BTreeMap::new(), of: HashMap::new(), next: 0, seals: Vec::new() }
     }
 
     /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells
@@ -92,6 +94,51 @@ impl Batch {
         Ok(())
     }
 
+    /// Seals what stands under these keys now, scratch or durable, under a name: nothing is copied,
+    /// and it stays as it is, whatever happens to the tensors. The seal appears with the commit, in
+    /// the place of an older one of its name. What this batch puts does not stand yet.
+    pub fn seal<Key: Into<TensorKey>>(
+        &mut self,
+        name: &str,
+        keys: impl IntoIterator<Item = Key>,
+    ) -> Result<(), SealError> {
+        let keys = keys.into_iter().map(Into::into).collect();
+        let seal = self.pool.begin_seal(name, keys)?;
+        self.stage_seal(SealChange::Seal(seal));
+        Ok(())
+    }
+
+    /// Drops a seal: what it alone holds is free once the commit has returned. Takes back a seal of
+    /// this batch, too.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn drop_seal(&mut self, name: &str) -> Result<(), SealError> {
+        self.pool.check_usable()?;
+        if self.pool.is_read_only() {
+            return Err(SealError::ReadOnly(name.into()));
+        }
+        let stands = self.pool.0.commits.seal_outcome(name);
+        let stands = stands.unwrap_or_else(|| self.pool.0.shared.contents().seal(name).is_some());
+        let staged = self.seals.iter().find(|change| change.name() == name);
+        match staged {
+            Some(SealChange::Drop(_)) => return Err(SealError::Absent(name.into())),
+            None if !stands => return Err(SealError::Absent(name.into())),
+            _ => (),
+        }
+        if stands {
+            self.stage_seal(SealChange::Drop(name.into()));
+        } else {
+            self.seals.retain(|change| change.name() != name);
+        }
+        Ok(())
+    }
+
+    fn stage_seal(&mut self, change: SealChange) {
+        self.seals.retain(|other| other.name() != change.name());
+        self.seals.push(change);
+    }
+
     /// Waits for the batch's writes and makes all of its changes durable. When this returns, they
     /// survive any crash; when it fails, none of them is there, unless the error says that this is
     /// in doubt.
@@ -106,7 +153,7 @@ impl Batch {
     /// The pool is of no use. What else may go wrong is for the [`Commit`] to tell.
     pub fn start_commit(self) -> Result<Commit, CommitError> {
         self.pool.check_usable()?;
-        let Self { pool, changes, .. } = self;
+        let Self { pool, changes, seals, .. } = self;
         let (mut puts, mut deletes) = (Vec::new(), Vec::new());
         for change in changes.into_values() {
             match change {
@@ -114,7 +161,7 @@ impl Batch {
                 Staged::Delete(id) => deletes.push(id),
             }
         }
-        Ok(pool.0.commits.start(Work::batch(&pool.0.shared, puts, deletes)))
+        Ok(pool.0.commits.start(Work::batch(&pool.0.shared, puts, deletes, seals)))
     }
 
     /// A change, in the place of an earlier one of the same tensor.

@@ -8,9 +8,9 @@ use thiserror::Error;
 use super::calibrate::CalibrateError;
 use super::events::OlderCopy;
 use crate::layout::{
-    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorKey,
+    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorId, TensorKey,
 };
-use crate::log::{BeginError, Full, IndexFull, SpaceUse};
+use crate::log::{BeginError, Full, IndexFull, SealRefusal, SpaceUse};
 use crate::path::DeviceOpenError;
 use crate::schedule::{ControlError, DrainError, StartError, SubmitError, TransferError};
 use crate::units::ByteCount;
@@ -278,6 +278,17 @@ pub enum GetError {
     /// There is no such tensor.
     #[error("there is no {0}")]
     Unknown(TensorKey),
+    /// There is no such seal.
+    #[error("there is no seal {0:?}")]
+    NoSeal(String),
+    /// The seal does not hold it.
+    #[error("the seal {seal:?} holds no {tensor}")]
+    NotSealed {
+        /// The seal.
+        seal: String,
+        /// The tensor.
+        tensor: TensorKey,
+    },
     /// The range reaches past the tensor's end, or is turned around.
     #[error("bytes {start}..{end} are not within {tensor}, which has {length} bytes")]
     Range {
@@ -323,6 +334,91 @@ pub enum DeleteError {
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),
+}
+
+/// Why there is no seal, or no such seal. Nothing has changed.
+#[derive(Clone, Debug, Error)]
+pub enum SealError {
+    /// No name can be that long, or empty.
+    #[error("a seal's name has 1 to {NAME_BYTES_MAX} bytes, not {0}")]
+    Name(usize),
+    /// There is no seal of this name.
+    #[error("there is no seal {0:?}")]
+    Absent(String),
+    /// There is no such tensor.
+    #[error("{seal:?} cannot be sealed: there is no {tensor}")]
+    Unknown {
+        /// The seal.
+        seal: String,
+        /// The tensor.
+        tensor: TensorKey,
+    },
+    /// A seal holds each tensor once.
+    #[error("{seal:?} cannot be sealed: {tensor} is named twice")]
+    Twice {
+        /// The seal.
+        seal: String,
+        /// The tensor.
+        tensor: TensorKey,
+    },
+    /// The index has no room for it and cannot grow.
+    #[error(
+        "{seal:?} cannot be sealed: the index needs {needed} and has room for {room}; \
+         drop seals or delete durable tensors"
+    )]
+    IndexFull {
+        /// The seal.
+        seal: String,
+        /// What the index needs with it.
+        needed: ByteCount,
+        /// What there is.
+        room: ByteCount,
+    },
+    /// The index would have to grow, and there is no space for it.
+    #[error(
+        "{seal:?} cannot be sealed: the index must grow by {needed} and {available} are free of {}, \
+         of which {} are held by seals alone; drop seals or delete tensors", space.capacity, space.sealed
+    )]
+    PoolFull {
+        /// The seal.
+        seal: String,
+        /// What the index needs.
+        needed: ByteCount,
+        /// What it could have had.
+        available: ByteCount,
+        /// How the space is used.
+        space: SpaceUse,
+    },
+    /// The superblocks must say that the pool has seals, before it has the first.
+    #[error("the superblocks could not be prepared for the pool's first seal: {0}")]
+    Announce(String),
+    /// The pool is open for reading only.
+    #[error("{0:?} cannot be sealed or dropped: the pool is open for reading only")]
+    ReadOnly(String),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+impl SealError {
+    /// What the log answered to the seal of this name.
+    pub(super) fn from_refusal(
+        seal: &str,
+        refusal: SealRefusal,
+        called: impl Fn(TensorId) -> TensorKey,
+    ) -> Self {
+        let seal = seal.to_owned();
+        match refusal {
+            SealRefusal::Unknown(id) => Self::Unknown { seal, tensor: called(id) },
+            SealRefusal::Twice(id) => Self::Twice { seal, tensor: called(id) },
+            SealRefusal::IndexFull(IndexFull { needed, room }) => {
+                Self::IndexFull { seal, needed, room }
+            }
+            SealRefusal::Full(Full { needed, available, space }) => {
+                Self::PoolFull { seal, needed, available, space }
+            }
+        }
+    }
 }
 
 /// Why a commit did not return.

@@ -259,6 +259,7 @@ fn write(
         formatted_at,
         depth,
         index_in_segments: true,
+        seals: false,
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();

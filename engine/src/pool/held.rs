@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Shared;
-use crate::layout::TensorId;
+use super::error::GetError;
+use crate::layout::{TensorId, TensorKey};
 use crate::log::{Reservation, Version};
 use crate::schedule::Subject;
 
@@ -55,6 +56,27 @@ impl Reading {
     pub(super) fn start(shared: &Arc<Shared>, id: TensorId) -> Option<Self> {
         let version = shared.contents().pin(id);
         version.is_some().then(|| Self { shared: Arc::clone(shared), version })
+    }
+
+    /// Of the version that has this number.
+    pub(super) fn start_held(shared: &Arc<Shared>, number: u64) -> Option<Self> {
+        let version = shared.contents().pin_held(number);
+        version.is_some().then(|| Self { shared: Arc::clone(shared), version })
+    }
+
+    /// Of what a seal holds under this id.
+    pub(super) fn start_sealed(
+        shared: &Arc<Shared>,
+        seal: &str,
+        key: &TensorKey,
+    ) -> Result<Self, GetError> {
+        let mut contents = shared.contents();
+        let found = contents.seal(seal).ok_or_else(|| GetError::NoSeal(seal.into()))?;
+        let version = contents.sealed(found).find(|version| version.entry.id == key.id).cloned();
+        let (seal, tensor) = (seal.to_owned(), key.clone());
+        let version = version.ok_or(GetError::NotSealed { seal, tensor })?;
+        let version = Some(contents.pin_version(version));
+        Ok(Self { shared: Arc::clone(shared), version })
     }
 
     pub(super) fn version(&self) -> &Arc<Version> {

@@ -45,6 +45,7 @@ mod pieces;
 mod put;
 mod reclaim;
 mod scrub;
+mod seal;
 mod settle;
 mod start;
 mod stats;
@@ -63,7 +64,7 @@ pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement}
 pub use commit::Commit;
 pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
-    ReclaimError, ScrubError, Unusable,
+    ReclaimError, ScrubError, SealError, Unusable,
 };
 pub use events::OlderCopy;
 pub use format::FormatProgress;
@@ -76,6 +77,7 @@ pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
+pub use seal::{SealDescription, SealedTensor};
 
 use crate::layout::TensorId;
 pub use crate::layout::TensorKey;
@@ -118,6 +120,8 @@ struct Inner {
     read_only: bool,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
+    /// Whether the superblocks say that there are seals.
+    seals_announced: Mutex<bool>,
     opener: AtomicU32,
     housekeeper: Mutex<Option<Housekeeper>>,
 }
@@ -188,6 +192,7 @@ impl Pool {
             read_only: options.read_only,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
+            seals_announced: Mutex::new(opened.seals_announced),
             opener: AtomicU32::new(process::id()),
             housekeeper: Mutex::new(None),
         });
@@ -223,6 +228,34 @@ impl Pool {
         let key = key.into();
         let reading = Reading::start(&self.0.shared, key.id);
         let Some(reading) = reading else { return Err(GetError::Unknown(key)) };
+        self.read(reactor, key, reading, range, (destination, urgency, notify))
+    }
+
+    /// As [`Self::get`], of the version of the tensor that a seal holds.
+    pub fn get_sealed(
+        &self,
+        seal: &str,
+        key: impl Into<TensorKey>,
+        range: Range<u64>,
+        destination: Destination,
+        urgency: Urgency,
+        notify: Option<Notify>,
+    ) -> Result<Ticket, GetError> {
+        let reactor = self.reactor()?;
+        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
+        let key = key.into();
+        let reading = Reading::start_sealed(&self.0.shared, seal, &key)?;
+        self.read(reactor, key, reading, range, (destination, urgency, notify))
+    }
+
+    fn read(
+        &self,
+        reactor: &Reactor,
+        key: TensorKey,
+        reading: Reading,
+        range: Range<u64>,
+        (destination, urgency, notify): (Destination, Urgency, Option<Notify>),
+    ) -> Result<Ticket, GetError> {
         let entry = &reading.version().entry;
         if range.start > range.end || range.end > entry.length {
             let Range { start, end } = range;

@@ -32,6 +32,8 @@ pub(super) struct OpenShare {
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
+    /// Whether the superblocks say that there are seals.
+    pub(super) seals_announced: bool,
     /// `None` where it is open for reading only.
     pub(super) events: Option<EventCount>,
 }
@@ -94,7 +96,9 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
 
     let found = Found { members: &members, superblocks: &superblocks, damaged, place, options };
     let recovered = found.recover(&reactor, events.as_mut())?;
-    let SoundShare { contents, log, handles, repaired_superblocks, metadata_written } = recovered;
+    let SoundShare { contents, log, handles, repaired_superblocks, metadata_written, .. } =
+        recovered;
+    let seals_announced = recovered.seals_announced;
     let reactor = reactor.into_reactor();
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
@@ -110,6 +114,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
         description,
         repaired_superblocks,
         metadata_written,
+        seals_announced,
         events,
     })
 }
@@ -150,6 +155,7 @@ struct SoundShare {
     handles: Handles,
     repaired_superblocks: Vec<String>,
     metadata_written: u64,
+    seals_announced: bool,
 }
 
 impl Found<'_> {
@@ -177,7 +183,7 @@ impl Found<'_> {
             // What stands in a device's cache alone is shown, too: a flush would be a write.
             recover(place, &media).map_err(|error| failed(error.to_string()))?
         };
-        let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
+        let Recovered { index, index_segments, mut log, settled, .. } = recovered;
         let mut space = Space::new(&place.area, geometry.segment_blocks());
         let handles = Handles::of(reactor.capabilities(), options.lanes);
         if !handles.by_lifetime() {
@@ -185,7 +191,8 @@ impl Found<'_> {
         }
         let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
         let room = IndexRoom::new(&place, index_segments, grows);
-        let mut contents = Contents::recovered(space, room, tensors, runs);
+        let mut contents = Contents::recovered(space, room, index);
+        let mut seals_announced = superblocks.iter().all(|superblock| superblock.seals);
         if !writes {
             let metadata_written = 0;
             return Ok(SoundShare {
@@ -194,13 +201,21 @@ impl Found<'_> {
                 handles,
                 repaired_superblocks,
                 metadata_written,
+                seals_announced,
             });
         }
-        if contents.index_should_grow() {
+        let grow = contents.index_should_grow();
+        // Another share's owner may have written over what this one's wrote.
+        let announce = !seals_announced && contents.seals().next().is_some();
+        if grow || announce {
             // Before anything is written that older software does not understand.
             superblocks::rewrite(&media, superblocks, |superblock| {
-                superblock.index_in_segments = true;
+                superblock.index_in_segments |= grow;
+                superblock.seals |= announce;
             })?;
+            seals_announced |= announce;
+        }
+        if grow {
             contents.let_index_grow();
         }
         contents.settle_index(log.next_slot());
@@ -211,7 +226,14 @@ impl Found<'_> {
                 .map_err(|error| failed(error.to_string()))?;
         }
         let metadata_written = metadata_written.into_inner();
-        Ok(SoundShare { contents, log, handles, repaired_superblocks, metadata_written })
+        Ok(SoundShare {
+            contents,
+            log,
+            handles,
+            repaired_superblocks,
+            metadata_written,
+            seals_announced,
+        })
     }
 
     /// Writes damaged copies of superblocks again; returns which.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
-use crate::log::{IndexUse, Lane, SpaceUse};
+use crate::log::{IndexUse, Lane, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
@@ -263,6 +263,8 @@ pub struct PoolStats {
     pub index: IndexUse,
     /// Tensors that can be read.
     pub tensors: usize,
+    /// What seals hold.
+    pub seals: SealUse,
     /// Bytes written by class.
     pub written: WrittenBytes,
     /// The lanes. Where devices place data by handles (FDP) each has its own.

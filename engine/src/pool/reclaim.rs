@@ -162,13 +162,12 @@ impl ReclaimTurn<'_> {
         };
         let copied = moves.relocations.iter().flat_map(|moving| &moving.stretches);
         let copied = copied.map(|stretch| stretch.bytes.end - stretch.bytes.start).sum();
-        let tensors = match victim.lane.durability {
-            Durability::Scratch => moves.install(entries),
+        let tensors = if moves.need_no_commit() {
+            moves.install_scratch(entries)
+        } else {
             // By one commit; the old places are free only once it is on media.
-            Durability::Durable => {
-                let commit = self.pool.0.commits.start(Work::Moves { moves, entries });
-                commit.tensors().map_err(ReclaimError::Commit)?
-            }
+            let commit = self.pool.0.commits.start(Work::Moves { moves, entries });
+            commit.tensors().map_err(ReclaimError::Commit)?
         };
         Ok(Some(Reclaimed {
             segment: victim.segment,
@@ -195,14 +194,34 @@ impl ReclamationMoves {
         stretches.map(|stretch| &*stretch.to)
     }
 
-    /// Those of `entries`, one for each tensor that moves, whose tensor is still where it was.
-    pub(super) fn current<'a>(
+    /// Each with what its tensor will be.
+    pub(super) fn with<'a>(
         &'a self,
-        contents: &'a Contents,
         entries: &'a [TensorEntry],
-    ) -> impl Iterator<Item = &'a TensorEntry> {
-        let moves = self.relocations.iter().zip(entries);
-        moves.filter(|(moving, _)| contents.is_current(moving)).map(|(_, entry)| entry)
+    ) -> impl Iterator<Item = (&'a Relocation, &'a TensorEntry)> {
+        self.relocations.iter().zip(entries)
+    }
+
+    /// Whether the media know nothing of what moves: scratch tensors that no seal holds.
+    fn need_no_commit(&self) -> bool {
+        let contents = self.shared.contents();
+        self.victim.lane.durability == Durability::Scratch
+            && self.relocations.iter().all(|moving| contents.number_held(moving).is_none())
+    }
+
+    /// As [`Self::install`] where nothing was committed. What a seal has begun to hold meanwhile
+    /// stays where the seal's commit says that it is.
+    fn install_scratch(&mut self, entries: Vec<TensorEntry>) -> usize {
+        let mut contents = self.shared.contents();
+        let moves = self.relocations.drain(..).zip(entries);
+        let install = |(moving, entry): &(Relocation, TensorEntry)| {
+            let free = contents.number_held(moving).is_none();
+            if !free {
+                contents.abandon_relocation(moving);
+            }
+            free && contents.relocate(moving, entry.clone())
+        };
+        moves.filter(install).count()
     }
 
     /// Everything can be read at its new place; returns how many tensors there were still to move.

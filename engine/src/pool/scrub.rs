@@ -21,6 +21,10 @@ pub struct Scrubbed {
     pub id: TensorId,
     /// Its name, if it has one.
     pub name: Option<String>,
+    /// The seals that hold this version of it.
+    pub seals: Vec<String>,
+    /// Whether it is what stands under its id; if not, only seals hold it.
+    pub current: bool,
     /// How long it is.
     pub length: ByteCount,
     /// What of it cannot be read; empty if it is whole.
@@ -65,11 +69,20 @@ pub struct Scrub {
 /// The tensors that a pass has still to read.
 #[derive(Default)]
 pub(super) struct Pass {
-    left: std::vec::IntoIter<TensorId>,
+    left: std::vec::IntoIter<Target>,
+}
+
+/// What is to be read.
+enum Target {
+    /// What stands under an id.
+    Tensor(TensorId),
+    /// A version that only seals hold, by its number.
+    Held(u64),
 }
 
 impl Pool {
-    /// Begins a pass over all tensors, scratch and durable, in the order of their ids.
+    /// Begins a pass over all tensors, scratch and durable, in the order of their ids, and then all
+    /// that only seals hold.
     pub fn scrub_steps(&self) -> Result<Scrub, Unusable> {
         self.check_usable()?;
         Ok(Scrub { pool: self.clone(), pass: self.scrub_pass() })
@@ -89,7 +102,7 @@ impl Pool {
     /// Reads one tensor and compares it with its checksums.
     pub fn scrub_tensor(&self, key: impl Into<TensorKey>) -> Result<Scrubbed, ScrubError> {
         let key = key.into();
-        let mut pass = Pass { left: vec![key.id].into_iter() };
+        let mut pass = Pass { left: vec![Target::Tensor(key.id)].into_iter() };
         self.scrub_next(&mut pass)?.ok_or(ScrubError::Unknown(key))
     }
 }
@@ -99,7 +112,12 @@ impl ScrubReport {
     pub fn add(&mut self, scrubbed: Scrubbed) {
         self.tensors += 1;
         self.bytes.0 += scrubbed.length.0;
-        self.damaged.retain(|damaged| damaged.id != scrubbed.id);
+        let is_it = |damaged: &Scrubbed| {
+            damaged.id == scrubbed.id
+                && damaged.current == scrubbed.current
+                && (scrubbed.current || damaged.seals == scrubbed.seals)
+        };
+        self.damaged.retain(|damaged| !is_it(damaged));
         if !scrubbed.bad.is_empty() {
             self.damaged.push(scrubbed);
         }
@@ -115,18 +133,25 @@ impl Scrub {
 }
 
 impl Pool {
-    /// All tensors that stand now.
+    /// All that can be read now.
     pub(super) fn scrub_pass(&self) -> Pass {
-        let mut ids: Vec<TensorId> = self.0.shared.contents().ids().collect();
+        let contents = self.0.shared.contents();
+        let mut ids: Vec<TensorId> = contents.ids().collect();
         ids.sort_unstable();
-        Pass { left: ids.into_iter() }
+        let held = contents.held_alone().map(Target::Held);
+        let targets: Vec<Target> = ids.into_iter().map(Target::Tensor).chain(held).collect();
+        Pass { left: targets.into_iter() }
     }
 
     pub(super) fn scrub_next(&self, pass: &mut Pass) -> Result<Option<Scrubbed>, ScrubError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        for id in pass.left.by_ref() {
-            if let Some(reading) = Reading::start(&self.0.shared, id) {
+        for target in pass.left.by_ref() {
+            let reading = match target {
+                Target::Tensor(id) => Reading::start(&self.0.shared, id),
+                Target::Held(number) => Reading::start_held(&self.0.shared, number),
+            };
+            if let Some(reading) = reading {
                 let scrubbed = Scrubbing { pool: self, reactor, reading: &reading }.run()?;
                 self.0.shared.scrubbed().add(scrubbed.clone());
                 return Ok(Some(scrubbed));
@@ -158,9 +183,14 @@ impl Scrubbing<'_> {
                 }
             }
         }
+        let contents = self.pool.0.shared.contents();
+        let (current, seals) = contents.holders_of(self.reading.version());
+        drop(contents);
         Ok(Scrubbed {
             id: entry.id,
             name: entry.name.as_deref().map(str::to_owned),
+            seals,
+            current,
             length: ByteCount(entry.length),
             bad,
         })

@@ -35,7 +35,7 @@ pub(super) fn settle<M: LogMedia>(
         log.end_here();
         return Ok(false);
     };
-    let used = log.checkpoint(media, &contents.durable_after(&[]), &segments)?;
+    let used = log.checkpoint(media, contents.durable_after(&[]), &segments)?;
     contents.checkpoint_is_written(slot, used);
     Ok(true)
 }

@@ -62,7 +62,7 @@ impl Pool {
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
         let contents = self.0.shared.contents();
         let (space, index) = (contents.space_use(), contents.index_use());
-        let tensors = contents.ids().count();
+        let (tensors, seals) = (contents.ids().count(), contents.seal_use());
         drop(contents);
         let written = self.0.shared.written.snapshot();
         Ok(PoolStats {
@@ -72,6 +72,7 @@ impl Pool {
             space,
             index,
             tensors,
+            seals,
             written,
             lanes: self.0.handles.table(&written),
             commits: self.0.commits.stats(),

@@ -1,6 +1,6 @@
 //! Writing the superblocks of a pool again.
 
-use crate::layout::{SUPERBLOCK_OFFSET, Superblock};
+use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::LogMedia;
 
 /// Writes both copies of every device's superblock with a change, as the next generation of all.
@@ -20,4 +20,27 @@ pub(super) fn rewrite<M: LogMedia>(
         }
     }
     Ok(())
+}
+
+/// The superblock that holds on each device, in stripe order.
+///
+/// # Errors
+/// A device failed, or has none.
+pub(super) fn read<M: LogMedia>(media: &M, geometry: &Geometry) -> Result<Vec<Superblock>, String> {
+    let places = [SUPERBLOCK_OFFSET, geometry.second_superblock_offset()];
+    let of_device = |device: u8| {
+        let mut newest: Option<Superblock> = None;
+        for offset in places {
+            let block = media.read(device, offset, BLOCK_BYTES).map_err(|it| it.to_string())?;
+            match Superblock::decode(&block) {
+                Ok(found) if newest.is_none_or(|it| it.generation < found.generation) => {
+                    newest = Some(found);
+                }
+                Err(error) if error.is_of_another_version() => return Err(error.to_string()),
+                _ => (),
+            }
+        }
+        newest.ok_or_else(|| format!("device {device} has no whole superblock"))
+    };
+    (0..geometry.devices as u8).map(of_device).collect()
 }

@@ -1,10 +1,12 @@
 //! Comparing index and space, by counting again from the ground up.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Contents, Pending};
 use crate::layout::TensorId;
 use crate::log::space::{Durability, SpaceUse};
+use crate::log::version::Version;
 
 impl Contents {
     /// Checks every rule of index and space by counting again from the ground up; see
@@ -14,7 +16,8 @@ impl Contents {
     /// The first rule that does not hold.
     pub fn audit(&self) -> Result<SpaceUse, String> {
         self.audit_writers()?;
-        let live = self.current.iter().flat_map(|version| {
+        self.seals.audit()?;
+        let live = self.readable().flat_map(|version| {
             version.entry.runs.iter().map(move |run| (run, version.durability))
         });
         let pending = self.pending.values().flat_map(|Pending { version, .. }| {
@@ -28,14 +31,27 @@ impl Contents {
         self.audit_places()?;
         self.audit_room()?;
         let index = self.room.all_segments();
-        self.space.audit(live, pending.chain(retired).chain(moving), index)
+        let space = self.space.audit(live, pending.chain(retired).chain(moving), index)?;
+        Ok(SpaceUse { sealed: self.bytes_held_alone(), ..space })
+    }
+
+    /// Every version that can be read: those that stand, and those that seals alone hold.
+    fn readable(&self) -> impl Iterator<Item = &Arc<Version>> {
+        let held = self.seals.all_held().map(|(_, held)| &held.version);
+        self.current.iter().chain(held.filter(|version| !self.stands(version)))
     }
 
     /// What is reserved in the index is what tensors take there and will take.
     fn audit_room(&self) -> Result<(), String> {
-        let live: u64 = self.durable().map(|version| self.room.bytes_of(&version.entry)).sum();
+        let tensors = self.durable().map(|version| self.room.bytes_of(&version.entry));
+        let held = self.seals.all_held().filter(|(_, held)| held.is_recorded());
+        let held = held.map(|(_, held)| self.room.bytes_of(&held.version.entry));
+        let seals = self.seals().map(|seal| seal.encoded_bytes() as u64);
+        let live: u64 = tensors.chain(held).chain(seals).sum();
         let pending = self.pending.values().map(|pending| pending.index_bytes);
-        let coming = pending.chain(self.moving.values().map(|moving| moving.index_bytes)).sum();
+        let moving = self.moving.values().map(|moving| moving.index_bytes);
+        let sealing = self.seals.coming.values().map(|coming| coming.index_bytes);
+        let coming = pending.chain(moving).chain(sealing).sum();
         let usage = self.room.usage();
         if (usage.live.0, usage.coming.0) == (live, coming) {
             Ok(())
@@ -72,7 +88,7 @@ impl Contents {
     /// Every run of every tensor stands in `places`, and nothing else does.
     fn audit_places(&self) -> Result<(), String> {
         let mut runs = 0;
-        for version in self.current.iter() {
+        for version in self.readable() {
             for run in &version.entry.runs {
                 let stands = self.places.get(run);
                 if stands != Some(version.entry.id) {

@@ -1,13 +1,11 @@
 //! The room that the index needs in its checkpoints: taken before a tensor is put, and given back
 //! when a checkpoint needs less.
 
-use std::collections::HashMap;
-
 use super::Contents;
-use crate::layout::{Change, TensorId};
+use crate::layout::Change;
 use crate::log::change_log::IndexFull;
 use crate::log::index_room::IndexUse;
-use crate::log::space::{AllocationReach, Durability, Full};
+use crate::log::space::{AllocationReach, Full};
 use crate::log::version::BeginError;
 use crate::units::ByteCount;
 
@@ -86,15 +84,19 @@ impl Contents {
 
     /// What a put is told whose entry finds no room in the index.
     pub(super) fn index_refusal(&self, short: IndexShort) -> BeginError {
-        let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
         match short {
             IndexShort::Bound(full) => BeginError::IndexFull(full),
-            IndexShort::Segments { needed, available } => BeginError::Full(Full {
-                needed: segments(needed),
-                available: segments(available),
-                space: self.space_use(),
-            }),
+            IndexShort::Segments { needed, available } => {
+                BeginError::Full(self.segments_lacking(needed, available))
+            }
         }
+    }
+
+    /// The index needs so many segments and could have so many.
+    pub(super) fn segments_lacking(&self, needed: u32, available: u32) -> Full {
+        let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
+        let (needed, available) = (segments(needed), segments(available));
+        Full { needed, available, space: self.space_use() }
     }
 
     /// Whether the index has room for these changes, and for all that is being put besides. What
@@ -133,25 +135,6 @@ impl Contents {
         } else {
             Err(IndexFull { needed: ByteCount(payload), room: ByteCount(self.room.room()) })
         }
-    }
-
-    /// The bytes that tensors take in a checkpoint once `changes` are applied.
-    pub fn index_bytes_after(&self, changes: &[Change]) -> u64 {
-        // The last change of an id decides.
-        let mut last: HashMap<TensorId, u64> = HashMap::new();
-        for change in changes {
-            match change {
-                Change::Put(entry) => last.insert(entry.id, self.room.bytes_of(entry)),
-                Change::Delete(id) => last.insert(*id, 0),
-            };
-        }
-        let current = |id: &TensorId| {
-            let version = self.current(*id)?;
-            let durable = version.durability == Durability::Durable;
-            durable.then(|| self.room.bytes_of(&version.entry))
-        };
-        let before: u64 = last.keys().filter_map(current).sum();
-        self.room.live() - before + last.values().sum::<u64>()
     }
 
     /// A checkpoint in this slot that goes on in `used` of its segments is on media.

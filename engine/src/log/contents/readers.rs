@@ -12,12 +12,23 @@ impl Contents {
     /// tensor.
     pub fn pin(&mut self, id: TensorId) -> Option<Arc<Version>> {
         let version = Arc::clone(self.current(id)?);
+        Some(self.pin_version(version))
+    }
+
+    /// As [`Self::pin`], for the version that has this number.
+    pub fn pin_held(&mut self, number: u64) -> Option<Arc<Version>> {
+        let version = Arc::clone(self.held(number)?);
+        Some(self.pin_version(version))
+    }
+
+    /// As [`Self::pin`], for a version that can be read.
+    pub fn pin_version(&mut self, version: Arc<Version>) -> Arc<Version> {
         let readers = self.readers.entry(version.serial).or_default();
         match readers.iter_mut().find(|(moves, _)| *moves == version.moves) {
             Some((_, count)) => *count += 1,
             None => readers.push((version.moves, 1)),
         }
-        Some(version)
+        version
     }
 
     /// Ends a read.

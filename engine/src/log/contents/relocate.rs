@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::seals::Held;
 use super::{Contents, Moving};
-use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry, TensorId};
+use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry};
 use crate::log::space::{AllocationReach, Durability, Lane, Victim, Wanted};
 use crate::log::stripe::StripeMap;
 use crate::log::version::Version;
@@ -99,7 +100,7 @@ impl Contents {
         let relocations = self
             .residents(victim.segment)
             .into_iter()
-            .filter_map(|id| self.begin_relocation(id, victim.segment))
+            .filter_map(|version| self.begin_relocation(version, victim.segment))
             .collect();
         Some(Reclamation { victim, relocations })
     }
@@ -113,10 +114,12 @@ impl Contents {
     }
 
     /// What was moved can be read at its new place from now on; its old place is given back when
-    /// nobody reads there. Where the tensor was replaced or deleted meanwhile, the new place is
-    /// given back instead. For a durable tensor the commit of the new place is on media.
+    /// nobody reads there. Where nothing knows the version any more, because it was replaced,
+    /// deleted or its seal dropped, the new place is given back instead. For what is durable the
+    /// commit of the new place is on media.
     pub fn relocate(&mut self, relocation: &Relocation, entry: TensorEntry) -> bool {
-        if !self.is_current(relocation) {
+        let (stands, held) = (self.is_current(relocation), self.number_held(relocation));
+        if !stands && held.is_none() {
             self.abandon_relocation(relocation);
             return false;
         }
@@ -126,16 +129,34 @@ impl Contents {
         let Moving { runs, durability, index_bytes } = moving;
         self.room.end(index_bytes);
         let old = &relocation.version;
-        let version = Version { entry, durability, serial: old.serial, moves: old.moves + 1 };
+        let (serial, moves) = (old.serial, old.moves + 1);
+        let version = Arc::new(Version { entry, durability, serial, moves });
         self.occupy(version.entry.id, &runs);
-        if durability == Durability::Durable {
+        if stands && durability == Durability::Durable {
             self.room.remove(&old.entry);
             self.room.insert(&version.entry);
         }
-        self.current.insert(Arc::new(version));
+        if let Some(number) = held {
+            self.move_held(number, &old.entry, &version);
+        }
+        if stands {
+            self.current.insert(version);
+        }
         self.release_blocks(old, &relocation.old_runs());
         self.unpin(Arc::clone(old));
         true
+    }
+
+    /// A version that seals hold lies elsewhere from now on.
+    fn move_held(&mut self, number: u64, before: &TensorEntry, version: &Arc<Version>) {
+        if self.seals.held(number).is_some_and(Held::is_recorded) {
+            self.room.remove(before);
+            self.room.insert(&version.entry);
+        } else {
+            let longer = self.room.growth(before, &version.entry.runs);
+            self.reserve_for_coming(number, longer);
+        }
+        self.seals.moved(number, version);
     }
 
     /// The move was given up: the tensor stays where it is.
@@ -157,6 +178,11 @@ impl Contents {
     pub fn is_current(&self, relocation: &Relocation) -> bool {
         let current = self.current(relocation.version.entry.id);
         current.is_some_and(|current| Arc::ptr_eq(current, &relocation.version))
+    }
+
+    /// The number of the version that is being moved, if a seal holds it.
+    pub fn number_held(&self, relocation: &Relocation) -> Option<u64> {
+        self.seals.number_of(&relocation.version)
     }
 
     /// What reclamation could give back at the very most, in bytes.
@@ -186,14 +212,21 @@ impl Contents {
         self.space.end_discard(segment);
     }
 
-    /// The tensors in a segment, in the order in which they lie there.
-    fn residents(&self, segment: u32) -> Vec<TensorId> {
+    /// The versions in a segment, in the order in which their tensors lie there.
+    fn residents(&self, segment: u32) -> Vec<Arc<Version>> {
         let mut seen = HashSet::new();
-        self.places.of_segment(segment).filter(|id| seen.insert(*id)).collect()
+        let ids = self.places.of_segment(segment).filter(|id| seen.insert(*id));
+        let versions = ids.flat_map(|id| {
+            let held = self.seals.versions_of(id).filter(|version| !self.stands(version));
+            self.current(id).into_iter().chain(held)
+        });
+        let lies_here =
+            |version: &&Arc<Version>| version.entry.runs.iter().any(|run| run.segment == segment);
+        versions.filter(lies_here).cloned().collect()
     }
 
-    fn begin_relocation(&mut self, id: TensorId, segment: u32) -> Option<Relocation> {
-        let version = self.pin(id)?;
+    fn begin_relocation(&mut self, version: Arc<Version>, segment: u32) -> Option<Relocation> {
+        let version = self.pin_version(version);
         let lane = Lane { durability: version.durability, class: version.entry.class.longer() };
         let mut stretches = stretches_in(&version.entry, segment);
         let mut runs = Runs::new();
@@ -210,10 +243,11 @@ impl Contents {
         }
         let (key, durability) = (self.next_serial(), version.durability);
         let relocation = Relocation { key, version, lane, stretches };
-        let index_bytes = match durability {
-            Durability::Scratch => 0,
-            Durability::Durable => self.room.growth(&relocation.version.entry, &relocation.runs()),
-        };
+        // Once for the tensor, once for what seals hold.
+        let stands = durability == Durability::Durable && self.stands(&relocation.version);
+        let entries = u64::from(stands) + u64::from(self.number_held(&relocation).is_some());
+        let growth = self.room.growth(&relocation.version.entry, &relocation.runs());
+        let index_bytes = entries * growth;
         self.room.begin(index_bytes);
         self.moving.insert(key, Moving { runs, durability, index_bytes });
         Some(relocation)

@@ -89,13 +89,13 @@ fn free(
         // What has been read must not disappear when the power goes, as what was free then might
         // not be.
         let recovered = settle::read(media, geometry, place).map_err(failed)?;
-        let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
-        for (run, _) in &runs {
+        let Recovered { index, index_segments, mut log, settled, .. } = recovered;
+        for (run, _) in &index.runs {
             taken[run.segment as usize] = true;
         }
         let room = IndexRoom::new(&place, index_segments, grows);
         let space = Space::new(&place.area, geometry.segment_blocks());
-        let mut contents = Contents::recovered(space, room, tensors, runs);
+        let mut contents = Contents::recovered(space, room, index);
         // As when the share is opened: a record that one device alone has may get lost, and what it
         // freed live again.
         let written = settled

@@ -35,7 +35,7 @@ use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError, T
 use crate::units::DeviceSet;
 pub(super) use flight::told;
 use pipeline::Pipeline;
-pub(super) use work::{StagedPut, Work, WrittenPut};
+pub(super) use work::{SealChange, StagedPut, Work, WrittenPut};
 
 /// How long closing waits for the commits that were started.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -172,6 +172,13 @@ impl Commits {
     /// it.
     pub(super) fn outcome(self: &Arc<Self>, id: TensorId) -> Option<bool> {
         let outcome = self.pipeline().outcome(id);
+        self.catch_up();
+        outcome
+    }
+
+    /// Whether the last commit in flight that names this seal leaves one; `None` if none names it.
+    pub(super) fn seal_outcome(self: &Arc<Self>, name: &str) -> Option<bool> {
+        let outcome = self.pipeline().seal_outcome(name);
         self.catch_up();
         outcome
     }

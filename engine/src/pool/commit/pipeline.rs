@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::flight::CommitIo;
-use super::work::{Outcomes, Work};
+use super::work::{Before, Work};
 use super::{Commit, Commits, Pending};
 use crate::layout::{Change, TensorId};
 use crate::log::{Append, ChangeLog, IndexFull, LogEnd, MetaWrite};
@@ -111,6 +111,11 @@ impl Pipeline {
     /// See [`Commits::outcome`].
     pub(super) fn outcome(&self, id: TensorId) -> Option<bool> {
         self.in_flight().find_map(|pending| pending.work.outcome(id))
+    }
+
+    /// See [`Commits::seal_outcome`].
+    pub(super) fn seal_outcome(&self, name: &str) -> Option<bool> {
+        self.in_flight().find_map(|pending| pending.work.seal_outcome(name))
     }
 
     pub(super) fn stats(&self) -> CommitStats {
@@ -243,7 +248,7 @@ impl Pipeline {
     /// nothing.
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
         let mut contents = commits.shared.contents();
-        let mut before = Outcomes::new();
+        let mut before = Before::default();
         let mut moves = self.flushed.iter().take(count);
         let admitted = !moves.any(|pending| matches!(pending.work, Work::Moves { .. }));
         let group = self.flushed.iter_mut().take(count);

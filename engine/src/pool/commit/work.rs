@@ -1,21 +1,51 @@
 //! What one commit changes: a batch's puts and deletes, or where reclamation has moved tensors.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::flight::answer;
-use crate::layout::{Change, TensorEntry, TensorId, TensorKey};
+use crate::layout::{Change, HeldVersion, TensorEntry, TensorId, TensorKey};
 use crate::log::{Contents, Durability, StripeMap};
 use crate::pool::Shared;
 use crate::pool::error::CommitError;
 use crate::pool::held::PendingWrite;
 use crate::pool::reclaim::ReclamationMoves;
+use crate::pool::seal::SealInFlight;
 use crate::schedule::TransferError;
 use crate::units::DeviceSet;
 
 /// For the tensors that earlier commits name: whether these leave one.
-pub(super) type Outcomes = HashMap<TensorId, bool>;
+type Outcomes = HashMap<TensorId, bool>;
+
+/// What the commits leave that come earlier in a record.
+#[derive(Default)]
+pub(super) struct Before {
+    tensors: Outcomes,
+    /// The same for seals.
+    seals: HashMap<Box<str>, bool>,
+    /// The numbers of the held versions whose places the record says already.
+    held: HashSet<u64>,
+}
+
+/// What a batch does to a seal.
+pub(in crate::pool) enum SealChange {
+    Seal(SealInFlight),
+    Drop(Box<str>),
+}
+
+impl SealChange {
+    pub(in crate::pool) fn name(&self) -> &str {
+        match self {
+            Self::Seal(seal) => &seal.name,
+            Self::Drop(name) => name,
+        }
+    }
+
+    fn leaves_one(&self) -> bool {
+        matches!(self, Self::Seal(_))
+    }
+}
 
 /// A put that was started.
 pub(in crate::pool) struct StagedPut {
@@ -45,14 +75,17 @@ pub(in crate::pool) struct BatchWork {
     deleted: Vec<TensorId>,
     /// What it leaves of the tensors that it names.
     fates: Outcomes,
+    /// At most one of each name.
+    seals: Vec<SealChange>,
 }
 
 impl Work {
-    /// The changes of a batch. `puts` and `deletes` name no tensor twice.
+    /// The changes of a batch. `puts` and `deletes` name no tensor twice, `seals` no seal.
     pub(in crate::pool) fn batch(
         shared: &Arc<Shared>,
         puts: Vec<StagedPut>,
         deletes: Vec<TensorId>,
+        seals: Vec<SealChange>,
     ) -> Self {
         let puts_leave = puts.iter().map(|put| (put.key.id, true));
         let fates = puts_leave.chain(deletes.iter().map(|id| (*id, false))).collect();
@@ -63,6 +96,7 @@ impl Work {
             deletes,
             deleted: Vec::new(),
             fates,
+            seals,
         })
     }
 
@@ -73,6 +107,12 @@ impl Work {
             Self::Batch(batch) => batch.fates.get(&id).copied(),
             Self::Moves { .. } => None,
         }
+    }
+
+    /// The same for a seal.
+    pub(super) fn seal_outcome(&self, name: &str) -> Option<bool> {
+        let Self::Batch(batch) = self else { return None };
+        batch.seals.iter().find(|change| change.name() == name).map(SealChange::leaves_one)
     }
 
     /// Whether all of its bytes have been written; `None` while some have not.
@@ -98,7 +138,14 @@ impl Work {
                 let contents = batch.shared.contents();
                 let written = batch.written.iter().filter_map(|it| it.write.reservation());
                 let runs = written.map(|reservation| contents.runs(reservation));
-                runs.map(|runs| stripes.devices_of(runs))
+                // What scratch puts have written no commit has had flushed.
+                let coming = batch.seals.iter().filter_map(|change| match change {
+                    SealChange::Seal(seal) => seal.coming(),
+                    SealChange::Drop(_) => None,
+                });
+                let sealed = coming.flat_map(|coming| contents.unflushed_runs(coming));
+                runs.chain(sealed)
+                    .map(|runs| stripes.devices_of(runs))
                     .fold(DeviceSet::default(), DeviceSet::union)
             }
             Self::Moves { moves, .. } => {
@@ -110,29 +157,26 @@ impl Work {
 
     /// What its record says, once the commits that left `before` are applied to `contents`; adds to
     /// that what this one leaves.
-    pub(super) fn changes(&mut self, contents: &Contents, before: &mut Outcomes) -> Vec<Change> {
-        let batch = match self {
-            Self::Batch(batch) => batch,
+    pub(super) fn changes(&mut self, contents: &Contents, before: &mut Before) -> Vec<Change> {
+        match self {
+            Self::Batch(batch) => batch.changes(contents, before),
             Self::Moves { moves, entries } => {
-                // What an earlier commit of the group replaces or deletes need not be moved.
-                let moved = moves.current(contents, entries);
-                let moved = moved.filter(|entry| !before.contains_key(&entry.id));
-                return moved.map(|entry| Change::Put(entry.clone())).collect();
+                let mut changes = Vec::new();
+                for (moving, entry) in moves.with(entries) {
+                    // What an earlier commit of the group replaces or deletes need not be moved.
+                    let stands = contents.is_current(moving)
+                        && moving.version.durability == Durability::Durable
+                        && !before.tensors.contains_key(&entry.id);
+                    changes.extend(stands.then(|| Change::Put(entry.clone())));
+                    // What no seal names in the end is not held, whatever the record says of it.
+                    if let Some(number) = contents.number_held(moving) {
+                        before.held.insert(number);
+                        changes.push(Change::Hold(HeldVersion { number, entry: entry.clone() }));
+                    }
+                }
+                changes
             }
-        };
-        // What another commit has deleted meanwhile is gone already.
-        let stands = |id: &TensorId| {
-            let found = contents.current(*id);
-            let durable = found.is_some_and(|it| it.durability == Durability::Durable);
-            before.get(id).copied().unwrap_or(durable)
-        };
-        batch.deleted = batch.deletes.iter().copied().filter(stands).collect();
-        before.extend(batch.fates.iter().map(|(id, leaves)| (*id, *leaves)));
-        let puts = batch.written.iter();
-        let puts = puts
-            .filter_map(|it| contents.entry(it.write.reservation()?, &it.checksums))
-            .map(Change::Put);
-        puts.chain(batch.deleted.iter().map(|id| Change::Delete(*id))).collect()
+        }
     }
 
     /// Its record is on media: everybody may see it. Returns how many tensors it changed.
@@ -143,8 +187,14 @@ impl Work {
                 let puts: Vec<_> = written
                     .filter_map(|it| it.write.take().map(|reservation| (reservation, it.checksums)))
                     .collect();
-                let changed = puts.len() + batch.deleted.len();
+                let changed = puts.len() + batch.deleted.len() + batch.seals.len();
                 batch.shared.contents().apply(puts, &batch.deleted);
+                for change in std::mem::take(&mut batch.seals) {
+                    match change {
+                        SealChange::Seal(mut seal) => drop(seal.apply()),
+                        SealChange::Drop(name) => drop(batch.shared.contents().drop_seal(&name)),
+                    }
+                }
                 changed
             }
             Self::Moves { moves, entries } => moves.install(std::mem::take(entries)),
@@ -159,8 +209,48 @@ impl Work {
                 for reservation in written.filter_map(|it| it.write.take()) {
                     batch.shared.contents().leave_in_doubt(&reservation);
                 }
+                for change in &mut batch.seals {
+                    if let SealChange::Seal(seal) = change {
+                        seal.leave_in_doubt();
+                    }
+                }
             }
             Self::Moves { moves, .. } => moves.leave_in_doubt(),
         }
+    }
+}
+
+impl BatchWork {
+    fn changes(&mut self, contents: &Contents, before: &mut Before) -> Vec<Change> {
+        // What another commit has deleted meanwhile is gone already.
+        let stands = |id: &TensorId| {
+            let found = contents.current(*id);
+            let durable = found.is_some_and(|it| it.durability == Durability::Durable);
+            before.tensors.get(id).copied().unwrap_or(durable)
+        };
+        self.deleted = self.deletes.iter().copied().filter(stands).collect();
+        before.tensors.extend(self.fates.iter().map(|(id, leaves)| (*id, *leaves)));
+        let puts = self.written.iter();
+        let puts = puts
+            .filter_map(|it| contents.entry(it.write.reservation()?, &it.checksums))
+            .map(Change::Put);
+        let deletes = self.deleted.iter().map(|id| Change::Delete(*id));
+        let mut changes: Vec<Change> = puts.chain(deletes).collect();
+        for change in &self.seals {
+            let name = change.name();
+            let stood = before.seals.insert(name.into(), change.leaves_one());
+            match change {
+                SealChange::Seal(seal) => {
+                    let coming = seal.coming();
+                    let seal = coming.map(|coming| contents.seal_changes(coming, &before.held));
+                    changes.extend(seal.into_iter().flatten());
+                }
+                SealChange::Drop(_) => {
+                    let stands = stood.unwrap_or_else(|| contents.seal(name).is_some());
+                    changes.extend(stands.then(|| Change::Drop(name.into())));
+                }
+            }
+        }
+        changes
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use super::index::{CopyState, read_index};
+use super::index::{CopyState, IndexView, read_index};
 use super::older;
 use super::view::has_protective_mbr;
 use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
@@ -86,6 +86,10 @@ pub struct DamagedTensor {
     pub id: TensorId,
     /// Its name, if it was put by one.
     pub name: Option<String>,
+    /// The seals that hold this version of it.
+    pub seals: Vec<String>,
+    /// Whether it is what stands under its id; if not, only seals hold it.
+    pub current: bool,
     /// Its length.
     pub length: ByteCount,
     /// How many of its bytes lie in pieces that cannot be read or are not what was written.
@@ -171,9 +175,13 @@ impl fmt::Display for Damage {
 
 impl fmt::Display for DamagedTensor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { share, id, name, length, lost, why } = self;
+        let Self { share, id, name, seals, current, length, lost, why } = self;
         let key = TensorKey { id: *id, name: name.as_deref().map(Into::into) };
         write!(out, "{key}")?;
+        if !seals.is_empty() {
+            let held = if *current { "which seals hold, too" } else { "as seals hold it" };
+            write!(out, ", {held} ({}),", seals.join(", "))?;
+        }
         write!(out, " of share {share}: {lost} of {length} are lost; the first: {why}")
     }
 }
@@ -200,8 +208,10 @@ pub struct CheckReport {
     pub damage: Vec<Damage>,
     /// What was being written when a process ended, which the next open settles: no damage.
     pub unsettled: Vec<Unsettled>,
-    /// Durable tensors that were verified.
+    /// Durable tensors that were verified, and versions that seals alone hold.
     pub tensors: u64,
+    /// How many of these seals alone hold.
+    pub sealed: u64,
     /// Their bytes.
     pub bytes: ByteCount,
     /// The data path that read them.
@@ -259,6 +269,7 @@ fn check_members(
         match read_index(pool, share, &geometry, &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
+                tensors.extend(Read::all(share, &index));
                 for copy in index.copies {
                     let device = names[usize::from(copy.device)].clone();
                     match copy.state {
@@ -277,11 +288,11 @@ fn check_members(
                 if needed > room && index.usage.segments == 0 {
                     unsettled.push(Unsettled::Index { share, needed, room });
                 }
-                tensors.extend(index.tensors.into_iter().map(|tensor| (share, tensor)));
             }
         }
     }
-    let bytes = ByteCount(tensors.iter().map(|(_, tensor)| tensor.length).sum());
+    let bytes = ByteCount(tensors.iter().map(|read| read.entry.length).sum());
+    let sealed = tensors.iter().filter(|read| !read.current).count() as u64;
     let reader = Reader { reactor: &reactor, stripes: StripeMap::new(&geometry), bytes };
     damage.extend(reader.damaged(&tensors, progress).into_iter().map(Damage::Tensor));
     Ok(CheckReport {
@@ -291,6 +302,7 @@ fn check_members(
         damage,
         unsettled,
         tensors: tensors.len() as u64,
+        sealed,
         bytes,
         path: reactor.capabilities().kind.to_string(),
     })
@@ -315,6 +327,31 @@ fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
     damage
 }
 
+/// What is read of a share.
+struct Read {
+    share: u32,
+    entry: TensorEntry,
+    /// The seals that hold it.
+    seals: Vec<String>,
+    /// Whether it stands under its id.
+    current: bool,
+}
+
+impl Read {
+    /// Every tensor, then every version that seals alone hold.
+    fn all(share: u32, index: &IndexView) -> impl Iterator<Item = Self> {
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        let read = move |entry: &TensorEntry, seals, current| {
+            let (entry, seals) = (entry.clone(), owned(seals));
+            Self { share, entry, seals, current }
+        };
+        let tensors = index.tensors.iter();
+        let tensors = tensors.map(move |entry| read(entry, index.seals_with(entry), true));
+        let held = index.held_alone();
+        tensors.chain(held.map(move |(held, seals)| read(&held.entry, seals, false)))
+    }
+}
+
 /// Reads tensors back and compares them with their checksums.
 struct Reader<'a> {
     reactor: &'a Reactor,
@@ -332,7 +369,7 @@ struct Window {
 impl Reader<'_> {
     fn damaged(
         &self,
-        tensors: &[(u32, TensorEntry)],
+        tensors: &[Read],
         progress: &mut dyn FnMut(CheckProgress),
     ) -> Vec<DamagedTensor> {
         let mut losses = vec![(0_u64, None::<String>); tensors.len()];
@@ -346,7 +383,7 @@ impl Reader<'_> {
             progress(CheckProgress { done: ByteCount(done), total: self.bytes });
         };
         let mut in_flight: VecDeque<Window> = VecDeque::new();
-        for (index, (_, tensor)) in tensors.iter().enumerate() {
+        for (index, Read { entry: tensor, .. }) in tensors.iter().enumerate() {
             let whole = pieces::of_range(&self.stripes, tensor, 0..tensor.length, true);
             for group in pieces::groups(whole, WINDOW_BYTES) {
                 if in_flight.len() == WINDOWS_IN_FLIGHT {
@@ -356,11 +393,14 @@ impl Reader<'_> {
             }
         }
         in_flight.into_iter().for_each(&mut complete);
-        let lost = tensors.iter().zip(losses).filter_map(|((share, tensor), (lost, why))| {
+        let lost = tensors.iter().zip(losses).filter_map(|(read, (lost, why))| {
+            let Read { share, entry: tensor, seals, current } = read;
             Some(DamagedTensor {
                 share: *share,
                 id: tensor.id,
                 name: tensor.name.as_deref().map(str::to_owned),
+                seals: seals.clone(),
+                current: *current,
                 length: ByteCount(tensor.length),
                 lost: ByteCount(lost),
                 why: why?,

@@ -2,11 +2,12 @@
 
 use std::io;
 
-use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, TensorEntry};
+use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, Seal, TensorEntry};
 use crate::log::{
-    ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, Space, SpaceUse,
-    recover,
+    ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, SealUse, Space,
+    SpaceUse, recover,
 };
+use crate::pool::SealDescription;
 use crate::pool::members::Member;
 
 /// A share's index as the next opener will find it.
@@ -16,6 +17,14 @@ pub struct IndexView {
     pub epoch: u64,
     /// Every durable tensor, by id.
     pub tensors: Vec<TensorEntry>,
+    /// Every version that seals hold, by number.
+    pub held: Vec<HeldVersion>,
+    /// Every seal, by name.
+    pub seals: Vec<SealDescription>,
+    /// The versions of each seal.
+    pub sealed: Vec<Seal>,
+    /// What seals hold.
+    pub seal_use: SealUse,
     /// How the space is used.
     pub space: SpaceUse,
     /// How the room for the index is used.
@@ -45,6 +54,29 @@ pub enum CopyState {
     Damaged(String),
 }
 
+impl IndexView {
+    /// The versions that seals alone hold, each with their names.
+    pub fn held_alone(&self) -> impl Iterator<Item = (&HeldVersion, Vec<&str>)> {
+        let alone = self.held.iter().filter(|held| {
+            let stands = self.tensors.binary_search_by_key(&held.entry.id, |it| it.id);
+            stands.ok().is_none_or(|at| self.tensors[at].runs != held.entry.runs)
+        });
+        alone.map(|held| (held, self.seals_of(held.number)))
+    }
+
+    /// The seals that hold what stands under a tensor's id.
+    pub fn seals_with(&self, tensor: &TensorEntry) -> Vec<&str> {
+        let is_it =
+            |held: &&HeldVersion| held.entry.id == tensor.id && held.entry.runs == tensor.runs;
+        self.held.iter().find(is_it).map(|held| self.seals_of(held.number)).unwrap_or_default()
+    }
+
+    fn seals_of(&self, number: u64) -> Vec<&str> {
+        let holds = |seal: &&Seal| seal.versions.contains(&number);
+        self.sealed.iter().filter(holds).map(|seal| &*seal.name).collect()
+    }
+}
+
 /// Reads the index of a share.
 ///
 /// # Errors
@@ -63,7 +95,7 @@ pub(super) fn read_index<M: LogMedia>(
             Ok(found) => found,
             Err(error) => return CopyState::Damaged(error.to_string()),
         };
-        let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
+        let same = found.log.epoch() == all.log.epoch() && found.index == all.index;
         match (same, lacks_the_last(media, (&place, device), &found.log, &all.log)) {
             (true, _) => CopyState::Whole,
             (false, true) => CopyState::Behind(
@@ -88,12 +120,15 @@ pub(super) fn read_index<M: LogMedia>(
     };
     let copies = place.copies().map(|device| IndexCopy { device, state: whole(device) });
     let copies = copies.collect();
-    let Recovered { tensors, runs, index_segments, log, .. } = all;
+    let Recovered { index, index_segments, log, .. } = all;
+    let (tensors, held, sealed) = (index.tensors.clone(), index.held.clone(), index.seals.clone());
     let space = Space::new(&place.area, geometry.segment_blocks());
     let room = IndexRoom::new(&place, index_segments, false);
-    let contents = Contents::recovered(space, room, tensors.clone(), runs);
+    let contents = Contents::recovered(space, room, index);
     let (space, usage) = (contents.space_use(), contents.index_use());
-    Ok(IndexView { epoch: log.epoch(), tensors, space, usage, copies })
+    let seals = sealed.iter().map(|seal| SealDescription::of(&contents, seal)).collect();
+    let (epoch, seal_use) = (log.epoch(), contents.seal_use());
+    Ok(IndexView { epoch, tensors, held, seals, sealed, seal_use, space, usage, copies })
 }
 
 /// Whether a copy is as all are but for what is written last. A record is written once the one

@@ -1,14 +1,15 @@
 //! Writing damaged copies again from the good ones, and dropping tensors that are lost, by name.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use thiserror::Error;
 
 use super::check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
-use crate::layout::{TensorId, protective_mbr};
+use crate::layout::protective_mbr;
 use crate::path::MemberSource;
 use crate::pool::members::{Member, MemberAccess};
-use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool};
+use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool, SealError};
 
 /// What a repair found and did.
 #[derive(Clone, Debug)]
@@ -29,7 +30,8 @@ pub enum RepairError {
     Open(#[from] OpenError),
     /// A tensor that was to be dropped is not a damaged tensor of the pool. Nothing was changed.
     #[error(
-        "{name:?} is no damaged tensor of this pool, and only those are dropped; nothing was changed"
+        "{name:?} is no damaged tensor of this pool and no seal with one, and only those are dropped; \
+         nothing was changed"
     )]
     NotDamaged {
         /// What was named.
@@ -46,6 +48,9 @@ pub enum RepairError {
     /// The lost tensors could not be dropped.
     #[error(transparent)]
     Delete(#[from] DeleteError),
+    /// The seals that have lost tensors could not be dropped.
+    #[error(transparent)]
+    Seal(#[from] SealError),
     /// The lost tensors could not be dropped.
     #[error(transparent)]
     Commit(#[from] CommitError),
@@ -56,7 +61,7 @@ pub enum RepairError {
 
 /// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from
 /// the good ones, drops the lost tensors that `drop_damaged` names (by name, or by id in
-/// hexadecimal), and checks again. What is whole is not written. A device whose start is
+/// hexadecimal) and the seals that it names and that have lost a tensor, and checks again. What is whole is not written. A device whose start is
 /// overwritten must have been accepted before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
@@ -92,10 +97,16 @@ pub fn repair<Source: MemberSource>(
         // it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
         let pool = Pool::open(sources, &options)?;
-        let to_delete: Vec<TensorId> =
-            dropped.iter().filter(|it| it.share == share).map(|it| it.id).collect();
+        let dropped = dropped.iter().filter(|it| it.share == share);
         let mut batch = pool.batch();
-        to_delete.into_iter().try_for_each(|id| batch.delete(id))?;
+        for damaged in dropped.clone().filter(|it| it.current && is_named(it, drop_damaged)) {
+            batch.delete(damaged.id)?;
+        }
+        // A seal that has lost a tensor goes as a whole, if it was named.
+        let seals: BTreeSet<&String> = dropped.flat_map(|it| &it.seals).collect();
+        for seal in seals.into_iter().filter(|seal| drop_damaged.contains(seal)) {
+            batch.drop_seal(seal)?;
+        }
         batch.commit()?;
         pool.close()?;
     }
@@ -110,21 +121,26 @@ fn sized(report: &CheckReport) -> OpenOptions {
     OpenOptions { staging: crate::units::ByteCount(staging), ..options }
 }
 
-/// The damaged tensors that were named, each of which must be one.
+/// Whether one of these names is the tensor's, or its id.
+fn is_named(tensor: &DamagedTensor, names: &[String]) -> bool {
+    let id = format!("{:032x}", tensor.id.0);
+    names.iter().any(|name| tensor.name.as_ref() == Some(name) || id == *name)
+}
+
+/// The damaged tensors that were named, or of which a seal was, each of which must be one.
 fn named(report: &CheckReport, names: &[String]) -> Result<Vec<DamagedTensor>, RepairError> {
     let mut found: Vec<DamagedTensor> = Vec::new();
     for name in names {
-        let is_named = |tensor: &&DamagedTensor| {
-            tensor.name.as_deref() == Some(name.as_str())
-                || format!("{:032x}", tensor.id.0) == *name
+        let is_meant = |tensor: &&DamagedTensor| {
+            let is_tensor = tensor.current && is_named(tensor, std::slice::from_ref(name));
+            is_tensor || tensor.seals.contains(name)
         };
-        let before = found.len();
-        found.extend(report.damaged_tensors().filter(is_named).cloned());
-        if found.len() == before {
+        if !report.damaged_tensors().any(|tensor| is_meant(&tensor)) {
             return Err(RepairError::NotDamaged { name: name.clone() });
         }
+        let new: Vec<_> = report.damaged_tensors().filter(is_meant).cloned().collect();
+        found.extend(new.into_iter().filter(|tensor| !found.contains(tensor)).collect::<Vec<_>>());
     }
-    found.dedup();
     Ok(found)
 }
 

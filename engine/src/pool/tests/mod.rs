@@ -13,6 +13,8 @@ mod puts;
 mod read_only;
 mod reclamation;
 mod scrub;
+mod seal_moves;
+mod seals;
 mod start;
 mod workload;
 

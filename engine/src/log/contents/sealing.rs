@@ -1,0 +1,249 @@
+//! Making seals, reading what they hold, and giving them up.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Contents;
+use super::checkpoint::IndexShort;
+use super::seals::{Coming, Left, SealEnd, SealUse};
+use crate::layout::{BLOCK_BYTES, Change, HeldVersion, Run, Seal, TensorEntry, TensorId};
+use crate::log::change_log::IndexFull;
+use crate::log::space::{Durability, Full};
+use crate::log::version::Version;
+use crate::units::ByteCount;
+
+/// A seal that is being committed. Ends in exactly one of [`Contents::apply_seal`],
+/// [`Contents::abandon_seal`] and [`Contents::leave_seal_in_doubt`].
+#[derive(Debug)]
+pub struct ComingSeal {
+    key: u64,
+}
+
+/// Why a seal cannot begin; nothing was changed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SealRefusal {
+    /// Nothing can be read under this id.
+    Unknown(TensorId),
+    /// The same tensor twice.
+    Twice(TensorId),
+    /// The index has no room for it, and may not grow.
+    IndexFull(IndexFull),
+    /// The index has to grow, and there is no space for it.
+    Full(Full),
+}
+
+impl Contents {
+    /// Begins a seal of what stands under these ids now: from now on that stays, whatever happens
+    /// to the tensors. Takes the room that the seal needs in the index.
+    ///
+    /// # Errors
+    /// See [`SealRefusal`].
+    pub fn begin_seal(
+        &mut self,
+        name: &str,
+        sealed_at: u64,
+        ids: &[TensorId],
+    ) -> Result<ComingSeal, SealRefusal> {
+        let mut seen = HashSet::with_capacity(ids.len());
+        let mut versions = Vec::with_capacity(ids.len());
+        for id in ids {
+            let version = self.current(*id).ok_or(SealRefusal::Unknown(*id))?;
+            if !seen.insert(*id) {
+                return Err(SealRefusal::Twice(*id));
+            }
+            versions.push(Arc::clone(version));
+        }
+        let index_bytes = self.seal_bytes(name, &versions);
+        if let Err(short) = self.reserve_index(index_bytes) {
+            return Err(match short {
+                IndexShort::Bound(full) => SealRefusal::IndexFull(full),
+                IndexShort::Segments { needed, available } => {
+                    SealRefusal::Full(self.segments_lacking(needed, available))
+                }
+            });
+        }
+        let key = self.next_serial();
+        let versions = versions.iter().map(|version| self.seals.hold(version)).collect();
+        let seal = Seal { name: name.into(), sealed_at, versions };
+        self.seals.coming.insert(key, Coming { seal, index_bytes, in_doubt: false });
+        Ok(ComingSeal { key })
+    }
+
+    /// What a seal of these versions adds to the index, at most.
+    fn seal_bytes(&self, name: &str, versions: &[Arc<Version>]) -> u64 {
+        let is_new = |version: &&Arc<Version>| {
+            let number = self.seals.number_of(version);
+            number.and_then(|it| self.seals.held(it)).is_none_or(|held| !held.is_recorded())
+        };
+        let new = versions.iter().filter(is_new);
+        let holds: u64 = new.map(|version| self.room.bytes_of(&version.entry)).sum();
+        holds + Seal::bytes_for(versions.len(), name.len()) as u64
+    }
+
+    /// What the commit of a seal records: the versions that the index does not have, but those that
+    /// the same record has `named` already, then the seal.
+    pub fn seal_changes(&self, coming: &ComingSeal, named: &HashSet<u64>) -> Vec<Change> {
+        let Some(Coming { seal, .. }) = self.seals.coming.get(&coming.key) else {
+            return Vec::new();
+        };
+        let new = seal.versions.iter().filter_map(|&number| {
+            let held = self.seals.held(number)?;
+            let is_new = !held.is_recorded() && !named.contains(&number);
+            is_new.then(|| HeldVersion { number, entry: held.version.entry.clone() })
+        });
+        new.map(Change::Hold).chain([Change::Seal(seal.clone())]).collect()
+    }
+
+    /// The runs of a seal's versions that no commit has had flushed.
+    pub fn unflushed_runs(&self, coming: &ComingSeal) -> impl Iterator<Item = &[Run]> {
+        let seal = self.seals.coming.get(&coming.key).map(|coming| &coming.seal);
+        let versions = seal.into_iter().flat_map(|seal| &seal.versions);
+        let held = versions.filter_map(|number| self.seals.held(*number));
+        let held =
+            held.filter(|it| !it.is_recorded() && it.version.durability == Durability::Scratch);
+        held.map(|held| &*held.version.entry.runs)
+    }
+
+    /// A seal is on media: it can be found, and takes the place of an older one of its name.
+    /// Returns how many tensors it holds.
+    pub fn apply_seal(&mut self, coming: &ComingSeal) -> usize {
+        let Some(Coming { seal, index_bytes, .. }) = self.seals.coming.remove(&coming.key) else {
+            return 0;
+        };
+        self.room.end(index_bytes);
+        for number in &seal.versions {
+            if let Some(entry) = self.seals.commit(*number) {
+                self.room.insert(entry);
+            }
+        }
+        self.room.insert_bytes(seal.encoded_bytes() as u64);
+        let tensors = seal.versions.len();
+        if let Some(before) = self.seals.insert(seal) {
+            self.end_seal(&before);
+        }
+        tensors
+    }
+
+    /// A seal was given up: what it alone held is free.
+    pub fn abandon_seal(&mut self, coming: &ComingSeal) {
+        if self.seals.coming.get(&coming.key).is_none_or(|coming| coming.in_doubt) {
+            return;
+        }
+        if let Some(Coming { seal, index_bytes, .. }) = self.seals.coming.remove(&coming.key) {
+            self.room.end(index_bytes);
+            self.release_held(&seal, SealEnd::Abandoned);
+        }
+    }
+
+    /// The commit of a seal failed half way: what it holds stays until the pool is opened again.
+    pub fn leave_seal_in_doubt(&mut self, coming: &ComingSeal) {
+        if let Some(coming) = self.seals.coming.get_mut(&coming.key) {
+            coming.in_doubt = true;
+        }
+    }
+
+    /// The end of a seal is on media.
+    pub fn drop_seal(&mut self, name: &str) -> bool {
+        let seal = self.seals.remove(name);
+        if let Some(seal) = &seal {
+            self.end_seal(seal);
+        }
+        seal.is_some()
+    }
+
+    fn end_seal(&mut self, seal: &Seal) {
+        self.room.remove_bytes(seal.encoded_bytes() as u64);
+        self.release_held(seal, SealEnd::Dropped);
+    }
+
+    fn release_held(&mut self, seal: &Seal, end: SealEnd) {
+        for &number in &seal.versions {
+            let entry_bytes = self.held(number).map_or(0, |it| self.room.bytes_of(&it.entry));
+            let left = self.seals.release(number, end);
+            if end == SealEnd::Dropped && !matches!(left, Left::Same) {
+                self.room.remove_bytes(entry_bytes);
+            }
+            match left {
+                Left::Same => (),
+                // A seal that is being committed now has to bring it.
+                Left::Unrecorded => self.reserve_for_coming(number, entry_bytes),
+                Left::Nothing(held) if self.stands(&held.version) => (),
+                Left::Nothing(held) => self.release_unless_held(held.version),
+            }
+        }
+    }
+
+    /// What seals that are being committed take more in the index.
+    pub(super) fn reserve_for_coming(&mut self, number: u64, bytes: u64) {
+        for coming in self.seals.coming_with(number) {
+            coming.index_bytes += bytes;
+            self.room.begin(bytes);
+        }
+    }
+
+    /// Whether this version stands under its id.
+    pub(super) fn stands(&self, version: &Version) -> bool {
+        self.current(version.entry.id).is_some_and(|it| it.serial == version.serial)
+    }
+
+    /// The seals, in the order of their names.
+    pub fn seals(&self) -> impl Iterator<Item = &Seal> {
+        self.seals.all()
+    }
+
+    /// The seal of this name.
+    pub fn seal(&self, name: &str) -> Option<&Seal> {
+        self.seals.named(name)
+    }
+
+    /// What a seal holds, in the order in which it was given.
+    pub fn sealed<'a>(&'a self, seal: &'a Seal) -> impl Iterator<Item = &'a Arc<Version>> {
+        let held = seal.versions.iter().filter_map(|number| self.seals.held(*number));
+        held.map(|held| &held.version)
+    }
+
+    /// Space that a seal alone holds: what would be free without it.
+    pub fn bytes_of_seal_alone(&self, seal: &Seal) -> ByteCount {
+        let held = seal.versions.iter().filter_map(|number| self.seals.held(*number));
+        let alone = held.filter(|held| held.seals() == 1 && !self.stands(&held.version));
+        blocks(alone.map(|held| &held.version.entry))
+    }
+
+    /// The numbers of held versions that stand under no id, for a scrub.
+    pub fn held_alone(&self) -> impl Iterator<Item = u64> {
+        let all = self.seals.all_held();
+        all.filter(|(_, held)| !self.stands(&held.version)).map(|(number, _)| number)
+    }
+
+    /// The version that has this number.
+    pub fn held(&self, number: u64) -> Option<&Arc<Version>> {
+        self.seals.held(number).map(|held| &held.version)
+    }
+
+    /// Whether a version stands under its id, and the names of the seals that hold it.
+    pub fn holders_of(&self, version: &Version) -> (bool, Vec<String>) {
+        let number = self.seals.number_of(version);
+        let holds = |seal: &&Seal| number.is_some_and(|number| seal.versions.contains(&number));
+        let names = self.seals.all().filter(holds).map(|seal| seal.name.to_string());
+        (self.stands(version), names.collect())
+    }
+
+    /// What seals hold.
+    pub fn seal_use(&self) -> SealUse {
+        SealUse {
+            seals: self.seals.all().count(),
+            versions: self.seals.all_held().count(),
+            alone: self.bytes_held_alone(),
+        }
+    }
+
+    pub(super) fn bytes_held_alone(&self) -> ByteCount {
+        let all = self.seals.all_held().map(|(_, held)| &held.version);
+        blocks(all.filter(|version| !self.stands(version)).map(|version| &version.entry))
+    }
+}
+
+fn blocks<'a>(entries: impl Iterator<Item = &'a TensorEntry>) -> ByteCount {
+    let runs = entries.flat_map(|entry| &entry.runs);
+    ByteCount(runs.map(|run| u64::from(run.blocks) * BLOCK_BYTES).sum())
+}

@@ -1,0 +1,239 @@
+//! Which versions seals hold, and how many seals hold each.
+//!
+//! A version that is held keeps its space, whatever stands under its id. It is counted by the seals
+//! that are being committed, too: from the moment that one is begun, an update of its tensors goes
+//! elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::layout::{Seal, TensorEntry, TensorId};
+use crate::log::version::Version;
+use crate::units::ByteCount;
+
+/// What seals hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SealUse {
+    /// How many seals there are.
+    pub seals: usize,
+    /// How many versions they hold, each counted once.
+    pub versions: usize,
+    /// Space that they alone hold: what would be free without them.
+    pub alone: ByteCount,
+}
+
+/// A version that is held.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) version: Arc<Version>,
+    /// How many seals on the media hold it.
+    committed: u32,
+    /// How many hold it that are being committed.
+    coming: u32,
+}
+
+impl Held {
+    /// Whether the index on the media has it.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.committed > 0
+    }
+
+    /// How many seals hold it, those that are being committed among them.
+    pub(super) fn seals(&self) -> u32 {
+        self.committed + self.coming
+    }
+}
+
+/// How a seal ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SealEnd {
+    /// It was on the media.
+    Dropped,
+    /// It was being committed.
+    Abandoned,
+}
+
+/// What is left of a version once one seal fewer holds it.
+pub(super) enum Left {
+    /// What it was.
+    Same,
+    /// Only seals that are being committed hold it: the index on the media has it no more.
+    Unrecorded,
+    /// Nobody holds it.
+    Nothing(Held),
+}
+
+/// A seal that is being committed.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) seal: Seal,
+    /// What it will take in the index, at most.
+    pub(super) index_bytes: u64,
+    /// Its commit failed half way.
+    pub(super) in_doubt: bool,
+}
+
+/// All seals of a share.
+#[derive(Debug, Default)]
+pub(super) struct Seals {
+    held: BTreeMap<u64, Held>,
+    of_id: FxHashMap<TensorId, SmallVec<[u64; 2]>>,
+    named: BTreeMap<Box<str>, Seal>,
+    /// By the key of their reservation.
+    pub(super) coming: FxHashMap<u64, Coming>,
+    last_number: u64,
+}
+
+impl Seals {
+    /// Recovery found a held version, whose seals it [names](Self::name) afterwards.
+    pub(super) fn adopt(&mut self, number: u64, version: Arc<Version>) {
+        self.last_number = self.last_number.max(number);
+        self.of_id.entry(version.entry.id).or_default().push(number);
+        self.held.insert(number, Held { version, committed: 0, coming: 0 });
+    }
+
+    /// Recovery found a seal.
+    pub(super) fn name(&mut self, seal: Seal) {
+        for number in &seal.versions {
+            if let Some(held) = self.held.get_mut(number) {
+                held.committed += 1;
+            }
+        }
+        self.named.insert(seal.name.clone(), seal);
+    }
+
+    /// The number of a version, if a seal holds it.
+    pub(super) fn number_of(&self, version: &Version) -> Option<u64> {
+        let numbers = self.of_id.get(&version.entry.id)?;
+        let is_it = |number: &&u64| self.held[*number].version.serial == version.serial;
+        numbers.iter().find(is_it).copied()
+    }
+
+    pub(super) fn held(&self, number: u64) -> Option<&Held> {
+        self.held.get(&number)
+    }
+
+    /// All that are held, in the order of their numbers.
+    pub(super) fn all_held(&self) -> impl Iterator<Item = (u64, &Held)> {
+        self.held.iter().map(|(number, held)| (*number, held))
+    }
+
+    /// The versions of a tensor that are held.
+    pub(super) fn versions_of(&self, id: TensorId) -> impl Iterator<Item = &Arc<Version>> {
+        let numbers = self.of_id.get(&id).into_iter().flatten();
+        numbers.map(|number| &self.held[number].version)
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Seal> {
+        self.named.get(name)
+    }
+
+    /// All seals, in the order of their names.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Seal> {
+        self.named.values()
+    }
+
+    /// A seal that is being committed holds this version; returns its number.
+    pub(super) fn hold(&mut self, version: &Arc<Version>) -> u64 {
+        let number = self.number_of(version).unwrap_or_else(|| {
+            self.last_number += 1;
+            let number = self.last_number;
+            self.of_id.entry(version.entry.id).or_default().push(number);
+            let held = Held { version: Arc::clone(version), committed: 0, coming: 0 };
+            self.held.insert(number, held);
+            number
+        });
+        if let Some(held) = self.held.get_mut(&number) {
+            held.coming += 1;
+        }
+        number
+    }
+
+    /// A seal that holds this version is on media; returns it if the index there did not have it.
+    pub(super) fn commit(&mut self, number: u64) -> Option<&TensorEntry> {
+        let held = self.held.get_mut(&number)?;
+        held.coming -= 1;
+        held.committed += 1;
+        (held.committed == 1).then_some(&held.version.entry)
+    }
+
+    /// One seal fewer holds this version.
+    pub(super) fn release(&mut self, number: u64, end: SealEnd) -> Left {
+        let Some(held) = self.held.get_mut(&number) else { return Left::Same };
+        match end {
+            SealEnd::Dropped => held.committed -= 1,
+            SealEnd::Abandoned => held.coming -= 1,
+        }
+        if held.seals() > 0 {
+            let unrecorded = end == SealEnd::Dropped && !held.is_recorded();
+            return if unrecorded { Left::Unrecorded } else { Left::Same };
+        }
+        let Some(held) = self.held.remove(&number) else { return Left::Same };
+        let id = held.version.entry.id;
+        if let Some(numbers) = self.of_id.get_mut(&id) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.of_id.remove(&id);
+            }
+        }
+        Left::Nothing(held)
+    }
+
+    /// The seals that are being committed and hold this version.
+    pub(super) fn coming_with(&mut self, number: u64) -> impl Iterator<Item = &mut Coming> {
+        let coming = self.coming.values_mut();
+        coming.filter(move |coming| coming.seal.versions.contains(&number))
+    }
+
+    /// A held version lies elsewhere from now on.
+    pub(super) fn moved(&mut self, number: u64, version: &Arc<Version>) {
+        if let Some(held) = self.held.get_mut(&number) {
+            held.version = Arc::clone(version);
+        }
+    }
+
+    /// A seal is on media; returns the one of its name before it.
+    pub(super) fn insert(&mut self, seal: Seal) -> Option<Seal> {
+        self.named.insert(seal.name.clone(), seal)
+    }
+
+    /// A seal is no more. What it holds is [released](Self::release) by the caller.
+    pub(super) fn remove(&mut self, name: &str) -> Option<Seal> {
+        self.named.remove(name)
+    }
+
+    /// Counts again from the ground up.
+    ///
+    /// # Errors
+    /// The first rule that does not hold.
+    pub(super) fn audit(&self) -> Result<(), String> {
+        let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
+        for number in self.named.values().flat_map(|seal| &seal.versions) {
+            counts.entry(*number).or_default().0 += 1;
+        }
+        for number in self.coming.values().flat_map(|coming| &coming.seal.versions) {
+            counts.entry(*number).or_default().1 += 1;
+        }
+        for (number, held) in &self.held {
+            let (found, counted) = (counts.remove(number), (held.committed, held.coming));
+            if found != Some(counted) {
+                return Err(format!("version {number} has {found:?} seals and counts {counted:?}"));
+            }
+            if self.number_of(&held.version) != Some(*number) {
+                return Err(format!("version {number} is not found by its tensor's id"));
+            }
+        }
+        if let Some((number, seals)) = counts.pop_first() {
+            return Err(format!("{seals:?} seals hold version {number}, which is not there"));
+        }
+        let listed: usize = self.of_id.values().map(SmallVec::len).sum();
+        if listed == self.held.len() {
+            Ok(())
+        } else {
+            Err(format!("{} versions are held, {listed} are found", self.held.len()))
+        }
+    }
+}
