@@ -131,12 +131,11 @@ impl Contents {
         for HeldVersion { number, entry } in held {
             room.insert(&entry);
             let stands = current.get(entry.id).filter(|it| it.entry.runs == entry.runs);
-            let version = match stands {
-                Some(version) => Arc::clone(version),
-                None => {
-                    space.adopt(&entry.runs, entry.class);
-                    version_of(entry)
-                }
+            let version = if let Some(version) = stands {
+                Arc::clone(version)
+            } else {
+                space.adopt(&entry.runs, entry.class);
+                version_of(entry)
             };
             seals.adopt(number, version);
         }

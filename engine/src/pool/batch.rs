@@ -102,8 +102,8 @@ impl Batch {
         name: &str,
         keys: impl IntoIterator<Item = Key>,
     ) -> Result<(), SealError> {
-        let keys = keys.into_iter().map(Into::into).collect();
-        let seal = self.pool.begin_seal(name, keys)?;
+        let keys: Vec<TensorKey> = keys.into_iter().map(Into::into).collect();
+        let seal = self.pool.begin_seal(name, &keys)?;
         self.stage_seal(SealChange::Seal(seal));
         Ok(())
     }

@@ -79,7 +79,7 @@ impl Pool {
     pub(super) fn begin_seal(
         &self,
         name: &str,
-        keys: Vec<TensorKey>,
+        keys: &[TensorKey],
     ) -> Result<SealInFlight, SealError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;

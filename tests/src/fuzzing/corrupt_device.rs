@@ -88,8 +88,17 @@ impl CorruptDevice {
         let (generation, formatted_at, depth) = (1, 1, None);
         let index_in_segments = self.index_in_segments;
         let pool = POOL;
-        Superblock { generation, pool, device, geometry, formatted_at, depth, index_in_segments }
-            .encode()
+        Superblock {
+            generation,
+            pool,
+            device,
+            geometry,
+            formatted_at,
+            depth,
+            index_in_segments,
+            seals: index_in_segments,
+        }
+        .encode()
     }
 
     fn damage(&mut self, words: &mut Unstructured<'_>) -> Result<()> {
@@ -147,8 +156,10 @@ impl CorruptDevice {
         }
         let stripes = StripeMap::new(&self.geometry);
         let mut changes = changes(words, Some(&stripes))?;
-        changes.retain(|change| deletions || matches!(change, Change::Put(_)));
-        Ok((payload(&changes), changes.len() as u64))
+        let is_deletion = |change: &Change| matches!(change, Change::Delete(_) | Change::Drop(_));
+        changes.retain(|change| deletions || !is_deletion(change));
+        let puts = changes.iter().filter(|change| matches!(change, Change::Put(_))).count();
+        Ok((payload(&changes), puts as u64))
     }
 
     /// One word of a superblock is another, and the checksum right.

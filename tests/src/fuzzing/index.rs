@@ -2,8 +2,9 @@
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, ChangeRecord, Checkpoint, LifetimeClass, LogImage, RECORD_HEADER_BYTES,
-    Run, Runs, TensorEntry, TensorId, blocks_for, encode_change,
+    BLOCK_BYTES, Change, ChangeRecord, Checkpoint, HeldVersion, IndexParts, LifetimeClass,
+    LogImage, RECORD_HEADER_BYTES, Run, Runs, Seal, TensorEntry, TensorId, blocks_for,
+    encode_change,
 };
 use tidelog_engine::log::StripeMap;
 
@@ -57,12 +58,16 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
         }
         _ => {
             let changes = changes(&mut Unstructured::new(bytes), None).unwrap_or_default();
-            let puts = changes.iter().filter_map(|change| match change {
-                Change::Put(entry) => Some(entry.clone()),
-                Change::Delete(_) => None,
-            });
-            let encoded = Checkpoint::encode(5, 1, 3, &[], &puts.collect::<Vec<_>>());
-            check_checkpoint(&encoded);
+            let mut index = IndexParts::default();
+            for change in &changes {
+                match change {
+                    Change::Put(entry) => index.tensors.push(entry),
+                    Change::Hold(held) => index.held.push((held.number, &held.entry)),
+                    Change::Seal(seal) => index.seals.push(seal),
+                    Change::Delete(_) | Change::Drop(_) => (),
+                }
+            }
+            check_checkpoint(&Checkpoint::encode(5, 1, 3, &[], &index));
         }
     }
 }
@@ -70,9 +75,10 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
 fn check_checkpoint(bytes: &[u8]) {
     let claim = Checkpoint::claim(bytes);
     let Ok(found) = Checkpoint::decode(bytes) else { return };
-    let Checkpoint { pool, share, epoch, segments, tensors } = &found;
-    let again = Checkpoint::encode(*pool, *share, *epoch, segments, tensors);
-    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), segments, tensors);
+    let Checkpoint { pool, share, epoch, segments, .. } = &found;
+    let index = IndexParts::from(&found);
+    let again = Checkpoint::encode(*pool, *share, *epoch, segments, &index);
+    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), segments, &index);
     assert!(Checkpoint::is_copy(bytes, bytes) && !Checkpoint::is_copy(&next, bytes));
     let claim = claim.expect("what is decoded claims to be there");
     assert_eq!((claim.epoch, claim.bytes), (*epoch, again.len() as u64));
@@ -105,8 +111,16 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
     } else {
         TensorId::from_name(name)
     };
-    if words.ratio(1, 4)? {
-        return Ok(Change::Delete(id));
+    match words.int_in_range(0..=15)? {
+        0..=2 => return Ok(Change::Delete(id)),
+        3 => return Ok(Change::Drop(seal_name(words)?)),
+        4 | 5 => {
+            let versions = (0..words.int_in_range(0..=3)?).map(|_| words.int_in_range(1..=4_u64));
+            let versions = versions.collect::<Result<_>>()?;
+            let (name, sealed_at) = (seal_name(words)?, words.arbitrary()?);
+            return Ok(Change::Seal(Seal { name, sealed_at, versions }));
+        }
+        _ => (),
     }
     let runs = (0..words.int_in_range(0..=3)?)
         .map(|_| {
@@ -129,7 +143,14 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
         runs,
         checksums: vec![crc32c::crc32c(&[0; BLOCK_BYTES as usize]); checksums].into(),
     };
+    if words.ratio(1, 4)? {
+        return Ok(Change::Hold(HeldVersion { number: words.int_in_range(1..=4)?, entry }));
+    }
     Ok(Change::Put(entry))
+}
+
+fn seal_name(words: &mut Unstructured<'_>) -> Result<Box<str>> {
+    Ok((*words.choose(&["a", "step 10", "\u{e9}"])?).into())
 }
 
 const _: () = assert!(RECORD_HEADER_BYTES == 64, "frames are written with headers of 64 bytes");

@@ -1,8 +1,8 @@
 //! Inputs to begin with: one good example of everything, from which a fuzzer finds the bad ones.
 
 use tidelog_engine::layout::{
-    Change, ChangeRecord, Checkpoint, Checksums, Events, Geometry, GeometryRequest, Holder,
-    LifetimeClass, Run, Runs, Superblock, TensorEntry, TensorId,
+    Change, ChangeRecord, Checkpoint, Checksums, Events, Geometry, GeometryRequest, HeldVersion,
+    Holder, LifetimeClass, Run, Runs, Seal, Superblock, TensorEntry, TensorId,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -42,9 +42,18 @@ pub fn seeds() -> Vec<Seed> {
         ChangeRecord { pool: 5, share: 1, epoch: 3, sequence: 2, changes: changes.clone() };
     add("record", "record", &[0], &record.encode());
     add("record", "payload", &[1], &payload(&changes));
+    let seal = Seal { name: "step 10".into(), sealed_at: 1_700_000_000, versions: vec![4, 9] };
+    let seals = [
+        Change::Hold(HeldVersion { number: 4, entry: entry(None, 1) }),
+        Change::Hold(HeldVersion { number: 9, entry: entry(Some("layer.0.weight"), 2) }),
+        Change::Seal(seal),
+        Change::Drop("step 9".into()),
+    ];
+    add("record", "seals", &[1], &payload(&seals));
+    add("index", "seals", &[1, 0], &payload(&seals[..3]));
     let tensors = [entry(None, 1), entry(Some("layer.0.weight"), 2)];
     let puts: Vec<_> = tensors.iter().cloned().map(Change::Put).collect();
-    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, &[], &tensors));
+    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, &[], &tensors[..].into()));
     add("index", "payload", &[1, 2], &payload(&puts));
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().named(&planner::trace()).to_json().as_bytes());
@@ -79,6 +88,7 @@ fn superblock() -> Vec<u8> {
         formatted_at: 1_700_000_000,
         depth: None,
         index_in_segments: true,
+        seals: true,
     }
     .encode()
 }

@@ -7,22 +7,35 @@ use tidelog_engine::memory::Source;
 use tidelog_engine::pool::{Batch, Commit, CommitError, PutOptions};
 
 use super::coverage::Under;
-use super::model::Content;
+use super::model::{Content, Sealed, Seals};
 use super::runner::{Check, FILLERS, Runner, durable, text};
 
 /// What a batch leaves of the tensors that it names.
-type Changes = BTreeMap<u16, Option<Content>>;
+pub(super) type Changes = BTreeMap<u16, Option<Content>>;
+
+/// What a batch leaves of the seals that it names.
+pub(super) type SealChanges = BTreeMap<u8, Option<Sealed>>;
 
 /// A commit that was started.
 pub(super) struct Started {
-    commit: Commit,
-    changes: Changes,
+    pub(super) commit: Commit,
+    pub(super) changes: Changes,
+    pub(super) seals: SealChanges,
 }
 
 /// The tensors of [`super::Act::FillIndex`], behind all others.
 fn fillers(first: u16, count: u8) -> impl Iterator<Item = u16> {
     let first = FILLERS + first;
     first..first + u16::from(count)
+}
+
+fn apply_seals(changes: &SealChanges, seals: &mut Seals) {
+    for (name, change) in changes {
+        match change {
+            Some(sealed) => drop(seals.insert(*name, sealed.clone())),
+            None => drop(seals.remove(name)),
+        }
+    }
 }
 
 fn apply(changes: &Changes, tensors: &mut BTreeMap<u16, Content>) {
@@ -119,7 +132,8 @@ impl Runner<'_> {
         }
         let (batch, changes) = self.batch(puts, deletes)?;
         let commit = batch.start_commit().map_err(text)?;
-        self.commits.push(Started { commit: commit.clone(), changes });
+        let seals = SealChanges::new();
+        self.commits.push(Started { commit: commit.clone(), changes, seals });
         Ok(Some(commit))
     }
 
@@ -160,15 +174,16 @@ impl Runner<'_> {
                         self.lost.remove(id);
                     }
                     apply(&started.changes, &mut self.model.durable);
+                    apply_seals(&started.seals, &mut self.model.seals);
                 }
-                Some(Err(error)) => self.commit_failed(&error, &started.changes)?,
+                Some(Err(error)) => self.commit_failed(&error, &started)?,
             }
         }
         self.commits = going;
         Ok(())
     }
 
-    fn commit_failed(&mut self, error: &CommitError, changes: &Changes) -> Check {
+    fn commit_failed(&mut self, error: &CommitError, started: &Started) -> Check {
         match error {
             CommitError::Write { .. } | CommitError::Flush(_)
                 if self.allowed_errors.writes || self.is_down() =>
@@ -180,14 +195,21 @@ impl Runner<'_> {
                 let doubted = self.model.in_doubt.take();
                 let first = doubted.is_none();
                 let mut after = doubted.unwrap_or_else(|| self.model.durable.clone());
-                apply(changes, &mut after);
+                apply(&started.changes, &mut after);
                 self.model.in_doubt = Some(after);
+                let seals = self.model.seals_in_doubt.take();
+                let mut seals = seals.unwrap_or_else(|| self.model.seals.clone());
+                apply_seals(&started.seals, &mut seals);
+                self.model.seals_in_doubt = Some(seals);
+                self.model.doubted.extend(started.seals.values().flatten().cloned());
                 if first { self.check_that_nothing_is_taken() } else { Ok(()) }
             }
             // A reclamation's commit may be the one that failed half way.
             CommitError::Stopped(_) if self.allowed_errors.writes || self.is_down() => {
                 let durable = &self.model.durable;
                 self.model.in_doubt.get_or_insert_with(|| durable.clone());
+                let seals = &self.model.seals;
+                self.model.seals_in_doubt.get_or_insert_with(|| seals.clone());
                 Ok(())
             }
             other => Err(format!("the commit failed: {other}")),
@@ -204,26 +226,57 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// Seals once every commit in flight has ended well.
+    pub(super) fn seals_then(&self) -> Seals {
+        let mut seals = self.model.seals.clone();
+        self.commits.iter().for_each(|started| apply_seals(&started.seals, &mut seals));
+        seals
+    }
+
     /// Commits in doubt are there all or none: they were in one record.
     pub(super) fn resolve_doubt(&mut self) -> Check {
         let Some(after) = self.model.in_doubt.take() else { return Ok(()) };
-        let found = self.found()?;
-        let lengths = |tensors: &BTreeMap<u16, Content>| -> BTreeMap<u16, u64> {
-            tensors.iter().map(|(id, content)| (*id, content.length.into())).collect()
+        let seals_after = self.model.seals_in_doubt.take().unwrap_or_default();
+        let found = (self.found()?, self.found_seals()?);
+        let lengths = |tensors: &BTreeMap<u16, Content>, seals: &Seals| {
+            let length = |content: &Content| u64::from(content.length);
+            let tensors = tensors.iter().map(|(id, content)| (*id, length(content)));
+            let sealed = |sealed: &Sealed| -> BTreeMap<(u16, bool), u64> {
+                sealed.iter().map(|(key, content)| (*key, length(content))).collect()
+            };
+            let seals = seals.iter().map(|(name, held)| (*name, sealed(held)));
+            (tensors.collect::<BTreeMap<_, _>>(), seals.collect::<BTreeMap<_, _>>())
         };
-        if found == lengths(&after) && found != lengths(&self.model.durable) {
+        let is_after = found == lengths(&after, &seals_after);
+        let is_before = found == lengths(&self.model.durable, &self.model.seals);
+        if is_after && (!is_before || self.bytes_are_those_of(&after, &seals_after)?) {
             self.model.durable = after;
-        } else if found == lengths(&after) {
-            // The same lengths: the bytes tell.
-            let differs = after.iter().find(|(id, content)| {
-                self.model.durable.get(id).is_some_and(|before| before != *content)
-            });
-            if let Some((&id, &content)) = differs
-                && self.bytes_of(id)?.is_some_and(|bytes| bytes == content.bytes())
-            {
-                self.model.durable = after;
-            }
+            self.model.seals = seals_after;
         }
         Ok(())
+    }
+
+    /// Where lengths are the same the bytes tell which it is.
+    fn bytes_are_those_of(
+        &mut self,
+        after: &BTreeMap<u16, Content>,
+        seals: &Seals,
+    ) -> Result<bool, String> {
+        let differs = after.iter().find(|(id, content)| {
+            self.model.durable.get(id).is_some_and(|before| before != *content)
+        });
+        if let Some((&id, &content)) = differs {
+            return Ok(self.bytes_of(id)?.is_some_and(|bytes| bytes == content.bytes()));
+        }
+        let before = &self.model.seals;
+        let differs = seals.iter().find_map(|(name, sealed)| {
+            let before = before.get(name)?;
+            let differs = |(key, content): &(&(u16, bool), &Content)| {
+                before.get(key).is_some_and(|before| before != *content)
+            };
+            sealed.iter().find(differs).map(|(key, content)| (*name, *key, *content))
+        });
+        let Some((name, key, content)) = differs else { return Ok(true) };
+        Ok(self.sealed_bytes(name, key)?.is_some_and(|bytes| bytes == content.bytes()))
     }
 }

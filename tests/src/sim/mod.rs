@@ -10,6 +10,7 @@ mod coverage;
 mod model;
 mod runner;
 mod script;
+mod sealing;
 mod shrink;
 mod trouble;
 

@@ -1,11 +1,11 @@
 //! What a pool must answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidelog_random::Random;
 
 /// A tensor's bytes, as the two numbers that they are made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Content {
     /// How many bytes.
     pub length: u32,
@@ -28,6 +28,12 @@ impl Content {
     }
 }
 
+/// What a seal holds: by the tensor's number, and whether it was durable.
+pub type Sealed = BTreeMap<(u16, bool), Content>;
+
+/// Every seal by its number.
+pub type Seals = BTreeMap<u8, Sealed>;
+
 /// The tensors that are there.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -38,6 +44,12 @@ pub struct Model {
     /// The durable tensors after a commit that may or may not be there when the pool is opened
     /// again.
     pub in_doubt: Option<BTreeMap<u16, Content>>,
+    /// What seals hold.
+    pub seals: Seals,
+    /// The same after a commit that may or may not be there.
+    pub seals_in_doubt: Option<Seals>,
+    /// What seals hold of which the commit is in doubt, until the pool is opened again.
+    pub doubted: Vec<Sealed>,
     /// The order of the newest write or deletion of each scratch tensor.
     newest: BTreeMap<u8, u64>,
 }
@@ -62,9 +74,27 @@ impl Model {
         self.newest.get(&id).copied().unwrap_or(0)
     }
 
+    /// What stands under an id now.
+    pub fn standing(&self, (id, durable): (u16, bool)) -> Option<Content> {
+        let found = if durable { self.durable.get(&id) } else { self.scratch.get(&(id as u8)) };
+        found.copied()
+    }
+
+    /// Every version that only seals hold: these, and those that are `coming`.
+    pub fn held_alone<'a>(
+        &'a self,
+        coming: impl Iterator<Item = &'a Sealed>,
+    ) -> BTreeSet<(u16, bool, Content)> {
+        let seals = self.seals.values().chain(&self.doubted).chain(coming);
+        let versions = seals.flatten().map(|(&key, &content)| (key, content));
+        let alone = versions.filter(|(key, content)| self.standing(*key) != Some(*content));
+        alone.map(|((id, durable), content)| (id, durable, content)).collect()
+    }
+
     /// The process ended: scratch tensors are gone.
     pub fn restarted(&mut self) {
         self.scratch.clear();
         self.newest.clear();
+        self.doubted.clear();
     }
 }

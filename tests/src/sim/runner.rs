@@ -6,6 +6,7 @@ mod housekeeping;
 mod life;
 mod reads;
 mod scratch;
+mod seals;
 mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +96,8 @@ pub struct Runner<'a> {
     pub(super) allowed_errors: AllowedErrors,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
+    /// The same for versions that seals hold.
+    lost_sealed: BTreeSet<(u16, bool, Content)>,
     /// Disks to whose start a write went that was not meant for it. What it left stays there.
     astray: BTreeSet<usize>,
     /// How often the pool was opened.
@@ -141,6 +144,7 @@ impl<'a> Runner<'a> {
             order: 0,
             allowed_errors: AllowedErrors::default(),
             lost: BTreeMap::new(),
+            lost_sealed: BTreeSet::new(),
             astray: BTreeSet::new(),
             openings: 0,
             copied: None,
@@ -204,6 +208,12 @@ impl<'a> Runner<'a> {
                 self.follow(*nth);
                 Ok(())
             }
+            Act::Seal { name, scratch, durable, dropped, flight } => {
+                self.seal(*name, (scratch, durable), *dropped, *flight)
+            }
+            Act::GiveUpSeal { name, scratch } => self.give_up_seal(*name, scratch),
+            Act::DropSeal { name, flight } => self.drop_seal(*name, *flight),
+            Act::GetSealed { name, nth } => self.get_sealed(*name, *nth),
             Act::Reclaim => self.reclaim(),
             Act::Scrub => self.scrub(),
             Act::Reopen => {

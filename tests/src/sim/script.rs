@@ -1,7 +1,7 @@
 //! What a run does: acts that stand on their own, so that any of them can be left out.
 
 use super::model::Content;
-use super::trouble;
+use super::{sealing, trouble};
 use tidelog_random::Random;
 
 /// One act. Ids and numbers are what they are whatever happened before.
@@ -37,6 +37,15 @@ pub enum Act {
     EmptyIndex { first: u16, count: u8 },
     /// Waits for a commit in flight: this one of them, modulo their number, counted from the last.
     Follow(u8),
+    /// Seals those of these tensors that are there, and drops another seal in the same commit,
+    /// which may be left in flight.
+    Seal { name: u8, scratch: Vec<u8>, durable: Vec<u8>, dropped: Option<u8>, flight: bool },
+    /// Begins a seal and gives it up.
+    GiveUpSeal { name: u8, scratch: Vec<u8> },
+    /// Drops a seal.
+    DropSeal { name: u8, flight: bool },
+    /// Reads one of the tensors that a seal holds: the `nth`, modulo their number.
+    GetSealed { name: u8, nth: u8 },
     /// Copies what lives in a mixed segment forward.
     Reclaim,
     /// Reads and verifies every tensor.
@@ -212,6 +221,7 @@ impl Script {
                 acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, see_fault });
             }
         }
+        sealing::strew(&mut acts, seed, tensors.ids as u8);
         trouble::strew(&mut acts, seed, disks);
         Self { seed, disks, logical_block, stripe_kib, acts }
     }

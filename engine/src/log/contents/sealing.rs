@@ -20,7 +20,7 @@ pub struct ComingSeal {
 }
 
 /// Why a seal cannot begin; nothing was changed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SealRefusal {
     /// Nothing can be read under this id.
     Unknown(TensorId),

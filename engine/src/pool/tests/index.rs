@@ -284,7 +284,7 @@ fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
     assert!(index(&pool).segments > 0);
     empty(&pool, 0..230).unwrap();
     pool.close().unwrap();
-    assert!(recover(place, &Raw(&disks)).unwrap().tensors.is_empty());
+    assert!(recover(place, &Raw(&disks)).unwrap().index.tensors.is_empty());
 
     // The same where no segment is free.
     let disks = super::disks(2, ByteCount::mib(4));

@@ -28,9 +28,16 @@ impl Runner<'_> {
         self.process_completions()?;
         let blocks = |content: &Content| u64::from(content.length).div_ceil(4096) * 4096;
         let tensors = self.model.scratch.values().chain(self.model.durable.values());
-        let live: u64 = tensors.map(blocks).sum();
-        if space.live.0 != live {
-            return Err(format!("{} lives where the model has {live} bytes", space.live));
+        let standing: u64 = tensors.map(blocks).sum();
+        let coming = self.commits.iter().flat_map(|started| started.seals.values().flatten());
+        let held = self.model.held_alone(coming);
+        let sealed: u64 = held.iter().map(|(.., content)| blocks(content)).sum();
+        let live = standing + sealed;
+        if (space.live.0, space.sealed.0) != (live, sealed) {
+            let (found, alone) = (space.live, space.sealed);
+            return Err(format!(
+                "{found} lives, {alone} of it by seals, where the model has {live} and {sealed} bytes"
+            ));
         }
         self.staged.retain(|ticket| ticket.poll().is_none());
         let quiet = self.writes.is_empty()
@@ -63,6 +70,7 @@ impl Runner<'_> {
             let bytes = content.bytes();
             self.compare(&format!("durable {id}"), Some(id), content, &outcome, &ticket, &bytes)?;
         }
+        self.check_seals()?;
         let (lost, damaged) = (self.count_lost(), self.allowed_errors.damaged);
         if lost > damaged {
             return Err(format!("{lost} tensors are lost where {damaged} could be damaged"));
@@ -70,10 +78,13 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// How many durable tensors were found damaged and not written again since.
+    /// How many durable tensors were found damaged and not written again since, and how many
+    /// versions that only seals hold.
     pub(super) fn count_lost(&self) -> u64 {
         let is_there =
             |(id, content): &(&u16, &Content)| self.model.durable.get(id) == Some(content);
-        self.lost.iter().filter(is_there).count() as u64
+        let held = self.model.held_alone(std::iter::empty());
+        let held = self.lost_sealed.intersection(&held).count();
+        (self.lost.iter().filter(is_there).count() + held) as u64
     }
 }
