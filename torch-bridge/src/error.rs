@@ -3,7 +3,8 @@
 use std::fmt::Display;
 
 use tidelog_engine::pool::{
-    CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ScrubError, Unusable,
+    CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ScrubError, SealError,
+    Unusable,
 };
 use tidelog_engine::schedule::TransferError;
 
@@ -126,7 +127,9 @@ failures! {
         _ => FailureKind::Pool,
     };
     GetError => |error| match error {
-        GetError::Unknown(_) => FailureKind::NotFound,
+        GetError::Unknown(_) | GetError::NoSeal(_) | GetError::NotSealed { .. } => {
+            FailureKind::NotFound
+        }
         GetError::Range { .. } => FailureKind::OutOfRange,
         GetError::Unusable(error) => unusable(*error),
         _ => FailureKind::Pool,
@@ -137,6 +140,14 @@ failures! {
         DeleteError::Unusable(error) => unusable(*error),
         DeleteError::IsDurable(_) => FailureKind::Pool,
     };
+    SealError => |error| match error {
+        SealError::Name(_) | SealError::Twice { .. } => FailureKind::InvalidArgument,
+        SealError::Absent(_) | SealError::Unknown { .. } => FailureKind::NotFound,
+        SealError::IndexFull { .. } | SealError::PoolFull { .. } => FailureKind::Full,
+        SealError::ReadOnly(_) => FailureKind::ReadOnly,
+        SealError::Unusable(error) => unusable(*error),
+        SealError::Announce(_) => FailureKind::Pool,
+    };
     CommitError => |error| match error {
         CommitError::IndexFull { .. } => FailureKind::Full,
         CommitError::Write { source, .. } => transfer(source),
@@ -144,7 +155,7 @@ failures! {
         _ => FailureKind::Pool,
     };
     ScrubError => |error| match error {
-        ScrubError::Unknown(_) => FailureKind::NotFound,
+        ScrubError::Unknown(_) | ScrubError::NoSeal(_) => FailureKind::NotFound,
         ScrubError::Read { source, .. } => transfer(source),
         ScrubError::Unusable(error) => unusable(*error),
         ScrubError::Submit(_) => FailureKind::Pool,

@@ -522,6 +522,9 @@ pub enum ScrubError {
     /// There is no such tensor.
     #[error("there is no {0}")]
     Unknown(TensorKey),
+    /// There is no such seal.
+    #[error("there is no seal {0:?}")]
+    NoSeal(String),
     /// A read ended without an answer from the medium.
     #[error("{tensor} was not scrubbed: {source}")]
     Read {

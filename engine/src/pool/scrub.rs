@@ -99,6 +99,22 @@ impl Pool {
         Ok(report)
     }
 
+    /// Reads everything that a seal holds and compares it with its checksums.
+    ///
+    /// # Errors
+    /// There is no seal of this name, or a read ended without an answer from the medium.
+    pub fn scrub_seal(&self, seal: &str) -> Result<ScrubReport, ScrubError> {
+        let numbers = self.0.shared.contents().seal(seal).map(|seal| seal.versions.clone());
+        let numbers = numbers.ok_or_else(|| ScrubError::NoSeal(seal.into()))?;
+        let targets: Vec<Target> = numbers.into_iter().map(Target::Held).collect();
+        let mut pass = Pass { left: targets.into_iter() };
+        let mut report = ScrubReport::default();
+        while let Some(scrubbed) = self.scrub_next(&mut pass)? {
+            report.add(scrubbed);
+        }
+        Ok(report)
+    }
+
     /// Reads one tensor and compares it with its checksums.
     pub fn scrub_tensor(&self, key: impl Into<TensorKey>) -> Result<Scrubbed, ScrubError> {
         let key = key.into();

@@ -58,9 +58,9 @@ pub use schedule_error::ScheduleError;
 pub use stats::Stats;
 pub use step_table::{ScheduledBirth, ScheduledUses, StepParts, StepTable};
 pub use types::{
-    Attributes, Config, CopyKind, Desync, EvictError, FailureInfo, FetchUrgency, MigrationOutcome,
-    OpBegin, OpProgress, OpUse, ProtocolError, ResidencyAction, StorageId, StorageState,
-    TransferFailure, TransferId,
+    Attributes, Config, Copied, CopyKind, Desync, EvictError, FailureInfo, FetchUrgency,
+    MigrationOutcome, OpBegin, OpProgress, OpUse, ProtocolError, ResidencyAction, StorageId,
+    StorageState, TransferFailure, TransferId,
 };
 
 #[cfg(test)]

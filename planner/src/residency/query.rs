@@ -2,8 +2,9 @@
 
 use super::machine::Residency;
 use super::stats::Stats;
-use super::storage::ResidentStorage;
-use super::types::{StorageId, StorageState};
+use super::storage::{BytesPlace, ResidentStorage, TransferKind};
+use super::types::{Copied, StorageId, StorageState};
+use crate::migration::Target;
 use crate::units::Bytes;
 
 impl Residency {
@@ -80,6 +81,18 @@ impl Residency {
     /// Where a storage is; `None` if it is not known or died.
     pub fn state(&self, id: StorageId) -> Option<StorageState> {
         self.alive(id).map(ResidentStorage::state)
+    }
+
+    /// Whether the log has a copy of a storage's bytes.
+    pub fn copy_in_log(&self, id: StorageId) -> Copied {
+        let valid = self.alive(id).filter(|it| it.copy && it.target == Target::Ssd);
+        match valid.map(|storage| storage.place) {
+            Some(BytesPlace::Out) => Copied::Out,
+            Some(BytesPlace::Resident) => Copied::InMemory,
+            // The bytes of a fetch are those of its copy; what is written anew has none yet.
+            Some(BytesPlace::Moving(flight)) if flight.kind == TransferKind::Fetch => Copied::Out,
+            Some(BytesPlace::Moving(_)) | None => Copied::Not,
+        }
     }
 
     /// The size of a storage; `None` if it is not known or died.

@@ -242,6 +242,17 @@ pub enum StorageState {
     Fetching,
 }
 
+/// Whether the log has a copy of a storage's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// It has, and they are nowhere else.
+    Out,
+    /// It has, as far as anybody has said that they changed; they are in memory, too.
+    InMemory,
+    /// It has none.
+    Not,
+}
+
 /// A message that contradicts what the machine knows. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {

@@ -15,7 +15,7 @@ mod shrink;
 mod trouble;
 
 pub use coverage::{Coverage, FaultSeen, Under};
-pub use model::{Content, Model};
+pub use model::{Content, Model, Sealed, Seals};
 pub use runner::{Figures, Runner, Violation, run};
 pub use script::{Act, Cut, OneTimeFault, Script};
 pub use shrink::shrink;

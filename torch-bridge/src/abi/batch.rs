@@ -122,7 +122,7 @@ fn start_commit(batch: &OpenBatch) -> Result<Commit, Failure> {
     Ok(begun.start_commit()?)
 }
 
-fn with_batch<T>(
+pub(super) fn with_batch<T>(
     batch: &OpenBatch,
     body: impl FnOnce(&mut Batch) -> Result<T, Failure>,
 ) -> Result<T, Failure> {

@@ -20,6 +20,8 @@ mod gpu;
 
 mod session;
 
+mod seal;
+
 mod eventfd;
 mod handles;
 
@@ -27,6 +29,7 @@ pub use batch::*;
 pub use error::*;
 pub use gpu::*;
 pub use pool::*;
+pub use seal::*;
 pub use session::*;
 pub use ticket::*;
 pub use transfer::*;

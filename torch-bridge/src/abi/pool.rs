@@ -25,9 +25,16 @@ pub(super) static POOLS: HandleTable<OpenPool> = HandleTable::new("pool");
 pub(super) struct OpenPool {
     pool: Pool,
     eventfd: Mutex<Option<Arc<EventFd>>>,
+    /// It is a session's, which closes it.
+    of_session: bool,
 }
 
 impl OpenPool {
+    /// A session's pool.
+    pub(super) fn of_session(pool: Pool) -> Self {
+        Self { pool, eventfd: Mutex::default(), of_session: true }
+    }
+
     /// Has this eventfd signalled from now on, or none.
     fn tell(&self, eventfd: Option<Arc<EventFd>>) {
         *self.eventfd.lock().unwrap_or_else(PoisonError::into_inner) = eventfd;
@@ -121,7 +128,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             arena: unsafe { arena_of(&options) },
         };
         let (opened, eventfd) = (open_pool(&config)?.pool, Mutex::default());
-        let handle = POOLS.insert(OpenPool { pool: opened, eventfd });
+        let handle = POOLS.insert(OpenPool { pool: opened, eventfd, of_session: false });
         // SAFETY: by this function's contract null or one u64 of the caller's.
         unsafe { write_result(pool, handle, "pool") }.inspect_err(|_| {
             drop(POOLS.remove(handle));
@@ -141,12 +148,13 @@ unsafe fn arena_of(options: &tide_pool_options) -> Option<CallerRegion> {
     (options.arena != 0 || options.arena_bytes != 0).then(region)
 }
 
-/// Closes a pool: waits for its transfers and releases the share.
+/// Closes a pool: waits for its transfers and releases the share. Of one that
+/// `tide_session_pool` gave out only the handle ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
     boundary(|| {
         let pool = POOLS.remove(pool)?;
-        let closed = pool.close();
+        let closed = if pool.of_session { Ok(()) } else { pool.close() };
         // A batch that is still open keeps the pool's memory, not the caller's eventfd.
         pool.tell(None);
         closed.map_err(Failure::pool)
@@ -173,8 +181,8 @@ pub unsafe extern "C" fn tide_pool_eventfd(pool: u64, fd: i32) -> i32 {
 }
 
 /// Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
-/// a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
-/// with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
+/// a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free` and
+/// `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
 /// `scrubbed` with `tensors`, `bytes` and `damaged`: what scrubs and `tide_verify` have found.
 /// Returns the text's length, 0 for an error.
 ///

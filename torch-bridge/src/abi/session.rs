@@ -20,7 +20,7 @@ use crate::executor::{
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
 use crate::pool::PoolConfig;
 
-static SESSIONS: HandleTable<Session> = HandleTable::new("session");
+pub(super) static SESSIONS: HandleTable<Session> = HandleTable::new("session");
 
 impl ReturnCode for Readiness {
     fn code(self) -> i32 {

@@ -167,7 +167,7 @@ pub(super) fn range_of(offset: u64, length: u64) -> Result<Range<u64>, Failure> 
     Ok(offset..end)
 }
 
-fn urgency(flags: u32) -> Result<Urgency, Failure> {
+pub(super) fn urgency(flags: u32) -> Result<Urgency, Failure> {
     match flags {
         0 => Ok(Urgency::Ahead),
         TIDE_URGENT => Ok(Urgency::Urgent),

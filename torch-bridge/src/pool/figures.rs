@@ -61,6 +61,7 @@ fn space(pool: &PoolStats) -> Value {
     json!({
         "capacity": pool.space.capacity.0,
         "live": pool.space.live.0,
+        "sealed": pool.space.sealed.0,
         "dead": pool.space.dead.0,
         "free": pool.space.free.0,
         "index": pool.space.index.0,

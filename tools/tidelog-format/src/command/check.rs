@@ -29,8 +29,12 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
 /// What was verified, and what is not as it should be.
 pub(super) fn text(report: &CheckReport) -> String {
     let mut text = format!(
-        "pool {:032x}: {} durable tensor(s), {}, every checksum verified over the {} path\n",
-        report.pool, report.tensors, report.bytes, report.path
+        "pool {:032x}: {} durable tensor(s){}, {}, every checksum verified over the {} path\n",
+        report.pool,
+        report.tensors - report.sealed,
+        sealed(report),
+        report.bytes,
+        report.path
     );
     if report.damage.is_empty() {
         text.push_str("clean\n");
@@ -49,6 +53,13 @@ pub(super) fn text(report: &CheckReport) -> String {
     text
 }
 
+fn sealed(report: &CheckReport) -> String {
+    match report.sealed {
+        0 => String::new(),
+        sealed => format!(" and {sealed} older version(s) that seals hold"),
+    }
+}
+
 pub(super) fn json(report: &CheckReport) -> Value {
     let damage: Vec<Value> = report.damage.iter().map(damage_json).collect();
     let unsettled: Vec<String> = report.unsettled.iter().map(ToString::to_string).collect();
@@ -56,7 +67,8 @@ pub(super) fn json(report: &CheckReport) -> Value {
         "pool": format!("{:032x}", report.pool),
         "devices": report.devices,
         "clean": report.damage.is_empty(),
-        "tensors": report.tensors,
+        "tensors": report.tensors - report.sealed,
+        "sealed": report.sealed,
         "bytes": report.bytes.0,
         "path": report.path,
         "damage": damage,

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
+use tidelog_engine::pool::SealDescription;
 use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::units::ByteCount;
 
@@ -114,6 +115,11 @@ fn share_text(share: &ShareView) -> String {
         };
         let _ = writeln!(text, "  the index copy {what}");
     }
+    if !index.seals.is_empty() {
+        let alone = index.seal_use.alone;
+        let _ = writeln!(text, "  of the live space seals alone hold {alone}");
+        text.push_str(&seals_table(&index.seals).render(2));
+    }
     if index.tensors.is_empty() {
         text.push_str("  no durable tensors\n");
         return text;
@@ -130,6 +136,34 @@ fn share_text(share: &ShareView) -> String {
     }
     text.push_str(&tensors.render(2));
     text
+}
+
+/// What `list` shows of seals, too.
+pub(super) fn seals_table(seals: &[SealDescription]) -> TextTable {
+    let mut table = TextTable::new(&["seal", ">tensors", ">size", ">alone", "made"]);
+    for seal in seals {
+        table.row(&[
+            printable(&seal.name),
+            seal.tensors.to_string(),
+            seal.bytes.to_string(),
+            seal.alone.to_string(),
+            utc(seal.sealed_at),
+        ]);
+    }
+    table
+}
+
+pub(super) fn seals_json(seals: &[SealDescription]) -> Value {
+    let seals = seals.iter().map(|seal| {
+        json!({
+            "name": seal.name,
+            "sealed_at": seal.sealed_at,
+            "tensors": seal.tensors,
+            "bytes": seal.bytes.0,
+            "alone_bytes": seal.alone.0,
+        })
+    });
+    Value::Array(seals.collect())
 }
 
 fn class(tensor: &TensorEntry) -> &'static str {
@@ -237,10 +271,12 @@ fn index_json(index: &IndexView) -> Value {
         "epoch": index.epoch,
         "capacity_bytes": index.space.capacity.0,
         "live_bytes": index.space.live.0,
+        "sealed_bytes": index.space.sealed.0,
         "dead_bytes": index.space.dead.0,
         "free_bytes": index.space.free.0,
         "index_bytes": index.space.index.0,
         "copies": copies,
         "tensors": tensors,
+        "seals": seals_json(&index.seals),
     })
 }

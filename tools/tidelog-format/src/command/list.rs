@@ -1,4 +1,4 @@
-//! `list`: which devices belong together.
+//! `list`: which devices belong together, and which seals are on them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,9 +9,11 @@ use tidelog_command_line::{FormatExit, printable};
 use tidelog_device_safety::System;
 use tidelog_engine::layout::{Superblock, SuperblockError};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::inspect::{DeviceView, probe};
+use tidelog_engine::pool::SealDescription;
+use tidelog_engine::pool::inspect::{DeviceView, inspect, probe};
 use tidelog_engine::units::ByteCount;
 
+use super::inspect::{seals_json, seals_table};
 use super::table::TextTable;
 use crate::cli::ListArgs;
 use crate::outcome::CommandReport;
@@ -62,6 +64,10 @@ fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String])
             table.row(&[superblock.device.to_string(), printable(&view.name), size]);
         }
         text.push_str(&table.render(2));
+        for (share, seals) in seals(found) {
+            let _ = writeln!(text, "  seals of share {share}:");
+            text.push_str(&seals_table(&seals).render(2));
+        }
     }
     if pools.is_empty() {
         text.push_str("no Tidelog pool was found\n");
@@ -74,6 +80,20 @@ fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String])
         let _ = writeln!(text, "not readable (try as root): {}", unreadable.join(", "));
     }
     text
+}
+
+/// The seals of a pool that has any, by share; none where a device is missing. What cannot be read
+/// is for `inspect` to say.
+fn seals(found: &Found) -> Vec<(u32, Vec<SealDescription>)> {
+    let has_some = found.iter().any(|(superblock, _)| superblock.seals);
+    if !has_some || !missing(found).is_empty() {
+        return Vec::new();
+    }
+    let specs: Vec<DeviceSpec> =
+        found.iter().map(|(_, view)| DeviceSpec::new(&view.name)).collect();
+    let shares = inspect(&specs).map(|view| view.shares).unwrap_or_default();
+    let seals = shares.into_iter().filter_map(|share| Some((share.share, share.index.ok()?.seals)));
+    seals.filter(|(_, seals)| !seals.is_empty()).collect()
 }
 
 fn missing(found: &Found) -> Vec<String> {
@@ -91,11 +111,16 @@ fn pool_json(pool: u128, found: &Found) -> Value {
             json!({ "place": superblock.device, "device": view.name, "bytes": view.size.0 })
         })
         .collect();
+    let seals: Vec<Value> = seals(found)
+        .iter()
+        .map(|(share, seals)| json!({ "share": share, "seals": seals_json(seals) }))
+        .collect();
     let missing = missing(found);
     json!({
         "pool": format!("{pool:032x}"),
         "complete": missing.is_empty(),
         "missing": missing,
         "devices": devices,
+        "seals": seals,
     })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
 use tidelog_engine::path::Endurance;
-use tidelog_engine::pool::{PoolStats, PutOptions};
+use tidelog_engine::pool::{Pool, PoolStats, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::{Gpu, HostTier, HostTierStats, tier};
@@ -217,8 +217,12 @@ impl BackingStore {
         TensorKey { id: self.log_id(label.storage), name: Some(label.text().into()) }
     }
 
+    pub(in crate::executor) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// The id under which a storage lies in the log, or in host memory.
-    fn log_id(&self, storage: StorageId) -> TensorId {
+    pub(in crate::executor) fn log_id(&self, storage: StorageId) -> TensorId {
         TensorId(u128::from(self.log_prefix) << 64 | u128::from(storage.0))
     }
 }
