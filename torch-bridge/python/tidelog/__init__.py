@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog import _native
 from tidelog._block import Tide
+from tidelog._checkpoint import Checkpoints, restore
 from tidelog._errors import (
     BudgetError,
     DeviceError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetError",
+    "Checkpoints",
     "DeviceError",
     "Error",
     "Fit",
@@ -48,6 +50,7 @@ __all__ = [
     "UnmovableError",
     "fit",
     "offload",
+    "restore",
 ]
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tidelog import _compiled, _errors, _escape, _heap, _logging, _notebook, _record, _threads
+from tidelog import _checkpoint, _compiled, _errors, _escape, _heap, _logging, _notebook, _record, _threads
 from tidelog._access import Access
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
@@ -34,6 +34,7 @@ from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
 from tidelog._record import Record, untyped_storage
+from tidelog._seals import Pool
 from tidelog._steps import Steps
 
 _EVICTION_ATTEMPTS = 8
@@ -301,6 +302,22 @@ class Tide:
             if record.state & _record.OUT:
                 return
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+
+    def checkpoint(self, name: str, state: object = None) -> None:
+        """Keeps a state in the pool under a name, until the checkpoint is deleted or the pool is gone:
+        what is out and unchanged by reference, what has changed by one write. Without `state`: the
+        state_dicts of the model and the optimizer of `offload`, and torch's random state, as a dict
+        with "model", "optimizer" and "rng". When this returns, it survives any crash. `tidelog.restore`
+        gives it back; `tidelog.Checkpoints` lists, verifies, deletes and exports."""
+        self._require_open()
+        if state is None:
+            state = self._names.state()
+        self._hook.end_touch()
+        pool = Pool.of_session(self.session)
+        try:
+            _checkpoint.write(self, pool, name, state)
+        finally:
+            pool.close()
 
     @contextlib.contextmanager
     def pinned(self, *tensors: Tensor) -> Iterator[None]:

@@ -53,6 +53,19 @@ class Names:
                     if isinstance(value, torch.Tensor):
                         self._name(value, Kind.OPTIMIZER_STATE, f"{key} of {owner}")
 
+    def state(self) -> dict[str, object]:
+        """What a run goes on from: the state_dicts, and torch's random state."""
+        model, optimizer = self._sources()
+        state: dict[str, object] = {"rng": {"cpu": torch.get_rng_state()}}
+        if torch.cuda.is_initialized():
+            state["rng"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+        if model is not None:
+            # Detaching would be an op on each.
+            state["model"] = model.state_dict(keep_vars=True)
+        if optimizer is not None:
+            state["optimizer"] = optimizer.state_dict()
+        return state
+
     def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""
         self._sources = lambda: (None, None)

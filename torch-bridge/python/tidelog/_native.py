@@ -245,6 +245,11 @@ class Session:
         """Whether it was opened by this process, and was not closed."""
         return self._handle != 0 and not self.forked
 
+    @property
+    def handle(self) -> int:
+        """The library's number for it; 0 while it is not open."""
+        return self._handle
+
     # -- what it hears of storages ----------------------------------------------------------------
 
     def flush(self) -> None:

@@ -1,0 +1,233 @@
+"""Checkpoints by reference: what a run goes on from, in its pool, in a new process and in files."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import tidelog
+
+MIB = 1 << 20
+LAYERS, WIDTH = 12, 512  # each weight is 1 MiB
+
+
+class Tied(nn.Module):
+    """Layers, of which the first and the last have one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.layers[-1].weight = self.layers[0].weight
+
+    def forward(self, batch):
+        for layer in self.layers:
+            batch = torch.relu(layer(batch))
+        return batch
+
+
+def made(seed=0):
+    torch.manual_seed(seed)
+    model = Tied()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model, optimizer, steps):
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def offload(model, optimizer, pool, **options):
+    options = {"memory": 14 * MIB, "staging": 2 * MIB, "pool_size": 512 * MIB, "buffered": True, **options}
+    return tidelog.offload(model, optimizer, pool=pool, **options)
+
+
+def go_on(state, steps):
+    model, optimizer = made(seed=99)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"]["cpu"])
+    return train(model, optimizer, steps)
+
+
+def in_new_process(pool, code):
+    """What a program prints that has the pool's path as its argument."""
+    text = f"import sys\nsys.path[:0] = {sys.path!r}\npool = sys.argv[1]\n" + textwrap.dedent(code)
+    ran = subprocess.run([sys.executable, "-c", text, pool], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_run_goes_on_with_the_same_bits_from_a_checkpoint_of_which_nothing_was_copied_twice(pool):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 3)
+        before = written(tide)
+        tide.checkpoint("step 3")
+        first = written(tide) - before
+        tide.checkpoint("step 3 again")
+        assert tide.live_bytes <= 14 * MIB
+        expected = train(model, optimizer, 3)
+    with tidelog.Checkpoints(pool) as checkpoints:
+        listed = {seal["name"]: seal for seal in checkpoints.list()}
+        assert set(listed) == {"step 3", "step 3 again"}
+        assert listed["step 3"]["bytes"] > 3 * (LAYERS - 1) * MIB
+        assert first < listed["step 3"]["bytes"] / 2, "what is out is held by reference"
+        for name in listed:
+            checkpoints.verify(name)
+            assert go_on(checkpoints.restore(name), 3) == expected
+    seen = in_new_process(pool, "import tidelog; print(sorted(tidelog.restore(pool, 'step 3')))")
+    assert seen == "['model', 'optimizer', 'rng']\n"
+
+
+def written(tide):
+    return sum(device["bytes_written"] for device in tide.stats()["devices"])
+
+
+def test_what_is_out_stays_out_and_what_changes_later_goes_elsewhere(pool):
+    tensor = torch.arange(MIB, dtype=torch.float32)
+    resident = torch.full((1000,), 7.0)
+    with offload(None, None, pool) as tide:
+        tide.evict(tensor)
+        tide.checkpoint("x", {"a": tensor, "b": resident, "view": tensor[10:20:2], "n": 3})
+        assert not tide.is_resident(tensor)
+        tensor.zero_()
+        resident.zero_()
+        tide.evict(tensor)
+        with tidelog.Checkpoints(pool) as checkpoints:
+            state = checkpoints.restore("x")
+            space = tide.stats()["pool"]
+            assert space["sealed"] >= 4 * MIB
+            assert torch.equal(state["a"], torch.arange(MIB, dtype=torch.float32))
+            assert torch.equal(state["b"], torch.full((1000,), 7.0)) and state["n"] == 3
+            assert torch.equal(state["view"], torch.tensor([10.0, 12, 14, 16, 18]))
+            assert state["view"].data_ptr() == state["a"].data_ptr() + 40, "views stay views"
+            checkpoints.delete("x")
+            assert checkpoints.list() == []
+        assert tide.stats()["pool"]["sealed"] == 0
+
+
+def test_bytes_that_an_alias_changed_unseen_are_those_of_the_checkpoint(pool):
+    tensor = torch.zeros(MIB)
+    with offload(None, None, pool) as tide:
+        tide.evict(tensor)
+        tensor[0].item()  # it is back, and its copy is still good
+        alias = tensor.numpy()
+        alias[5] = 42
+        tide.checkpoint("x", {"t": tensor})
+        with tidelog.Checkpoints(pool) as checkpoints:
+            assert checkpoints.restore("x")["t"][5] == 42
+
+
+def test_tied_weights_are_tied_again(pool):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        tide.checkpoint("x")
+    state = tidelog.restore(pool, "x")["model"]
+    first, last = state["layers.0.weight"], state[f"layers.{LAYERS - 1}.weight"]
+    assert first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
+
+
+def test_an_export_needs_no_pool_and_is_what_safetensors_reads(pool, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 1)
+        tide.checkpoint("x", {"model": model.state_dict(keep_vars=True), "t": torch.arange(12).view(3, 4).t(), "n": 5})
+        wanted = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    file = tmp_path / "x.safetensors"
+    with tidelog.Checkpoints(pool) as checkpoints:
+        checkpoints.export("x", file)
+    found = safetensors.load_file(file)
+    assert torch.equal(found["t"], torch.arange(12).view(3, 4).t())
+    assert len(found) == len(wanted) + 1
+    for key, value in wanted.items():
+        assert torch.equal(found[f"model.{key}"], value)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_last_and_every_kth_are_kept_and_the_newest_is_verified_first(pool):
+    tensor = torch.zeros(1000)
+    with offload(None, None, pool) as tide:
+        for step in range(1, 11):
+            tensor.add_(1)
+            tide.checkpoint(f"step-{step}", {"t": tensor, "step": step})
+        tide.checkpoint("best", {"t": tensor})
+        with tidelog.Checkpoints(pool) as checkpoints:
+            gone = checkpoints.retain(last=2, every=4, prefix="step-")
+            assert gone == [f"step-{step}" for step in (1, 2, 3, 5, 6, 7)]
+            kept = {seal["name"] for seal in checkpoints.list()}
+            assert kept == {"step-4", "step-8", "step-9", "step-10", "best"}
+            assert checkpoints.restore("step-4")["t"][0] == 4
+            with pytest.raises(ValueError, match="at least one"):
+                checkpoints.retain(last=0)
+
+
+def test_code_in_a_checkpoint_runs_only_if_that_is_said(pool):
+    with offload(None, None, pool) as tide:
+        tide.checkpoint("x", {"t": torch.zeros(3), "path": __import__("pathlib").PurePosixPath("a")})
+    with pytest.raises(tidelog.Error, match="weights_only=False"):
+        tidelog.restore(pool, "x")
+    assert str(tidelog.restore(pool, "x", weights_only=False)["path"]) == "a"
+
+
+def test_what_cannot_be_kept_is_refused_by_name_and_the_run_goes_on(pool):
+    with offload(None, None, pool) as tide:
+        for thing, why in [(torch.zeros(3).to_sparse(), "layout"), (torch.zeros(3).untyped_storage(), "storage")]:
+            with pytest.raises(tidelog.Error, match=why):
+                tide.checkpoint("x", {"t": thing})
+        with pytest.raises(tidelog.Error, match="1 to 1024 bytes"):
+            tide.checkpoint("", {})
+        with tidelog.Checkpoints(pool) as checkpoints:
+            assert checkpoints.list() == []
+            with pytest.raises(tidelog.PoolError, match="there is no seal"):
+                checkpoints.restore("x")
+            with pytest.raises(tidelog.PoolError, match="there is no seal"):
+                checkpoints.delete("x")
+    with pytest.raises(tidelog.Error):
+        tide.checkpoint("x", {})
+
+
+def test_a_pool_full_of_checkpoints_refuses_with_figures_and_the_training_goes_on(pool):
+    tensor = torch.zeros(2 * MIB)
+    with offload(None, None, pool, pool_size=64 * MIB, memory=24 * MIB) as tide:
+        with pytest.raises(tidelog.PoolError, match="full|no space|needs"):
+            for step in range(20):
+                tensor.add_(1)
+                tide.checkpoint(f"step-{step}", {"t": tensor})
+        tensor.add_(1)
+        kept = step
+        with tidelog.Checkpoints(pool) as checkpoints:
+            names = [seal["name"] for seal in checkpoints.list()]
+            assert sorted(names) == sorted(f"step-{number}" for number in range(kept))
+            checkpoints.verify(names[-1])
+            checkpoints.delete(*names)
+        tide.checkpoint("after", {"t": tensor})
+    assert tidelog.restore(pool, "after")["t"][0] == kept + 2
+
+
+def test_checkpoints_that_returned_are_there_after_a_kill(pool):
+    code = f"""
+        import os, signal, torch, tidelog
+        tensor = torch.zeros(1 << 18)
+        with tidelog.offload(pool=pool, memory={8 * MIB}, staging={2 * MIB}, pool_size={256 * MIB}, buffered=True) as t:
+            for step in range(5):
+                tensor.add_(1)
+                t.checkpoint(f"step-{{step}}", {{"t": tensor}})
+            print("made", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    text = f"import sys\nsys.path[:0] = {sys.path!r}\npool = sys.argv[1]\n" + textwrap.dedent(code)
+    ran = subprocess.run([sys.executable, "-c", text, pool], capture_output=True, text=True, check=False)
+    assert ran.stdout == "made\n" and ran.returncode == -9, ran.stderr
+    with tidelog.Checkpoints(pool) as checkpoints:
+        for step in range(5):
+            assert checkpoints.restore(f"step-{step}")["t"].eq(step + 1).all()

@@ -1,0 +1,333 @@
+"""Checkpoints by reference: state that is in the log already becomes a checkpoint without a copy.
+
+A checkpoint is a seal: a set of versions in the log under a name, by one commit. What is out and
+unchanged is named; what has changed since it was last out is written once. A checkpoint lives as
+long as its pool: `Checkpoints.export` writes a file of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tidelog import _errors, _record
+from tidelog._figures import StrPath
+from tidelog._manifest import Manifest, View, Writer
+from tidelog._record import Record, Storage, data_ptr, nbytes
+from tidelog._seals import Pool, Seal
+
+if TYPE_CHECKING:
+    from tidelog._block import Tide
+
+# The tensor in each checkpoint that has its manifest.
+_MANIFEST = "tidelog.checkpoint"
+# Bytes of one tensor in memory while it is exported.
+_CHUNK = 16 << 20
+# Puts and gets in flight.
+_IN_FLIGHT = 16
+
+_serials = itertools.count()
+_SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write(tide: Tide, pool: Pool, name: str, state: object) -> None:
+    """Writes the state of a program as a checkpoint of its block's pool."""
+    writer, copied = Writer(), _Copied(tide, pool)
+    try:
+        content = writer.manifest(state, lambda: copied.ids_of(writer.storages))
+        manifest = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage()
+        copied.put(_MANIFEST, data_ptr(manifest), len(content))
+        copied.settle()
+        with pool.batch() as batch:
+            # What a checkpoint without tensors has is its manifest.
+            pool.seal(batch, name, [*copied.ids, pool.named(_MANIFEST)])
+        del manifest
+    finally:
+        copied.forget()
+
+
+class _Copied:
+    """The storages of a checkpoint in the log: those that are there, and those that are put there."""
+
+    def __init__(self, tide: Tide, pool: Pool) -> None:
+        self.ids: list[str] = []
+        self._tide, self._pool = tide, pool
+        self._prefix = f"checkpoint {next(_serials)} of process {os.getpid()}"
+        self._names: list[str] = []
+        self._tickets: list[int] = []
+        self._kept: list[object] = []
+
+    def ids_of(self, storages: list[Storage]) -> list[str]:
+        """The ids of these storages' bytes."""
+        known: list[tuple[int, int, int]] = []
+        for storage in storages:
+            record = self._tide.ledger.record_of(storage)
+            known.append(self._describe(record, storage))
+        copies = iter(self._pool.copies(self._tide.session, [each for each in known if each[0] >= 0]))
+        for storage, (number, _, length) in zip(storages, known, strict=True):
+            copy = next(copies) if number >= 0 else None
+            self.ids.append(copy or self._write(storage, length))
+        return self.ids
+
+    def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
+        """What the library is to compare: number, address (0: out), length; no number: it has none."""
+        length = nbytes(storage)
+        if record is None or not record.reported or length == 0:
+            return (-1, 0, length)
+        away, on_host = record.state & _record.AWAY, storage.device.type == "cpu"
+        # Bytes that an alias changes unseen are compared with those of the copy.
+        address = data_ptr(storage) if on_host and not away else 0
+        if not away and not on_host:
+            return (-1, 0, length)
+        return (record.id, address, length)
+
+    def _write(self, storage: Storage, length: int) -> str:
+        name = f"{self._prefix}, {len(self._names)}"
+        record = storage._tide
+        if record is not None and record.state & _record.AWAY:
+            self._tide.access.bring_back(storage)
+        memory: torch.UntypedStorage = storage if storage.device.type == "cpu" else storage.cpu()
+        self._kept.append(memory)
+        self.put(name, data_ptr(memory) if length else 0, length)
+        if len(self._tickets) >= _IN_FLIGHT:
+            self.settle()
+        return self._pool.named(name)
+
+    def put(self, name: str, address: int, length: int) -> None:
+        """Begins to write bytes that stay where they are until `settle`."""
+        self._names.append(name)
+        self._tickets.append(self._pool.put(name, address, length))
+
+    def settle(self) -> None:
+        """Waits for what is being written."""
+        while self._tickets:
+            self._pool.wait(self._tickets.pop(0))
+        self._kept.clear()
+
+    def forget(self) -> None:
+        """What was put for the checkpoint has no name of its own any more."""
+        self.settle()
+        while self._names:
+            self._pool.delete(self._names.pop())
+
+
+class Checkpoints:
+    """The checkpoints of a pool, outside of a block or inside the one that has the pool open.
+
+        with tidelog.Checkpoints("/mnt/nvme/tide") as checkpoints:
+            state = checkpoints.restore("step 1000")
+
+    They live as long as the pool; `export` writes a file that does not need it."""
+
+    def __init__(self, pool: StrPath | Pool, *, read_only: bool = True, share: int = 0, buffered: bool = False):
+        if isinstance(pool, Pool):
+            self._pool = pool
+        else:
+            devices = os.fspath(pool)
+            self._pool = _pool_of_block(devices, share) or Pool.open(
+                devices, read_only=read_only, share=share, buffered=buffered
+            )
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the pool back."""
+        self._pool.close()
+
+    def list(self) -> list[Seal]:
+        """The checkpoints by name: of each its time, its tensors, their bytes, and the bytes of space
+        that it alone holds."""
+        return self._pool.seals()
+
+    def verify(self, name: str) -> None:
+        """Reads all of a checkpoint and compares it with its checksums; DeviceError where bytes are
+        lost."""
+        self._pool.verify(name)
+
+    def delete(self, *names: str) -> None:
+        """Deletes checkpoints, by one commit. What they alone held is free."""
+        with self._pool.batch() as batch:
+            for name in names:
+                self._pool.drop_seal(batch, name)
+
+    def restore(self, name: str, *, weights_only: bool = True) -> Any:
+        """The state that a checkpoint holds, in new memory of the host. Tied weights are tied again."""
+        manifest = self._manifest(name)
+        storages = self._read(name, manifest)
+        return manifest.state(lambda view: view.on(storages[view.storage]), weights_only=weights_only)
+
+    def export(self, name: str, path: StrPath) -> None:
+        """Writes the tensors of a checkpoint to a safetensors file, a piece at a time, under the
+        names that lead to them ("model.layer.weight"), and waits until it is on the disk. Numbers and
+        texts are in its metadata; the file is there whole or not at all."""
+        manifest = self._manifest(name)
+        views: dict[str, View] = {}
+        metadata: dict[str, str] = {"format": "pt"}
+        state = manifest.state(lambda view: view)
+        for key, value in _flattened(state, ""):
+            if isinstance(value, View):
+                views[key] = value
+            elif isinstance(value, (int, float, str, bool)):
+                metadata[key] = json.dumps(value)
+        _Exporter(self._pool, name, manifest).write(os.fspath(path), views, metadata)
+
+    def retain(self, *, last: int, every: int = 0, prefix: str = "") -> list[str]:
+        """Of the checkpoints whose names are `prefix` and a number, keeps the `last` highest, and those
+        whose number is a multiple of `every`; deletes the others and returns their names. The highest
+        is verified first: where it has lost bytes, nothing is deleted."""
+        if last < 1:
+            raise ValueError(f"last is {last}: at least one checkpoint is kept.")
+        numbered: list[tuple[int, str]] = []
+        for seal in self.list():
+            match = re.fullmatch(re.escape(prefix) + r"(\d+)", seal["name"])
+            if match:
+                numbered.append((int(match[1]), seal["name"]))
+        numbered.sort()
+        gone = [name for number, name in numbered[:-last] if not every or number % every]
+        if gone:
+            self.verify(numbered[-1][1])
+            self.delete(*gone)
+        return gone
+
+    def _manifest(self, name: str) -> Manifest:
+        identity = self._pool.named(_MANIFEST)
+        length = next((it["length"] for it in self._pool.sealed(name) if it["id"] == identity), None)
+        if length is None:
+            raise _errors.PoolError(f"the seal {name!r} is no checkpoint that Tidelog's Python package wrote.")
+        buffer = ctypes.create_string_buffer(length)
+        self._pool.wait(self._pool.get(name, identity, 0, ctypes.addressof(buffer), length))
+        return Manifest(buffer.raw)
+
+    def _read(self, name: str, manifest: Manifest) -> list[torch.UntypedStorage]:
+        storages, tickets = [], []
+        try:
+            for identity, size in zip(manifest.ids, manifest.sizes, strict=True):
+                storage = torch.UntypedStorage(size)
+                storages.append(storage)
+                tickets.append(self._pool.get(name, identity, 0, data_ptr(storage) if size else 0, size))
+                if len(tickets) >= _IN_FLIGHT:
+                    self._pool.wait(tickets.pop(0))
+        finally:
+            for ticket in tickets:
+                self._pool.wait(ticket)
+        return storages
+
+
+def restore(pool: StrPath, name: str, *, weights_only: bool = True) -> Any:
+    """The state that `tide.checkpoint(name)` has kept in a pool, in new memory of the host."""
+    with Checkpoints(pool) as checkpoints:
+        return checkpoints.restore(name, weights_only=weights_only)
+
+
+def _pool_of_block(devices: str, share: int) -> Pool | None:
+    """The pool of the open block, if it is this one: a share is open once in a process."""
+    from tidelog import _block
+
+    tide = _block._active
+    if tide is None:
+        return None
+    options = tide._settings.session
+    same = options.devices == devices.encode() and options.share == share
+    return Pool.of_session(tide.session) if same else None
+
+
+def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:
+    """Everything in nested dicts and lists, with the names that lead there."""
+    pairs: Iterator[tuple[object, object]]
+    if isinstance(state, dict):
+        pairs = iter(state.items())
+    elif isinstance(state, (list, tuple)):
+        pairs = iter(enumerate(state))
+    else:
+        yield key, state
+        return
+    for name, value in pairs:
+        yield from _flattened(value, f"{key}.{name}" if key else str(name))
+
+
+class _Exporter:
+    """Writes tensors to a file without holding more than a piece of one, or one that is no run of
+    bytes."""
+
+    def __init__(self, pool: Pool, seal: str, manifest: Manifest) -> None:
+        self._pool, self._seal, self._manifest = pool, seal, manifest
+
+    def write(self, path: str, views: dict[str, View], metadata: dict[str, str]) -> None:
+        header: dict[str, object] = {"__metadata__": metadata}
+        end = 0
+        for key, view in views.items():
+            dtype = _SAFETENSORS_DTYPES.get(view.dtype)
+            if dtype is None:
+                raise _errors.Error(f"{key} is of {view.dtype}, which safetensors files have no name for.")
+            start, end = end, end + _bytes_of(view)
+            header[key] = {"dtype": dtype, "shape": list(view.shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        partial = f"{path}.partial"
+        try:
+            with open(partial, "wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for view in views.values():
+                    for piece in self._pieces(view):
+                        file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            if os.path.exists(partial):
+                os.remove(partial)
+            raise
+        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _pieces(self, view: View) -> Iterator[bytes]:
+        identity = self._manifest.ids[view.storage]
+        if not view.is_contiguous():
+            storage = torch.UntypedStorage(self._manifest.sizes[view.storage])
+            self._pool.wait(self._pool.get(self._seal, identity, 0, data_ptr(storage), storage.nbytes()))
+            tensor = view.on(storage).detach().resolve_conj().resolve_neg().contiguous()
+            yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            return
+        at = view.offset * view.dtype.itemsize
+        end = at + _bytes_of(view)
+        buffer = ctypes.create_string_buffer(min(_CHUNK, end - at) or 1)
+        while at < end:
+            length = min(_CHUNK, end - at)
+            self._pool.wait(self._pool.get(self._seal, identity, at, ctypes.addressof(buffer), length))
+            yield buffer.raw[:length]
+            at += length
+
+
+def _bytes_of(view: View) -> int:
+    count = view.dtype.itemsize
+    for size in view.shape:
+        count *= size
+    return count
