@@ -231,3 +231,30 @@ def test_checkpoints_that_returned_are_there_after_a_kill(pool):
     with tidelog.Checkpoints(pool) as checkpoints:
         for step in range(5):
             assert checkpoints.restore(f"step-{step}")["t"].eq(step + 1).all()
+
+
+def test_torch_distributed_checkpoint_holds_by_reference_and_loads_parts(pool):
+    import torch.distributed.checkpoint as dcp
+
+    from tidelog.dcp import StorageReader, StorageWriter
+
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 2)
+        for parameter in model.parameters():
+            tide.evict(parameter)
+        before = written(tide)
+        state = {"model": model.state_dict(), "step": 2, "config": {"width": WIDTH}}
+        dcp.save(state, storage_writer=StorageWriter(tide, "dcp"), no_dist=True)
+        assert written(tide) - before < 2 * MIB, "what is out is held by reference"
+        wanted = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        train(model, optimizer, 1)
+    other, _ = made(seed=5)
+    found = {"model": other.state_dict(), "step": 0, "config": {"width": 0}}
+    dcp.load(found, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
+    assert (found["step"], found["config"]) == (2, {"width": WIDTH})
+    for key, value in wanted.items():
+        assert torch.equal(found["model"][key], value), key
+    part = {"model": {"layers.3.bias": torch.zeros(WIDTH)}}
+    dcp.load(part, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
+    assert torch.equal(part["model"]["layers.3.bias"], wanted["layers.3.bias"])

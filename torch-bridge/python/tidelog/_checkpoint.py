@@ -7,6 +7,7 @@ long as its pool: `Checkpoints.export` writes a file of its own.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 import json
@@ -222,6 +223,17 @@ class Checkpoints:
         buffer = ctypes.create_string_buffer(length)
         self._pool.wait(self._pool.get(name, identity, 0, ctypes.addressof(buffer), length))
         return Manifest(buffer.raw)
+
+    def _tensor(self, name: str, manifest: Manifest, view: View) -> torch.Tensor:
+        """One tensor of a checkpoint, of whose storage no more is read than it needs."""
+        identity, start, length = manifest.ids[view.storage], 0, manifest.sizes[view.storage]
+        if view.is_contiguous():
+            start, length = view.offset * view.dtype.itemsize, _bytes_of(view)
+            view = copy.copy(view)
+            view.offset = 0
+        storage = torch.UntypedStorage(length)
+        self._pool.wait(self._pool.get(name, identity, start, data_ptr(storage) if length else 0, length))
+        return view.on(storage)
 
     def _read(self, name: str, manifest: Manifest) -> list[torch.UntypedStorage]:
         storages, tickets = [], []
