@@ -84,6 +84,7 @@ def test_a_run_goes_on_with_the_same_bits_from_a_checkpoint_of_which_nothing_was
         for name in listed:
             checkpoints.verify(name)
             assert go_on(checkpoints.restore(name), 3) == expected
+    tide.restore()  # what did not fit, and with it the pool is given back
     seen = in_new_process(pool, "import tidelog; print(sorted(tidelog.restore(pool, 'step 3')))")
     assert seen == "['model', 'optimizer', 'rng']\n"
 
@@ -94,10 +95,10 @@ def written(tide):
 
 def test_what_is_out_stays_out_and_what_changes_later_goes_elsewhere(pool):
     tensor = torch.arange(MIB, dtype=torch.float32)
-    resident = torch.full((1000,), 7.0)
+    resident, view = torch.full((1000,), 7.0), tensor[10:20:2]
     with offload(None, None, pool) as tide:
         tide.evict(tensor)
-        tide.checkpoint("x", {"a": tensor, "b": resident, "view": tensor[10:20:2], "n": 3})
+        tide.checkpoint("x", {"a": tensor, "b": resident, "view": view, "n": 3})
         assert not tide.is_resident(tensor)
         tensor.zero_()
         resident.zero_()
@@ -142,10 +143,11 @@ def test_an_export_needs_no_pool_and_is_what_safetensors_reads(pool, tmp_path):
     with offload(model, optimizer, pool) as tide:
         train(model, optimizer, 1)
         tide.checkpoint("x", {"model": model.state_dict(keep_vars=True), "t": torch.arange(12).view(3, 4).t(), "n": 5})
-        wanted = {key: value.detach().clone() for key, value in model.state_dict().items()}
     file = tmp_path / "x.safetensors"
     with tidelog.Checkpoints(pool) as checkpoints:
         checkpoints.export("x", file)
+    tide.restore()
+    wanted = model.state_dict()
     found = safetensors.load_file(file)
     assert torch.equal(found["t"], torch.arange(12).view(3, 4).t())
     assert len(found) == len(wanted) + 1
@@ -180,8 +182,9 @@ def test_code_in_a_checkpoint_runs_only_if_that_is_said(pool):
 
 
 def test_what_cannot_be_kept_is_refused_by_name_and_the_run_goes_on(pool):
+    sparse = torch.zeros(3).to_sparse()
     with offload(None, None, pool) as tide:
-        for thing, why in [(torch.zeros(3).to_sparse(), "layout"), (torch.zeros(3).untyped_storage(), "storage")]:
+        for thing, why in [(sparse, "layout"), (torch.zeros(3).untyped_storage(), "storage")]:
             with pytest.raises(tidelog.Error, match=why):
                 tide.checkpoint("x", {"t": thing})
         with pytest.raises(tidelog.Error, match="1 to 1024 bytes"):
@@ -241,20 +244,21 @@ def test_torch_distributed_checkpoint_holds_by_reference_and_loads_parts(pool):
     model, optimizer = made()
     with offload(model, optimizer, pool) as tide:
         train(model, optimizer, 2)
-        for parameter in model.parameters():
-            tide.evict(parameter)
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        for tensor in [*model.parameters(), *states]:
+            tide.evict(tensor)  # what was dirty is written here
         before = written(tide)
         state = {"model": model.state_dict(), "step": 2, "config": {"width": WIDTH}}
         dcp.save(state, storage_writer=StorageWriter(tide, "dcp"), no_dist=True)
         assert written(tide) - before < 2 * MIB, "what is out is held by reference"
-        wanted = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        wanted = {key: value.detach().numpy(force=True).copy() for key, value in model.state_dict().items()}
         train(model, optimizer, 1)
     other, _ = made(seed=5)
     found = {"model": other.state_dict(), "step": 0, "config": {"width": 0}}
     dcp.load(found, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
     assert (found["step"], found["config"]) == (2, {"width": WIDTH})
     for key, value in wanted.items():
-        assert torch.equal(found["model"][key], value), key
+        assert (found["model"][key].numpy() == value).all(), key
     part = {"model": {"layers.3.bias": torch.zeros(WIDTH)}}
     dcp.load(part, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
-    assert torch.equal(part["model"]["layers.3.bias"], wanted["layers.3.bias"])
+    assert (part["model"]["layers.3.bias"].numpy() == wanted["layers.3.bias"]).all()

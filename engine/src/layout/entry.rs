@@ -69,6 +69,11 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
+    /// Whether it lies where another does. What has no bytes lies nowhere.
+    pub fn is_at(&self, other: &Self) -> bool {
+        !self.runs.is_empty() && self.runs == other.runs
+    }
+
     /// What it is called, for errors.
     pub fn key(&self) -> TensorKey {
         TensorKey { id: self.id, name: self.name.clone() }

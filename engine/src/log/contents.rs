@@ -35,7 +35,7 @@ use spares::SpareVersions;
 
 use super::index_room::IndexRoom;
 use super::recovery::RecoveredIndex;
-use super::space::{AllocationReach, Durability, Space, SpaceUse};
+use super::space::{AllocationReach, Durability, Full, Space, SpaceUse};
 use super::version::{BeginError, PutRequest, RemoveError, Reservation, Version};
 use crate::layout::{HeldVersion, Run, Runs, TensorEntry, TensorId, TensorKey};
 
@@ -130,7 +130,7 @@ impl Contents {
         let mut seals = Seals::default();
         for HeldVersion { number, entry } in held {
             room.insert(&entry);
-            let stands = current.get(entry.id).filter(|it| it.entry.runs == entry.runs);
+            let stands = current.get(entry.id).filter(|it| entry.is_at(&it.entry));
             let version = if let Some(version) = stands {
                 Arc::clone(version)
             } else {
@@ -199,7 +199,13 @@ impl Contents {
         let (space, PutRequest { length, lane, .. }) = (&mut self.space, &request);
         let (length, lane) = (*length, *lane);
         let fill = |runs: &mut Runs| space.allocate(lane, length, reach, runs);
-        let version = self.spares.version(serial, &request, fill).map_err(BeginError::Full)?;
+        let version = match self.spares.version(serial, &request, fill) {
+            Ok(version) => version,
+            Err(full) => {
+                let space = self.space_use();
+                return Err(BeginError::Full(Full { space, ..full }));
+            }
+        };
         let index_bytes = match lane.durability {
             Durability::Scratch => 0,
             Durability::Durable => self.room.bytes_of(&version.entry),

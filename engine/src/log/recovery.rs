@@ -471,13 +471,17 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
         check_entry(place, entry)?;
         runs.extend(entry.runs.iter().map(|run| (*run, entry.id)));
     }
+    let mut standing = HashSet::new();
     for HeldVersion { number, entry } in held {
         check_entry(place, entry)?;
         let stands = tensors.binary_search_by_key(&entry.id, |tensor| tensor.id);
-        let stands = stands.ok().map(|at| &tensors[at]).filter(|it| it.runs == entry.runs);
+        let stands = stands.ok().map(|at| &tensors[at]).filter(|it| entry.is_at(it));
         match stands {
             Some(same) if (same.length, &same.checksums) != (entry.length, &entry.checksums) => {
                 return Err(format!("version {number} of {} lies where another lies", entry.id));
+            }
+            Some(_) if !standing.insert(entry.id) => {
+                return Err(format!("{} is held twice where it lies", entry.id));
             }
             Some(_) => (),
             None => runs.extend(entry.runs.iter().map(|run| (*run, entry.id))),

@@ -370,6 +370,59 @@ fn an_index_that_cannot_be_is_refused() {
     assert!(recovered_with(vec![Change::Put(entry)]).contains("0 checksums for 1 pieces"));
 }
 
+fn hold(number: u64, id: u128, block: u32) -> Change {
+    let Change::Put(entry) = put(id, block) else { unreachable!("put() makes puts") };
+    Change::Hold(HeldVersion { number, entry })
+}
+
+fn seal(name: &str, versions: &[u64]) -> Change {
+    Change::Seal(Seal { name: name.into(), sealed_at: 0, versions: versions.into() })
+}
+
+#[test]
+fn a_held_version_is_there_as_long_as_a_seal_names_it() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    let numbers = || -> Vec<u64> {
+        share.recover().unwrap().index.held.iter().map(|held| held.number).collect()
+    };
+    // Number 3 no seal names: what moved while its seal was given up.
+    let first = vec![hold(1, 1, 1), hold(2, 2, 2), hold(3, 3, 3), seal("a", &[1, 2]), put(1, 1)];
+    log.append(&share.disks, first, |_| Vec::new()).unwrap();
+    assert_eq!(numbers(), [1, 2]);
+    // In one record the order of a seal and of what it holds does not matter.
+    let second = vec![seal("b", &[2, 4]), Change::Drop("a".into()), hold(4, 1, 9)];
+    log.append(&share.disks, second, |_| Vec::new()).unwrap();
+    assert_eq!(numbers(), [2, 4]);
+    log.append(&share.disks, vec![seal("b", &[])], |_| Vec::new()).unwrap();
+    assert_eq!(numbers(), [0_u64; 0]);
+    let found = share.recover().unwrap().index;
+    assert_eq!((found.seals.len(), found.tensors.len(), found.runs.len()), (1, 1, 1));
+}
+
+#[test]
+fn seals_that_cannot_be_are_refused() {
+    let refused = |changes: Vec<Change>, why: &str| {
+        let share = Share::formatted();
+        let mut log = share.recover().unwrap().log;
+        log.append(&share.disks, changes, |_| Vec::new()).unwrap();
+        match share.recover() {
+            Err(RecoveryError::Contradiction(what)) => assert!(what.contains(why), "{what}"),
+            other => panic!("recovered all the same: {other:?}"),
+        }
+    };
+    refused(vec![seal("a", &[7])], "names version 7, which is not there");
+    refused(vec![hold(1, 1, 1), hold(2, 1, 2), seal("a", &[1, 2])], "twice");
+    refused(vec![hold(1, 1, 1), hold(2, 2, 1), seal("a", &[1, 2])], "overlap");
+    refused(vec![put(2, 1), hold(1, 1, 1), seal("a", &[1])], "overlap");
+    let twice = vec![put(1, 1), hold(1, 1, 1), hold(2, 1, 1), seal("a", &[1]), seal("b", &[2])];
+    refused(twice, "held twice where it lies");
+    refused(vec![hold(1, 1, 1 << 20), seal("a", &[1])], "outside");
+    let Change::Hold(mut other) = hold(1, 1, 1) else { unreachable!("hold() makes holds") };
+    other.entry.checksums = Checksums::from_slice(&[9; 1]);
+    refused(vec![put(1, 1), Change::Hold(other), seal("a", &[1])], "lies where another lies");
+}
+
 #[test]
 fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
     let share = Share::formatted();

@@ -216,9 +216,10 @@ pub enum PutError {
     /// There is no space. The pool stays usable; delete something and retry.
     #[error(
         "the pool is full: {tensor} needs {needed} and {available} can be had \
-         (capacity {}, live {}, dead {}, free {}, reserved {}, index {}); delete tensors, or make a \
+         (capacity {}, live {}{}, dead {}, free {}, reserved {}, index {}); delete tensors{}, or make a \
          larger pool",
-        .space.capacity, .space.live, .space.dead, .space.free, .space.reserved, .space.index
+        .space.capacity, .space.live, of_seals(.space), .space.dead, .space.free, .space.reserved,
+        .space.index, or_drop_seals(.space)
     )]
     PoolFull {
         /// The tensor.
@@ -462,6 +463,18 @@ pub enum CommitError {
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),
+}
+
+/// The part of the live space that only seals hold.
+fn of_seals(space: &SpaceUse) -> String {
+    match space.sealed {
+        ByteCount(0) => String::new(),
+        sealed => format!(" of which seals alone hold {sealed}"),
+    }
+}
+
+fn or_drop_seals(space: &SpaceUse) -> &'static str {
+    if space.sealed.0 > 0 { " or drop seals" } else { "" }
 }
 
 impl PutError {

@@ -79,6 +79,8 @@ class _Copied:
 
     def ids_of(self, storages: list[Storage]) -> list[str]:
         """The ids of these storages' bytes."""
+        # What is on its way out has its copy once it is there.
+        self._tide.performer.settle()
         known: list[tuple[int, int, int]] = []
         for storage in storages:
             record = self._tide.ledger.record_of(storage)
@@ -115,8 +117,8 @@ class _Copied:
 
     def put(self, name: str, address: int, length: int) -> None:
         """Begins to write bytes that stay where they are until `settle`."""
-        self._names.append(name)
         self._tickets.append(self._pool.put(name, address, length))
+        self._names.append(name)
 
     def settle(self) -> None:
         """Waits for what is being written."""
@@ -257,15 +259,16 @@ def restore(pool: StrPath, name: str, *, weights_only: bool = True) -> Any:
 
 
 def _pool_of_block(devices: str, share: int) -> Pool | None:
-    """The pool of the open block, if it is this one: a share is open once in a process."""
+    """The pool of a block, if one has it open: a share is open once."""
     from tidelog import _block
 
-    tide = _block._active
-    if tide is None:
-        return None
-    options = tide._settings.session
-    same = options.devices == devices.encode() and options.share == share
-    return Pool.of_session(tide.session) if same else None
+    # One that ended with tensors out has its pool open as well.
+    for tide in [_block._active, *_block._left_behind]:
+        if tide is not None and tide.session.is_open():
+            options = tide._settings.session
+            if options.devices == devices.encode() and options.share == share:
+                return Pool.of_session(tide.session)
+    return None
 
 
 def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:

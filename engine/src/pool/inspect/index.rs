@@ -59,15 +59,14 @@ impl IndexView {
     pub fn held_alone(&self) -> impl Iterator<Item = (&HeldVersion, Vec<&str>)> {
         let alone = self.held.iter().filter(|held| {
             let stands = self.tensors.binary_search_by_key(&held.entry.id, |it| it.id);
-            stands.ok().is_none_or(|at| self.tensors[at].runs != held.entry.runs)
+            stands.ok().is_none_or(|at| !held.entry.is_at(&self.tensors[at]))
         });
         alone.map(|held| (held, self.seals_of(held.number)))
     }
 
     /// The seals that hold what stands under a tensor's id.
     pub fn seals_with(&self, tensor: &TensorEntry) -> Vec<&str> {
-        let is_it =
-            |held: &&HeldVersion| held.entry.id == tensor.id && held.entry.runs == tensor.runs;
+        let is_it = |held: &&HeldVersion| held.entry.id == tensor.id && held.entry.is_at(tensor);
         self.held.iter().find(is_it).map(|held| self.seals_of(held.number)).unwrap_or_default()
     }
 

@@ -259,3 +259,20 @@ fn a_reader_sees_seals_and_writes_nothing() {
     assert!(matches!(pool.batch().seal("y", [TensorId(1)]), Err(SealError::ReadOnly(_))));
     assert!(matches!(pool.batch().drop_seal("x"), Err(SealError::ReadOnly(_))));
 }
+
+#[test]
+fn versions_without_bytes_are_told_apart_though_they_lie_nowhere() {
+    let disks = disks(1, ByteCount::mib(8));
+    let pool = open(&disks);
+    for round in 0..3 {
+        commit(&pool, &[(1, &[])], &[]).unwrap();
+        seal(&pool, &format!("round {round}"), &[1]).unwrap();
+    }
+    drop(pool);
+    let pool = open(&disks);
+    pool.audit().unwrap();
+    assert_eq!(pool.stats().unwrap().seals.versions, 3);
+    drop_seal(&pool, "round 1");
+    assert_eq!(get_sealed(&pool, "round 2", 1), []);
+    pool.audit().unwrap();
+}
