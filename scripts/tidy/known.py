@@ -1,6 +1,8 @@
 """What the checks take as it is, each with its reason. Nothing is added here without one."""
 
 ABI_MODULE = "torch-bridge/python/tidelog/_native.py"
+# The same for pools and seals.
+ABI_OF_SEALS = "torch-bridge/python/tidelog/_seals.py"
 GLOSSARY = "docs/glossary.md"
 
 # House -> circles of its rooms that stay, with the reason.

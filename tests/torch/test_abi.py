@@ -1,4 +1,4 @@
-"""What tidelog._native declares of the C ABI is what include/tidelog.h says, in both directions."""
+"""What tidelog._native and tidelog._seals declare of the C ABI is what include/tidelog.h says, in both directions."""
 
 import ctypes
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog import _native
+from tidelog import _native, _seals
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
@@ -25,8 +25,11 @@ SCALARS = {
     "char *": ctypes.c_char_p,
     "void *": ctypes.c_void_p,
 }
+SIGNATURES = {**_native.SIGNATURES, **_seals.SIGNATURES}
 STRUCTS = {
     "tide_session_options": _native.SessionOptions,
+    "tide_pool_options": _seals.PoolOptions,
+    "tide_tensor": _seals.Tensor,
     "tide_birth": _native.Birth,
     "tide_action": _native.Action,
 }
@@ -115,7 +118,7 @@ def differences(text):
     found = [
         *_missing(ours, constants),
         *_missing(STRUCTS, structs),
-        *_missing(_native.SIGNATURES, functions),
+        *_missing(SIGNATURES, functions),
     ]
     for name in ours.keys() & constants.keys():
         if ours[name] != constants[name]:
@@ -127,8 +130,8 @@ def differences(text):
             found.append(f"{name} has the fields {list(theirs)}")
         elif wrong := [each for each in fields if not _is(fields[each], theirs[each])]:
             found.append(f"{name} has other types: {wrong}")
-    for name in _native.SIGNATURES.keys() & functions.keys():
-        result, arguments = _native.SIGNATURES[name]
+    for name in SIGNATURES.keys() & functions.keys():
+        result, arguments = SIGNATURES[name]
         kinds = [result, *arguments]
         if len(kinds) != len(functions[name]) or not all(map(_is, kinds, functions[name])):
             found.append(f"{name} has other types: {functions[name]}")
@@ -272,7 +275,7 @@ def test_every_call_is_checked():
     session.flush()
     session.close()
     calls = {name for name in vars(_native.Session) if name[0] != "_"}
-    assert calls - {"open", "close", "flush", "is_open"} == ARGUMENTS.keys()
+    assert calls - {"open", "close", "flush", "is_open", "handle"} == ARGUMENTS.keys()
     for name, arguments in ARGUMENTS.items():
         with pytest.raises(tidelog.Error, match="no session has the handle 0"):
             getattr(session, name)(*arguments)
@@ -280,6 +283,6 @@ def test_every_call_is_checked():
 
 
 def test_every_function_that_is_declared_is_called():
-    source = Path(_native.__file__).read_text()
-    unused = [name for name in _native.SIGNATURES if f"library.{name}" not in source]
+    source = "".join(Path(module.__file__).read_text() for module in (_native, _seals))
+    unused = [name for name in SIGNATURES if f"library.{name}" not in source]
     assert unused == []

@@ -338,6 +338,20 @@ typedef struct tide_action {
 } tide_action;
 
 /**
+ * A tensor's id in the log. Zeroes stand for none.
+ */
+typedef struct tide_tensor {
+  /**
+   * The high half.
+   */
+  uint64_t high;
+  /**
+   * The low half.
+   */
+  uint64_t low;
+} tide_tensor;
+
+/**
  * The version of the library, as text: "0.1.0".
  */
 const char *tide_version(void);
@@ -364,7 +378,8 @@ size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 
 /**
- * Closes a pool: waits for its transfers and releases the share.
+ * Closes a pool: waits for its transfers and releases the share. Of one that
+ * `tide_session_pool` gave out only the handle ends.
  */
 int32_t tide_pool_close(uint64_t pool);
 
@@ -382,15 +397,17 @@ int32_t tide_pool_eventfd(uint64_t pool, int32_t fd);
 
 /**
  * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
- * a better one; `pool` with `capacity`, `live`, `dead`, `free` and `index` in bytes; `devices`
- * with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
+ * a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free` and
+ * `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
  * `scrubbed` with `tensors`, `bytes` and `damaged`: what scrubs and `tide_verify` have found.
  * Returns the text's length, 0 for an error.
  *
  * # Safety
  * `buffer` is null or has `capacity` bytes.
  */
-size_t tide_pool_stats(uint64_t pool, char *buffer, size_t capacity);
+size_t tide_pool_stats(uint64_t pool,
+                       char *buffer,
+                       size_t capacity);
 
 /**
  * The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
@@ -835,6 +852,109 @@ int32_t tide_session_hold_plan(uint64_t session, int32_t on);
  * `due` points to one pointer and `count` to one `uint64_t`.
  */
 int32_t tide_session_plan(uint64_t session, const uint8_t **due, uint64_t *count);
+
+/**
+ * The id that the name of a tensor stands for, in `tensor`.
+ *
+ * # Safety
+ * `name` is NUL-terminated; `tensor` points to one `tide_tensor`.
+ */
+int32_t tide_tensor_named(const char *name, struct tide_tensor *tensor);
+
+/**
+ * Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
+ * name `seal` once the batch is committed, whatever happens to the tensors. Nothing is copied. It
+ * takes the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has
+ * changed.
+ *
+ * # Safety
+ * `seal` is NUL-terminated; `tensors` has `count` items.
+ */
+int32_t tide_batch_seal(uint64_t batch,
+                        const char *seal,
+                        const struct tide_tensor *tensors,
+                        size_t count);
+
+/**
+ * Adds the end of a seal to a batch. What it alone holds is free once the batch is committed.
+ *
+ * # Safety
+ * `seal` is NUL-terminated.
+ */
+int32_t tide_batch_drop_seal(uint64_t batch, const char *seal);
+
+/**
+ * The seals as JSON, by name, written to `buffer`: of each `name`, `sealed_at` in seconds since
+ * 1970, `tensors` and their `bytes`, and the bytes of space that it `alone` holds. Returns the
+ * text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_pool_seals(uint64_t pool, char *buffer, size_t capacity);
+
+/**
+ * What a seal holds as JSON, written to `buffer`: of each tensor its `id` (32 hexadecimal digits),
+ * its `name` or null, and its `length`. Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `seal` is NUL-terminated; `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_seal_tensors(uint64_t pool, const char *seal, char *buffer, size_t capacity);
+
+/**
+ * As `tide_get`, of what a seal holds.
+ *
+ * # Safety
+ * `seal` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
+ * is released; `ticket` points to one `uint64_t`.
+ */
+int32_t tide_seal_get(uint64_t pool,
+                      const char *seal,
+                      struct tide_tensor tensor,
+                      uint64_t offset,
+                      void *address,
+                      uint64_t length,
+                      uint32_t flags,
+                      uint64_t *ticket);
+
+/**
+ * Reads all that a seal holds and compares it with its checksums: `TIDE_READY` where it is whole,
+ * `TIDE_CHECKSUM` where bytes are lost. It returns at the end; `tide_last_error` says which tensor
+ * has lost bytes, and `tide_pool_stats` has all of them.
+ *
+ * # Safety
+ * `seal` is NUL-terminated.
+ */
+int32_t tide_seal_verify(uint64_t pool, const char *seal);
+
+/**
+ * A handle of the pool in which a session's storages lie, in `pool`: for puts, batches and seals
+ * beside the session. `tide_pool_close` ends the handle alone; once the session is closed it is of
+ * no use.
+ *
+ * # Safety
+ * `pool` points to one `uint64_t`.
+ */
+int32_t tide_session_pool(uint64_t session, uint64_t *pool);
+
+/**
+ * For each of `count` storages of a session the id in the log of a copy that has its bytes, in
+ * `tensors`; zeroes where there is none: it was never written, or has changed since. `addresses`
+ * and `lengths` say where the storages' memory is, 0 for those that are not in memory. What is in
+ * memory is compared with its copy, by checksums and without reading it: bytes that changed unseen
+ * have none. Nobody changes or evicts the storages during the call.
+ *
+ * # Safety
+ * `storages`, `addresses`, `lengths` and `tensors` have `count` items; each address that is not 0
+ * has as many bytes as its length says, in host memory, which nobody writes during the call.
+ */
+int32_t tide_session_copies(uint64_t session,
+                            const uint32_t *storages,
+                            const uint64_t *addresses,
+                            const uint64_t *lengths,
+                            size_t count,
+                            struct tide_tensor *tensors);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -66,7 +66,7 @@ pub struct IndexParts<'a> {
 }
 
 impl IndexParts<'_> {
-    /// The bytes that all of it takes in a checkpoint.
+    /// The bytes of a checkpoint that all of it uses.
     pub fn bytes(&self) -> u64 {
         let held = self.held.iter().map(|(_, entry)| *entry);
         let entries = self.tensors.iter().copied().chain(held).map(put_bytes);

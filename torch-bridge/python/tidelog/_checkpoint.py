@@ -7,32 +7,31 @@ long as its pool: `Checkpoints.export` writes a file of its own.
 
 from __future__ import annotations
 
-import copy
-import ctypes
+import builtins
 import itertools
 import json
 import os
 import re
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from tidelog import _errors, _record
+from tidelog._access import Access
 from tidelog._figures import StrPath
-from tidelog._manifest import Manifest, View, Writer
+from tidelog._ledger import Ledger
+from tidelog._manifest import View, Writer
+from tidelog._native import Session
+from tidelog._performer import Performer
 from tidelog._record import Record, Storage, data_ptr, nbytes
+from tidelog._saved import MANIFEST, Saved
 from tidelog._seals import Pool, Seal
 
-if TYPE_CHECKING:
-    from tidelog._block import Tide
-
-# The tensor in each checkpoint that has its manifest.
-_MANIFEST = "tidelog.checkpoint"
 # Bytes of one tensor in memory while it is exported.
 _CHUNK = 16 << 20
-# Puts and gets in flight.
+# Puts in flight.
 _IN_FLIGHT = 16
 
 _serials = itertools.count()
@@ -50,17 +49,26 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-def write(tide: Tide, pool: Pool, name: str, state: object) -> None:
+class Block(Protocol):
+    """What writing a checkpoint asks of an offload block."""
+
+    ledger: Ledger
+    session: Session
+    performer: Performer
+    access: Access
+
+
+def write(tide: Block, pool: Pool, name: str, state: object) -> None:
     """Writes the state of a program as a checkpoint of its block's pool."""
     writer, copied = Writer(), _Copied(tide, pool)
     try:
         content = writer.manifest(state, lambda: copied.ids_of(writer.storages))
         manifest = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage()
-        copied.put(_MANIFEST, data_ptr(manifest), len(content))
+        copied.put(MANIFEST, data_ptr(manifest), len(content))
         copied.settle()
         with pool.batch() as batch:
             # What a checkpoint without tensors has is its manifest.
-            pool.seal(batch, name, [*copied.ids, pool.named(_MANIFEST)])
+            pool.seal(batch, name, [*copied.ids, pool.named(MANIFEST)])
         del manifest
     finally:
         copied.forget()
@@ -69,7 +77,7 @@ def write(tide: Tide, pool: Pool, name: str, state: object) -> None:
 class _Copied:
     """The storages of a checkpoint in the log: those that are there, and those that are put there."""
 
-    def __init__(self, tide: Tide, pool: Pool) -> None:
+    def __init__(self, tide: Block, pool: Pool) -> None:
         self.ids: list[str] = []
         self._tide, self._pool = tide, pool
         self._prefix = f"checkpoint {next(_serials)} of process {os.getpid()}"
@@ -122,8 +130,7 @@ class _Copied:
 
     def settle(self) -> None:
         """Waits for what is being written."""
-        while self._tickets:
-            self._pool.wait(self._tickets.pop(0))
+        self._pool.wait_all(self._tickets)
         self._kept.clear()
 
     def forget(self) -> None:
@@ -146,9 +153,7 @@ class Checkpoints:
             self._pool = pool
         else:
             devices = os.fspath(pool)
-            self._pool = _pool_of_block(devices, share) or Pool.open(
-                devices, read_only=read_only, share=share, buffered=buffered
-            )
+            self._pool = Pool.at(devices, read_only=read_only, share=share, buffered=buffered)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -180,26 +185,24 @@ class Checkpoints:
 
     def restore(self, name: str, *, weights_only: bool = True) -> Any:
         """The state that a checkpoint holds, in new memory of the host. Tied weights are tied again."""
-        manifest = self._manifest(name)
-        storages = self._read(name, manifest)
-        return manifest.state(lambda view: view.on(storages[view.storage]), weights_only=weights_only)
+        return Saved(self._pool, name).state(weights_only=weights_only)
 
     def export(self, name: str, path: StrPath) -> None:
         """Writes the tensors of a checkpoint to a safetensors file, a piece at a time, under the
         names that lead to them ("model.layer.weight"), and waits until it is on the disk. Numbers and
         texts are in its metadata; the file is there whole or not at all."""
-        manifest = self._manifest(name)
+        saved = Saved(self._pool, name)
         views: dict[str, View] = {}
         metadata: dict[str, str] = {"format": "pt"}
-        state = manifest.state(lambda view: view)
+        state = saved.manifest.state(lambda view: view)
         for key, value in _flattened(state, ""):
             if isinstance(value, View):
                 views[key] = value
             elif isinstance(value, (int, float, str, bool)):
                 metadata[key] = json.dumps(value)
-        _Exporter(self._pool, name, manifest).write(os.fspath(path), views, metadata)
+        _Exporter(saved).write(os.fspath(path), views, metadata)
 
-    def retain(self, *, last: int, every: int = 0, prefix: str = "") -> list[str]:
+    def retain(self, *, last: int, every: int = 0, prefix: str = "") -> builtins.list[str]:
         """Of the checkpoints whose names are `prefix` and a number, keeps the `last` highest, and those
         whose number is a multiple of `every`; deletes the others and returns their names. The highest
         is verified first: where it has lost bytes, nothing is deleted."""
@@ -217,58 +220,11 @@ class Checkpoints:
             self.delete(*gone)
         return gone
 
-    def _manifest(self, name: str) -> Manifest:
-        identity = self._pool.named(_MANIFEST)
-        length = next((it["length"] for it in self._pool.sealed(name) if it["id"] == identity), None)
-        if length is None:
-            raise _errors.PoolError(f"the seal {name!r} is no checkpoint that Tidelog's Python package wrote.")
-        buffer = ctypes.create_string_buffer(length)
-        self._pool.wait(self._pool.get(name, identity, 0, ctypes.addressof(buffer), length))
-        return Manifest(buffer.raw)
-
-    def _tensor(self, name: str, manifest: Manifest, view: View) -> torch.Tensor:
-        """One tensor of a checkpoint, of whose storage no more is read than it needs."""
-        identity, start, length = manifest.ids[view.storage], 0, manifest.sizes[view.storage]
-        if view.is_contiguous():
-            start, length = view.offset * view.dtype.itemsize, _bytes_of(view)
-            view = copy.copy(view)
-            view.offset = 0
-        storage = torch.UntypedStorage(length)
-        self._pool.wait(self._pool.get(name, identity, start, data_ptr(storage) if length else 0, length))
-        return view.on(storage)
-
-    def _read(self, name: str, manifest: Manifest) -> list[torch.UntypedStorage]:
-        storages, tickets = [], []
-        try:
-            for identity, size in zip(manifest.ids, manifest.sizes, strict=True):
-                storage = torch.UntypedStorage(size)
-                storages.append(storage)
-                tickets.append(self._pool.get(name, identity, 0, data_ptr(storage) if size else 0, size))
-                if len(tickets) >= _IN_FLIGHT:
-                    self._pool.wait(tickets.pop(0))
-        finally:
-            for ticket in tickets:
-                self._pool.wait(ticket)
-        return storages
-
 
 def restore(pool: StrPath, name: str, *, weights_only: bool = True) -> Any:
     """The state that `tide.checkpoint(name)` has kept in a pool, in new memory of the host."""
     with Checkpoints(pool) as checkpoints:
         return checkpoints.restore(name, weights_only=weights_only)
-
-
-def _pool_of_block(devices: str, share: int) -> Pool | None:
-    """The pool of a block, if one has it open: a share is open once."""
-    from tidelog import _block
-
-    # One that ended with tensors out has its pool open as well.
-    for tide in [_block._active, *_block._left_behind]:
-        if tide is not None and tide.session.is_open():
-            options = tide._settings.session
-            if options.devices == devices.encode() and options.share == share:
-                return Pool.of_session(tide.session)
-    return None
 
 
 def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:
@@ -289,8 +245,8 @@ class _Exporter:
     """Writes tensors to a file without holding more than a piece of one, or one that is no run of
     bytes."""
 
-    def __init__(self, pool: Pool, seal: str, manifest: Manifest) -> None:
-        self._pool, self._seal, self._manifest = pool, seal, manifest
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
 
     def write(self, path: str, views: dict[str, View], metadata: dict[str, str]) -> None:
         header: dict[str, object] = {"__metadata__": metadata}
@@ -299,7 +255,7 @@ class _Exporter:
             dtype = _SAFETENSORS_DTYPES.get(view.dtype)
             if dtype is None:
                 raise _errors.Error(f"{key} is of {view.dtype}, which safetensors files have no name for.")
-            start, end = end, end + _bytes_of(view)
+            start, end = end, end + view.nbytes()
             header[key] = {"dtype": dtype, "shape": list(view.shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -324,25 +280,8 @@ class _Exporter:
             os.close(folder)
 
     def _pieces(self, view: View) -> Iterator[bytes]:
-        identity = self._manifest.ids[view.storage]
-        if not view.is_contiguous():
-            storage = torch.UntypedStorage(self._manifest.sizes[view.storage])
-            self._pool.wait(self._pool.get(self._seal, identity, 0, data_ptr(storage), storage.nbytes()))
-            tensor = view.on(storage).detach().resolve_conj().resolve_neg().contiguous()
+        if view.is_contiguous():
+            yield from self._saved.bytes_of(view, _CHUNK)
+        else:
+            tensor = self._saved.tensor(view).detach().resolve_conj().resolve_neg().contiguous()
             yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-            return
-        at = view.offset * view.dtype.itemsize
-        end = at + _bytes_of(view)
-        buffer = ctypes.create_string_buffer(min(_CHUNK, end - at) or 1)
-        while at < end:
-            length = min(_CHUNK, end - at)
-            self._pool.wait(self._pool.get(self._seal, identity, at, ctypes.addressof(buffer), length))
-            yield buffer.raw[:length]
-            at += length
-
-
-def _bytes_of(view: View) -> int:
-    count = view.dtype.itemsize
-    for size in view.shape:
-        count *= size
-    return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import io
 import json
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any, cast
@@ -113,6 +114,10 @@ class View:
         if self.kind == "parameter":
             return torch.nn.Parameter(tensor, requires_grad=self.requires_grad)
         return tensor.requires_grad_(self.requires_grad) if self.requires_grad else tensor
+
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return int(math.prod(self.shape)) * self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
         """Whether its elements lie one after the other, in order."""

@@ -1,6 +1,6 @@
 """The C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
 
-No other module calls the library. Every status is checked: one below zero is raised as one of
+No module but this and `_seals` calls the library. Every status is checked: one below zero is raised as one of
 Tidelog's exceptions, with the name of the tensor that it is about. tests/torch/test_abi.py holds
 what is declared here to the header, in both directions.
 """
@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Protocol, cast
@@ -86,7 +87,7 @@ UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 _OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
 _UNLIMITED = (1 << 63) - 1  # bytes
 
-_EXCEPTIONS: dict[int, type[_errors.Error]] = {
+EXCEPTIONS: dict[int, type[_errors.Error]] = {
     Status.POOL_FAILED: _errors.PoolError,
     Status.NOT_FOUND: _errors.PoolError,
     Status.FULL: _errors.PoolError,
@@ -211,9 +212,10 @@ class Session:
         self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
         self._reporter = reporter
+        self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
         self._action = Action()
-        self._library = _load()
+        self._library = load_library()
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
@@ -228,6 +230,8 @@ class Session:
         options.size = ctypes.sizeof(options)
         self._library.tide_session_open(ctypes.byref(options), ctypes.byref(handle))
         self._handle = handle.value
+        self.devices, self.share = options.devices, options.share
+        open_sessions.add(self)
         address = self._library.tide_session_attention(self._handle)
         if address is None:
             raise self._last_error(Status.STALE_HANDLE)
@@ -237,6 +241,7 @@ class Session:
         """Ends the session once nothing is in flight. The second time, and in a child of a fork,
         nothing happens."""
         handle, self._handle = self._handle, 0
+        open_sessions.discard(self)
         if handle and not self.forked:
             self.attention = _NOTHING_WAITS
             self._library.tide_session_close(handle)
@@ -408,7 +413,7 @@ class Session:
         self._library.tide_last_error(buffer, length + 1, None)
         text = buffer.value.decode(errors="replace")
         name = self._reporter.name_of(storage.value) if storage.value != NO_STORAGE else None
-        return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
+        return EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
 
     def _json(self, function: Callable[..., int]) -> Any:
         """What a function says that writes JSON to a buffer and returns its length."""
@@ -424,14 +429,18 @@ class Session:
             length = actual
 
 
+# The sessions that are open: of a pool that one has open there is no second opening.
+open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
 def version() -> str:
     """The version of the library, which the package is part of."""
-    library: Any = _load()
+    library: Any = load_library()
     library.tide_version.restype = _text
     return str(library.tide_version().decode())
 
 
-def _load() -> Library:
+def load_library() -> Library:
     """libtidelog, with function objects of its own for each caller."""
     tried = _candidates()
     for path in tried:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from tidelog import _errors
-from tidelog._native import _EXCEPTIONS, Library, Session, Status, _load
+from tidelog._native import EXCEPTIONS, Library, Session, Status, load_library, open_sessions
 
 _u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 _i32, _size = ctypes.c_int32, ctypes.c_size_t
@@ -102,7 +102,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._handle = 0
-        self._library: Library = _load()
+        self._library: Library = load_library()
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
@@ -121,8 +121,16 @@ class Pool:
         return pool
 
     @classmethod
+    def at(cls, devices: str, *, read_only: bool, share: int, buffered: bool) -> Pool:
+        """The same, or that of a session of this process which has it open: a share is open once."""
+        for session in open_sessions:
+            if session.is_open() and (session.devices, session.share) == (devices.encode(), share):
+                return cls.of_session(session)
+        return cls.open(devices, read_only=read_only, share=share, buffered=buffered)
+
+    @classmethod
     def of_session(cls, session: Session) -> Pool:
-        """The pool in which a session's storages lie."""
+        """The pool in which a session's storages lie. Closing it ends the handle alone."""
         pool, handle = cls(), _u64()
         pool._library.tide_session_pool(session.handle, ctypes.byref(handle))
         pool._handle = handle.value
@@ -176,6 +184,18 @@ class Pool:
         finally:
             self._library.tide_ticket_drop(ticket)
 
+    def wait_all(self, tickets: list[int]) -> None:
+        """Waits for every one of these, and raises the first error once all have ended."""
+        first: _errors.Error | None = None
+        for ticket in tickets:
+            try:
+                self.wait(ticket)
+            except _errors.Error as error:
+                first = first or error
+        tickets.clear()
+        if first is not None:
+            raise first
+
     # -- seals --------------------------------------------------------------------------------------
 
     @contextmanager
@@ -221,7 +241,7 @@ class Pool:
         """Reads all that a seal holds; raises DeviceError where bytes are lost."""
         self._library.tide_seal_verify(self._handle, seal.encode())
 
-    # -- answers ------------------------------------------------------------------------------------
+    # -- what comes back ------------------------------------------------------------------------------------
 
     def _check(self, status: int, _function: object, _arguments: object) -> int:
         if status < 0:
@@ -232,7 +252,7 @@ class Pool:
         length = self._library.tide_last_error(None, 0, None)
         buffer = ctypes.create_string_buffer(length + 1)
         self._library.tide_last_error(buffer, length + 1, None)
-        return _EXCEPTIONS.get(status, _errors.Error)(buffer.value.decode(errors="replace"))
+        return EXCEPTIONS.get(status, _errors.Error)(buffer.value.decode(errors="replace"))
 
     def _json(self, write: Callable[[Any, int], int]) -> Any:
         length = write(None, 0)

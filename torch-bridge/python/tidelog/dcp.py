@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.planner import (
     LoadPlanner,
     SavePlan,
     SavePlanner,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -34,6 +33,7 @@ from torch.futures import Future
 from tidelog import _checkpoint, _errors
 from tidelog._checkpoint import Checkpoints
 from tidelog._figures import StrPath
+from tidelog._saved import Saved
 from tidelog._seals import Pool
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class StorageWriter(storage.StorageWriter):
 
     def __init__(self, tide: Tide, name: str) -> None:
         self._tide, self._name = tide, name
-        self._share = tide._settings.session.share
+        self._share = tide.session.share
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """The next checkpoint, under another name if one is given."""
@@ -71,7 +71,7 @@ class StorageWriter(storage.StorageWriter):
         parts: list[object] = []
         for item in plan.items:
             data = planner.resolve_data(item)
-            parts.append(data.getvalue() if item.type == WriteItemType.BYTE_IO else data)
+            parts.append(data.getvalue() if isinstance(data, io.BytesIO) else data)
         self._seal(self._name, parts)
         future: Future[list[WriteResult]] = Future()
         future.set_result(
@@ -120,7 +120,7 @@ class StorageReader(storage.StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
         """What the coordinator committed."""
-        with self._share(0) as checkpoints:
+        with Checkpoints(self._pool(0)) as checkpoints:
             found = checkpoints.restore(self._name + _METADATA, weights_only=False)
         if not isinstance(found, dcp_metadata.Metadata):
             raise _errors.PoolError(f"{self._name!r} is no checkpoint of torch.distributed.checkpoint.")
@@ -147,15 +147,17 @@ class StorageReader(storage.StorageReader):
             share, place = self._places[item.storage_index]
             by_share.setdefault(share, []).append((place, item))
         for share, items in by_share.items():
-            with self._share(share) as checkpoints:
-                manifest = checkpoints._manifest(self._name)
-                parts = manifest.state(lambda view: view, weights_only=False)
+            pool = self._pool(share)
+            try:
+                saved = Saved(pool, self._name)
+                parts = saved.manifest.state(lambda view: view)
                 for place, item in items:
-                    part = parts[place]
                     if item.type == LoadItemType.BYTE_IO:
-                        planner.load_bytes(item, io.BytesIO(part))
+                        planner.load_bytes(item, io.BytesIO(parts[place]))
                     else:
-                        _load(planner, item, checkpoints._tensor(self._name, manifest, part))
+                        _load(planner, item, saved.tensor(parts[place]))
+            finally:
+                pool.close()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -165,8 +167,8 @@ class StorageReader(storage.StorageReader):
         """Any name of 1 to 1024 bytes will do."""
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
-    def _share(self, share: int) -> Checkpoints:
-        return Checkpoints(self._devices, share=share, buffered=self._buffered)
+    def _pool(self, share: int) -> Pool:
+        return Pool.at(self._devices, read_only=True, share=share, buffered=self._buffered)
 
 
 def _load(planner: LoadPlanner, item: Any, tensor: torch.Tensor) -> None:

@@ -181,10 +181,10 @@ pub unsafe extern "C" fn tide_pool_eventfd(pool: u64, fd: i32) -> i32 {
 }
 
 /// Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
-/// a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free` and
-/// `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
-/// `scrubbed` with `tensors`, `bytes` and `damaged`: what scrubs and `tide_verify` have found.
-/// Returns the text's length, 0 for an error.
+/// a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free`
+/// and `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each;
+/// `endurance` as the devices count it; `scrubbed` with `tensors`, `bytes` and `damaged`: what
+/// scrubs and `tide_verify` have found. Returns the text's length, 0 for an error.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.

@@ -54,7 +54,7 @@ pub unsafe extern "C" fn tide_tensor_named(name: *const c_char, tensor: *mut tid
 
 /// Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
 /// name `seal` once the batch is committed, whatever happens to the tensors. Nothing is copied. It
-/// takes the place of a seal of the same name. A full index answers `TIDE_FULL`, and nothing has
+/// takes the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has
 /// changed.
 ///
 /// # Safety

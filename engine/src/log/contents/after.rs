@@ -48,7 +48,7 @@ impl Contents {
         IndexParts { tensors, held, seals }
     }
 
-    /// The bytes that the index takes in a checkpoint once `changes` are applied.
+    /// The bytes of a checkpoint that the index uses once `changes` are applied.
     pub fn index_bytes_after(&self, changes: &[Change]) -> u64 {
         let last = LastChanges::new(changes);
         let current = |id: &TensorId| {

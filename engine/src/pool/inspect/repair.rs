@@ -61,8 +61,8 @@ pub enum RepairError {
 
 /// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from
 /// the good ones, drops the lost tensors that `drop_damaged` names (by name, or by id in
-/// hexadecimal) and the seals that it names and that have lost a tensor, and checks again. What is whole is not written. A device whose start is
-/// overwritten must have been accepted before.
+/// hexadecimal) and the seals that it names and that have lost a tensor, and checks again. What is
+/// whole is not written. A device whose start is overwritten must have been accepted before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
     drop_damaged: &[String],

@@ -1,0 +1,77 @@
+"""One checkpoint in a pool: its manifest, its tensors, its bytes."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tidelog import _errors
+from tidelog._manifest import Manifest, View
+from tidelog._record import data_ptr
+from tidelog._seals import Pool
+
+# The tensor in each checkpoint that has its manifest.
+MANIFEST = "tidelog.checkpoint"
+# Gets in flight.
+_IN_FLIGHT = 16
+
+
+class Saved:
+    """A checkpoint that a pool has."""
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self._pool, self._name = pool, name
+        identity = pool.named(MANIFEST)
+        length = next((it["length"] for it in pool.sealed(name) if it["id"] == identity), None)
+        if length is None:
+            raise _errors.PoolError(f"the seal {name!r} is no checkpoint that Tidelog's Python package wrote.")
+        buffer = ctypes.create_string_buffer(length)
+        self._read(identity, 0, ctypes.addressof(buffer), length)
+        self.manifest = Manifest(buffer.raw)
+
+    def state(self, *, weights_only: bool) -> Any:
+        """The state that was kept, in new memory."""
+        storages: list[torch.UntypedStorage] = []
+        tickets: list[int] = []
+        try:
+            for identity, size in zip(self.manifest.ids, self.manifest.sizes, strict=True):
+                storage = torch.UntypedStorage(size)
+                storages.append(storage)
+                address = data_ptr(storage) if size else 0
+                tickets.append(self._pool.get(self._name, identity, 0, address, size))
+                if len(tickets) >= _IN_FLIGHT:
+                    self._pool.wait(tickets.pop(0))
+        finally:
+            # Whatever went wrong, nothing writes to the memory any more.
+            self._pool.wait_all(tickets)
+        return self.manifest.state(lambda view: view.on(storages[view.storage]), weights_only=weights_only)
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """One tensor, of whose storage no more is read than it needs."""
+        identity, start, length = self.manifest.ids[view.storage], 0, self.manifest.sizes[view.storage]
+        if view.is_contiguous():
+            start, length = view.offset * view.dtype.itemsize, view.nbytes()
+            view = copy.copy(view)
+            view.offset = 0
+        storage = torch.UntypedStorage(length)
+        self._read(identity, start, data_ptr(storage) if length else 0, length)
+        return view.on(storage)
+
+    def bytes_of(self, view: View, chunk: int) -> Iterator[bytes]:
+        """The bytes of a contiguous tensor, so many at a time."""
+        identity = self.manifest.ids[view.storage]
+        at = view.offset * view.dtype.itemsize
+        end = at + view.nbytes()
+        buffer = ctypes.create_string_buffer(min(chunk, end - at) or 1)
+        while at < end:
+            length = min(chunk, end - at)
+            self._read(identity, at, ctypes.addressof(buffer), length)
+            yield buffer.raw[:length]
+            at += length
+
+    def _read(self, identity: str, offset: int, address: int, length: int) -> None:
+        self._pool.wait(self._pool.get(self._name, identity, offset, address, length))
