@@ -1,0 +1,121 @@
+"""How long a training step stands still for a checkpoint of state that is out and clean.
+
+Three ways, one after the other in each round: by reference in the pool, torch.save with fsync inside
+the block, and torch.save with fsync of the same tensors by a plain process that has them in memory.
+
+    python benches/checkpoint.py --folder /mnt/nvme --size 8GiB --rounds 5
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "torch-bridge" / "python"))
+
+TENSOR = 32 << 20  # bytes
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--folder", default=".", help="on the disk that is measured")
+    options.add_argument("--size", default="8GiB", help="bytes of the state")
+    options.add_argument("--rounds", type=int, default=5)
+    asked = options.parse_args()
+    size = int(asked.size[:-3]) * UNITS[asked.size[-3:]]
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        print(json.dumps(measure(Path(folder), size, asked.rounds), indent=2))
+
+
+def measure(folder, size, rounds):
+    """Seconds and bytes written of each way, by round."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    plain = context.Process(target=saves_plain_state, args=(theirs, folder / "plain.pt", size))
+    plain.start()
+    ours.recv()
+    import torch
+
+    import tidelog
+
+    count = size // TENSOR
+    found = {"by reference": [], "torch.save in the block": [], "torch.save of a plain process": []}
+    written = []
+    options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": 2 * size + (1 << 30)}
+    (folder / "pool").mkdir()
+    with tidelog.offload(pool=folder / "pool", **options) as tide:
+        state = {}
+        for number in range(count):
+            state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
+            tide.evict(state[f"tensor {number}"])
+        # The first also names where everything lies; those after it hold the same versions.
+        before = bytes_written(tide)
+        first = {"seconds": timed(lambda: tide.checkpoint("first", state))}
+        first["bytes_written"] = bytes_written(tide) - before
+        for round_ in range(rounds):
+            before = bytes_written(tide)
+            found["by reference"].append(timed(lambda: tide.checkpoint(f"round {round_}", state)))
+            written.append(bytes_written(tide) - before)
+            found["torch.save in the block"].append(timed(lambda: save(state, folder / "block.pt")))
+            for tensor in state.values():
+                tide.evict(tensor)
+            ours.send("save")
+            found["torch.save of a plain process"].append(ours.recv())
+        with tidelog.Checkpoints(folder / "pool") as checkpoints:
+            held = checkpoints.list()[0]
+            checkpoints.verify("round 0")
+        state.clear()
+    ours.send("end")
+    plain.join()
+    medians = {way: statistics.median(seconds) for way, seconds in found.items()}
+    reference = medians["by reference"]
+    return {
+        "state_bytes": size,
+        "tensors": count,
+        "checkpoint_bytes": held["bytes"],
+        "first": first,
+        "seconds": found,
+        "median_seconds": medians,
+        "times_less": {way: seconds / reference for way, seconds in medians.items()},
+        "bytes_written_by_reference": written,
+        "part_of_the_state_written": max(written) / size,
+    }
+
+
+def saves_plain_state(pipe, path, size):
+    """The other process: it has the state in memory, and saves it when asked."""
+    import torch
+
+    state = {f"tensor {number}": torch.empty(TENSOR // 4).uniform_() for number in range(size // TENSOR)}
+    pipe.send("ready")
+    while pipe.recv() == "save":
+        pipe.send(timed(lambda: save(state, path)))
+
+
+def save(state, path):
+    import torch
+
+    with open(path, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def timed(act):
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+def bytes_written(tide):
+    return sum(device["bytes_written"] for device in tide.stats()["devices"])
+
+
+if __name__ == "__main__":
+    main()
