@@ -9,6 +9,10 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
+# Some machines ask Python to keep no compiled modules. Then each of the hundreds of processes that the tests start
+# would compile all of PyTorch that it imports: seconds each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-slow bench bench-ranks compare compare-spdk \
@@ -28,7 +32,7 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short sim fuzz \
+	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short,sim fuzz \
 		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.

@@ -81,10 +81,9 @@ def made_on(clean_slate, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def clean_slate():
     """Every tensor of the process counts against a budget: none may be left over from another test."""
-    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
-    gc.collect()
     torch.manual_seed(0)
     yield
+    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
     gc.collect()
 
 
