@@ -309,6 +309,7 @@ class Tide:
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
         self._hook.end_touch()
+        self.performer.look_at_async_uses()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
             self.performer.drive(self.session.evict(record.id))
