@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tidelog
+from tidelog._ranks import Ranks
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, frozen
 
@@ -403,9 +404,15 @@ def train_for_ever(rank, size, folder, failing="", mover="swap"):
     pool = os.path.join(folder, "pool")
     os.makedirs(pool, exist_ok=True)
     run = Run(rank, size, folder)
+    introduce = Ranks.introduce
+
+    def introduce_and_say_so(ranks):
+        introduce(ranks)
+        print("known", flush=True)
+
+    Ranks.introduce = introduce_and_say_so
     with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB, mover=mover) as tide:
         model = sharded()
-        print("begun", flush=True)
         number = 0
         while True:
             with tide.step():
