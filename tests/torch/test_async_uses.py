@@ -82,15 +82,19 @@ def test_no_freed_memory_is_touched(pool, mover, mode, tmp_path, planted):
     """C keeps the addresses, under AddressSanitizer, which sees torch's allocations and what becomes of them. Where
     Tidelog forgets its word on purpose, that must show."""
     helper = native.build(tmp_path, "helper", adversary.HELPER, "-fsanitize=address", "-fno-omit-frame-pointer")
-    runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-    if not os.path.isabs(runtime):
-        pytest.skip("the compiler has no shared runtime of AddressSanitizer (libasan.so)")
+    # The runtime of C++ before torch's: the sanitizer looks for what throws when it is loaded.
+    runtimes = [
+        subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    if not all(map(os.path.isabs, runtimes)):
+        pytest.skip("the compiler has no shared runtime of AddressSanitizer (libasan.so, libstdc++.so)")
     paths = [str(Path(__file__).parent), str(Path(tidelog.__file__).parent.parent)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": " ".join(runtimes),
         # Python leaks on purpose, and torch's libraries are not instrumented.
         "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0",
     }
