@@ -121,7 +121,7 @@ test-torch: build ## The touch suite and the program matrix, on PyTorch
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
-test-integrations: build ## Lightning, TRL and torchtitan as they are on PyPI, in a virtual environment of their own (target/integrations)
+test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
 test-slow: build ## Longer storms, and every program under every mover and mode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,8 @@ class Access:
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = hook.expect_collectives
+        self.meet_others: Callable[[], None]  # called once there is a process group
+        self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
 
     def is_elsewhere(self) -> bool:
