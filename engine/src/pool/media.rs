@@ -6,8 +6,8 @@ use crate::log::LogMedia;
 use crate::schedule::{ControlError, Reactor, ReactorOptions};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// What a reactor needs that moves nothing else. The structures are small: more staging memory would
-/// be cleared and pinned for nothing.
+/// What a reactor needs that moves nothing else. The structures are small: more staging memory
+/// would be cleared and pinned for nothing.
 pub(super) fn metadata_only() -> ReactorOptions {
     ReactorOptions {
         chunk: ByteCount::kib(256),
