@@ -201,16 +201,21 @@ fn copy_memory() -> Result<(), Box<dyn Error>> {
     for _ in 0..2 {
         println!("ready");
         std::io::stdin().read_exact(&mut [0])?;
-        let (begun, mut copied) = (Instant::now(), 0.0);
+        let (begun, mut copied) = (Instant::now(), 0);
         while begun.elapsed() < ROUND {
             for (from, to) in from.chunks(BYTES).zip(to.chunks_mut(BYTES)) {
                 to.copy_from_slice(std::hint::black_box(from));
+                copied += 1;
             }
-            copied += to.len() as f64;
         }
-        println!("{}", copied / begun.elapsed().as_secs_f64());
+        println!("{}", rate(copied, begun));
     }
     Ok(())
+}
+
+/// Bytes a second, of so many pieces since then.
+fn rate(pieces: u32, begun: Instant) -> f64 {
+    f64::from(pieces) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64()
 }
 
 type Started = Result<Ticket, Box<dyn Error>>;
@@ -248,7 +253,7 @@ impl Rank {
             ready.push(self.take_back(&mut tickets, slot));
             ended += 1;
         }
-        let rate = f64::from(ended) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64();
+        let rate = rate(ended, begun);
         while tickets.iter().any(Option::is_some) {
             let (slot, outcome) = self.next_end()?;
             outcome?;
