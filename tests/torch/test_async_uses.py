@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, adversary, device, native
+from tidetest import KIB, adversary, device, native, process
 from tidetest.adversary import BUDGET, COUNT, ELEMENTS
 
 pytestmark = [
@@ -89,17 +88,13 @@ def test_no_freed_memory_is_touched(pool, mover, mode, tmp_path, planted):
     ]
     if not all(map(os.path.isabs, runtimes)):
         pytest.skip("the compiler has no shared runtime of AddressSanitizer (libasan.so, libstdc++.so)")
-    paths = [str(Path(__file__).parent), str(Path(tidelog.__file__).parent.parent)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-        "LD_PRELOAD": " ".join(runtimes),
+    variables = process.environment(
+        LD_PRELOAD=" ".join(runtimes),
         # Python leaks on purpose, and torch's libraries are not instrumented.
-        "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0",
-    }
+        ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0",
+    )
     command = [sys.executable, "-c", SANITIZED, helper, pool, mover, mode, "1000", planted]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
     if planted:
         assert ended.returncode != 0 and "heap-use-after-free" in ended.stderr, ended
     else:

@@ -8,12 +8,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import tidelog
-from tidetest import device
+from tidetest import device, process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.host_memory(device.SHARED)]
 
@@ -123,10 +121,8 @@ def needs(name):
 
 def run(script, *words, **variables):
     """In a process of its own: Triton looks for its interpreter when it is imported, as torch does early."""
-    paths = [Path(__file__).parent, Path(tidelog.__file__).parent.parent, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", IMPORTS + script + BOTH, *map(str, words)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380)
+    ended = subprocess.run(command, env=process.environment(**variables), capture_output=True, text=True, timeout=380)
     assert ended.returncode == 0 and "done" in ended.stdout.split(), ended.stdout + ended.stderr
 
 

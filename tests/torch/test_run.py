@@ -67,12 +67,9 @@ import os
 folder, variables, *words = sys.argv[1:]
 os.chdir(folder)
 os.environ.update(json.loads(variables))
-if "AWAIT_PLANS" in os.environ:  # which step follows the plan is no matter of luck then
-    end_step = tidelog.Tide._end_step
-    def end_and_wait(tide, *arguments):
-        end_step(tide, *arguments)
-        tide.await_plan()
-    tidelog.Tide._end_step = end_and_wait
+if "AWAIT_PLANS" in os.environ:
+    from tidetest import plans
+    tidelog.Tide._end_step = plans.awaited(tidelog.Tide._end_step)
 sys.argv = ["tidelog", *words]
 from tidelog.__main__ import main
 sys.exit(main())

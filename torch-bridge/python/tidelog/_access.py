@@ -25,14 +25,22 @@ from tidelog._record import Hold, Storage
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
-    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        hook: Hook,
+        async_uses: AsyncUses,
+        meet_others: Callable[[], None],
+    ) -> None:
+        """`meet_others`: called once there is a process group."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = hook.expect_collectives
-        self.meet_others: Callable[[], None]  # called once there is a process group
+        self.meet_others = meet_others
         self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
 

@@ -77,8 +77,7 @@ class Tide:
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
         self._hook = Hook(ledger, session, self.steps, heap, async_uses)
-        self.access = Access(ledger, session, self._hook, async_uses)
-        self.access.meet_others = self._ranks.introduce
+        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None

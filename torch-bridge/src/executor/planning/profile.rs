@@ -172,15 +172,20 @@ impl Profile {
             return Some(Err("the budget was not reached yet".to_owned()));
         }
         let profiled = self.make_trace(storages);
-        let now = &*self.last.insert(profiled.trace.clone());
-        let why_not = match before {
+        let why_not = match &before {
             None => Some("it is the first that was recorded, or the one before was not".to_owned()),
-            Some(before) => difference(&before, now),
+            Some(before) => difference(before, &profiled.trace),
         };
-        Some(match (why_not, now.validate()) {
-            (None, Ok(())) => Ok(profiled),
-            (Some(why), _) => Err(why),
-            (None, Err(error)) => Err(format!("its trace makes no sense: {error}")),
+        if let Some(why) = why_not {
+            self.last = Some(profiled.trace);
+            return Some(Err(why));
+        }
+        // The next step may be compared with either of two that are alike.
+        self.last = before;
+        let valid = profiled.trace.validate();
+        Some(match valid {
+            Ok(()) => Ok(profiled),
+            Err(error) => Err(format!("its trace makes no sense: {error}")),
         })
     }
 
