@@ -1,7 +1,7 @@
 //! Which steps are alike, and which storages of a step are known again in the next.
 
 use tidelog_planner::residency::{OpUse, StorageId};
-use tidelog_planner::trace::{Identity, StorageKind};
+use tidelog_planner::trace::{Identity, Storage, StorageKind};
 use tidelog_planner::units::OpIndex;
 
 use super::profile::{Profile, Profiled};
@@ -78,8 +78,15 @@ fn a_batch_that_is_fetched_ahead_and_let_go_late_holds_no_step_back() {
         let ended = program.end();
         if step > 3 {
             let trace = ended.map_err(|why| format!("step {step}: {why}")).unwrap().trace;
-            let arrivals = trace.storages.iter().filter(|it| it.identity == Identity::Arrival);
-            assert_eq!(arrivals.count(), 1, "the batch that the step before fetched");
+            // Both were there when the step began: the batch that the step before used, and the one
+            // that it fetched.
+            let (gone, batch) = (&trace.ops[0].deaths[0], &trace.ops[1].uses[1]);
+            assert!(!gone.previous && !batch.previous && gone.storage != batch.storage);
+            let arrives = |it: &Storage| it.identity == Identity::Arrival;
+            for storage in [gone.storage, batch.storage] {
+                assert!(arrives(&trace.storages[storage.0 as usize]));
+            }
+            assert_eq!(trace.storages.iter().filter(|it| arrives(it)).count(), 2);
         }
     }
 }
