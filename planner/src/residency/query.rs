@@ -85,13 +85,21 @@ impl Residency {
 
     /// Whether the log has a copy of a storage's bytes.
     pub fn copy_in_log(&self, id: StorageId) -> Copied {
-        let valid = self.alive(id).filter(|it| it.copy && it.target == Target::Ssd);
-        match valid.map(|storage| storage.place) {
-            Some(BytesPlace::Out) => Copied::Out,
-            Some(BytesPlace::Resident) => Copied::InMemory,
+        let Some(storage) = self.alive(id) else { return Copied::Not };
+        let copy = storage.copy && storage.target == Target::Ssd;
+        match storage.place {
+            BytesPlace::Out if copy => Copied::Out,
+            // Whoever has an address in it may change it unseen, and then there would be checksums
+            // alone to tell. An op that goes on may be changing it now.
+            BytesPlace::Resident if storage.may_leave() && copy => Copied::InMemory,
+            BytesPlace::Resident if storage.may_leave() && !storage.copy => Copied::NotYet,
             // The bytes of a fetch are those of its copy; what is written anew has none yet.
-            Some(BytesPlace::Moving(flight)) if flight.kind == TransferKind::Fetch => Copied::Out,
-            Some(BytesPlace::Moving(_)) | None => Copied::Not,
+            BytesPlace::Moving(flight)
+                if copy && flight.kind == TransferKind::Fetch && !flight.stale =>
+            {
+                Copied::Out
+            }
+            _ => Copied::Not,
         }
     }
 

@@ -249,7 +249,10 @@ pub enum Copied {
     Out,
     /// It has, as far as anybody has said that they changed; they are in memory, too.
     InMemory,
-    /// It has none.
+    /// It has none, and one that is written now is its copy: see
+    /// [`Residency::adopt_copy`](super::Residency::adopt_copy).
+    NotYet,
+    /// It has none, and cannot have one now.
     Not,
 }
 

@@ -185,13 +185,13 @@ fn a_full_index_refuses_a_seal_with_figures_and_a_drop_always_fits() {
     let SealError::PoolFull { needed, available, .. } = refused else { panic!("{refused}") };
     assert!(needed > available);
     pool.audit().unwrap();
-    // The owner is not locked out: neither now nor when the pool is opened again.
+    drop(pool);
+    // The owner is not locked out: neither after a kill nor after a proper end.
     for _ in 0..2 {
         let pool = open(&disks);
         assert_eq!(pool.seals().unwrap().len(), seals + 1);
         pool.close().unwrap();
     }
-    drop(pool);
     let pool = open(&disks);
     for dropped in 0..seals {
         drop_seal(&pool, &format!("{dropped:0>1000}"));
