@@ -1,7 +1,8 @@
-"""How long a training step stands still for a checkpoint of state that is out and clean.
+"""How long a training step stands still for a checkpoint of state that is out and clean, and what it writes.
 
-Three ways, one after the other in each round: by reference in the pool, torch.save with fsync inside
-the block, and torch.save with fsync of the same tensors by a plain process that has them in memory.
+In each round, one after the other: by reference in the pool, torch.save with fsync inside the block, and
+torch.save with fsync and torch.distributed.checkpoint with fsync of the same tensors by a plain process
+that has them in memory. Then some tensors are changed, and what a checkpoint of them writes is counted.
 
     python benches/checkpoint.py --folder /mnt/nvme --size 8GiB --rounds 5
 """
@@ -10,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -37,21 +39,20 @@ def measure(folder, size, rounds):
     """Seconds and bytes written of each way, by round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    plain = context.Process(target=saves_plain_state, args=(theirs, folder / "plain.pt", size))
+    plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
     plain.start()
     ours.recv()
     import torch
 
     import tidelog
 
-    count = size // TENSOR
-    found = {"by reference": [], "torch.save in the block": [], "torch.save of a plain process": []}
-    written = []
+    ways = ["by reference", "torch.save in the block", "torch.save of a plain process", "dcp.save of a plain process"]
+    found, written = {way: [] for way in ways}, []
     options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": 2 * size + (1 << 30)}
     (folder / "pool").mkdir()
     with tidelog.offload(pool=folder / "pool", **options) as tide:
         state = {}
-        for number in range(count):
+        for number in range(size // TENSOR):
             state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
             tide.evict(state[f"tensor {number}"])
         # The first also names where everything lies; those after it hold the same versions.
@@ -60,13 +61,15 @@ def measure(folder, size, rounds):
         first["bytes_written"] = bytes_written(tide) - before
         for round_ in range(rounds):
             before = bytes_written(tide)
-            found["by reference"].append(timed(lambda: tide.checkpoint(f"round {round_}", state)))
+            found[ways[0]].append(timed(lambda: tide.checkpoint(f"round {round_}", state)))
             written.append(bytes_written(tide) - before)
-            found["torch.save in the block"].append(timed(lambda: save(state, folder / "block.pt")))
+            found[ways[1]].append(timed(lambda: save(state, folder / "block.pt")))
             for tensor in state.values():
                 tide.evict(tensor)
-            ours.send("save")
-            found["torch.save of a plain process"].append(ours.recv())
+            for way in ways[2:]:
+                ours.send(way)
+                found[way].append(ours.recv())
+        dirty = [write_after_changes(tide, state, changed) for changed in (1, len(state) // 8, len(state) // 4)]
         with tidelog.Checkpoints(folder / "pool") as checkpoints:
             held = checkpoints.list()[0]
             checkpoints.verify("round 0")
@@ -74,28 +77,45 @@ def measure(folder, size, rounds):
     ours.send("end")
     plain.join()
     medians = {way: statistics.median(seconds) for way, seconds in found.items()}
-    reference = medians["by reference"]
     return {
         "state_bytes": size,
-        "tensors": count,
+        "tensors": size // TENSOR,
         "checkpoint_bytes": held["bytes"],
         "first": first,
         "seconds": found,
         "median_seconds": medians,
-        "times_less": {way: seconds / reference for way, seconds in medians.items()},
+        "times_less": {way: seconds / medians[ways[0]] for way, seconds in medians.items()},
         "bytes_written_by_reference": written,
         "part_of_the_state_written": max(written) / size,
+        "after_changes": dirty,
     }
 
 
-def saves_plain_state(pipe, path, size):
+def write_after_changes(tide, state, changed):
+    """What a checkpoint writes once so many tensors have changed since the one before: those that are out
+    again, whose bytes their eviction wrote, and those in memory."""
+    before = bytes_written(tide)
+    for tensor in list(state.values())[:changed]:
+        tensor.add_(1)
+    seconds = timed(lambda: tide.checkpoint(f"{changed} changed", state))
+    written, dirty = bytes_written(tide) - before, changed * TENSOR
+    return {"dirty_bytes": dirty, "written_since": written, "ratio": written / dirty, "seconds": seconds}
+
+
+def saves_plain_state(pipe, folder, size):
     """The other process: it has the state in memory, and saves it when asked."""
     import torch
+    import torch.distributed.checkpoint as dcp
 
     state = {f"tensor {number}": torch.empty(TENSOR // 4).uniform_() for number in range(size // TENSOR)}
     pipe.send("ready")
-    while pipe.recv() == "save":
-        pipe.send(timed(lambda: save(state, path)))
+    while (asked := pipe.recv()) != "end":
+        if asked.startswith("torch"):
+            pipe.send(timed(lambda: save(state, folder / "plain.pt")))
+        else:
+            writer = dcp.FileSystemWriter(folder / "dcp", sync_files=True)
+            pipe.send(timed(lambda: dcp.save(state, storage_writer=writer, no_dist=True)))
+            shutil.rmtree(folder / "dcp")
 
 
 def save(state, path):

@@ -236,30 +236,60 @@ def test_checkpoints_that_returned_are_there_after_a_kill(pool):
             assert checkpoints.restore(f"step-{step}")["t"].eq(step + 1).all()
 
 
-def test_torch_distributed_checkpoint_holds_by_reference_and_loads_parts(pool):
-    import torch.distributed.checkpoint as dcp
-
-    from tidelog.dcp import StorageReader, StorageWriter
-
-    model, optimizer = made()
-    with offload(model, optimizer, pool) as tide:
-        train(model, optimizer, 2)
-        states = [value for state in optimizer.state.values() for value in state.values()]
-        for tensor in [*model.parameters(), *states]:
-            tide.evict(tensor)  # what was dirty is written here
+def test_what_a_checkpoint_wrote_is_clean_and_neither_leaves_nor_is_kept_by_another_write(pool):
+    names = [f"tensor {number}" for number in range(8)]
+    state = {name: torch.randn(MIB // 4) for name in names}  # 1 MiB each, all in memory
+    with offload(None, None, pool, memory=96 * MIB) as tide:
+        for tensor in state.values():
+            tensor.add_(1)
+        tide.checkpoint("first", state)
+        assert all(tide.is_resident(tensor) for tensor in state.values())
+        kept = {"first": {name: tensor.clone() for name, tensor in state.items()}}
+        for changed in range(4):
+            for name in names[:changed]:
+                state[name].mul_(2)
+            before = written(tide)
+            tide.checkpoint(f"{changed} changed", state)
+            more = written(tide) - before
+            assert changed * MIB <= more < changed * MIB + MIB // 4, (changed, more)
+            kept[f"{changed} changed"] = {name: tensor.clone() for name, tensor in state.items()}
         before = written(tide)
-        state = {"model": model.state_dict(), "step": 2, "config": {"width": WIDTH}}
-        dcp.save(state, storage_writer=StorageWriter(tide, "dcp"), no_dist=True)
-        assert written(tide) - before < 2 * MIB, "what is out is held by reference"
-        tide.checkpoint("beside", {"model": model.state_dict(keep_vars=True)})
-        train(model, optimizer, 1)
-    wanted = tidelog.restore(pool, "beside")["model"]
-    other, _ = made(seed=5)
-    found = {"model": other.state_dict(), "step": 0, "config": {"width": 0}}
-    dcp.load(found, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
-    assert (found["step"], found["config"]) == (2, {"width": WIDTH})
-    for key, value in wanted.items():
-        assert torch.equal(found["model"][key], value), key
-    part = {"model": {"layers.3.bias": torch.zeros(WIDTH)}}
-    dcp.load(part, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
-    assert torch.equal(part["model"]["layers.3.bias"], wanted["layers.3.bias"])
+        for tensor in state.values():
+            tide.evict(tensor)
+        assert written(tide) == before, "their copies are in the log"
+    with tidelog.Checkpoints(pool) as checkpoints:
+        for checkpoint, tensors in kept.items():
+            found = checkpoints.restore(checkpoint)
+            for name in names:
+                assert torch.equal(found[name], tensors[name]), (checkpoint, name)
+
+
+def test_what_somebody_sees_the_memory_of_is_written_each_time(pool):
+    tensor = torch.zeros(MIB // 4)
+    with offload(None, None, pool) as tide:
+        tensor.add_(1)
+        alias = tensor.numpy()
+        for number in range(3):
+            alias[:] = number  # which nobody tells
+            tide.checkpoint(f"{number}", {"t": tensor})
+        with tidelog.Checkpoints(pool) as checkpoints:
+            for number in range(3):
+                assert checkpoints.restore(f"{number}")["t"].eq(number).all()
+
+
+def test_a_refused_checkpoint_leaves_nothing_in_the_pool(pool):
+    large, small = torch.zeros(9 * MIB), torch.zeros(1000)
+    with offload(None, None, pool, pool_size=64 * MIB, memory=96 * MIB) as tide:
+        large.add_(1)
+        small.add_(1)
+        tide.checkpoint("small", {"small": small})
+        before = tide.stats()["pool"]
+        pinned = [torch.zeros(MIB) for _ in range(8)]
+        aliases = [tensor.numpy() for tensor in pinned]
+        for _ in range(3):
+            with pytest.raises(tidelog.PoolError, match="full"):
+                tide.checkpoint("large", {"large": large, "small": small, "pinned": pinned})
+            assert tide.stats()["pool"]["live"] == before["live"]
+        del aliases, pinned
+        with tidelog.Checkpoints(pool) as checkpoints:
+            assert [seal["name"] for seal in checkpoints.list()] == ["small"]

@@ -21,7 +21,9 @@ pub struct Scrubbed {
     pub id: TensorId,
     /// Its name, if it has one.
     pub name: Option<String>,
-    /// The seals that hold this version of it.
+    /// What seals call this version of it; `None` if none holds it.
+    pub number: Option<u64>,
+    /// The seals that hold it, if something of it cannot be read.
     pub seals: Vec<String>,
     /// Whether it is what stands under its id; if not, only seals hold it.
     pub current: bool,
@@ -131,7 +133,7 @@ impl ScrubReport {
         let is_it = |damaged: &Scrubbed| {
             damaged.id == scrubbed.id
                 && damaged.current == scrubbed.current
-                && (scrubbed.current || damaged.seals == scrubbed.seals)
+                && (scrubbed.current || damaged.number == scrubbed.number)
         };
         self.damaged.retain(|damaged| !is_it(damaged));
         if !scrubbed.bad.is_empty() {
@@ -200,11 +202,16 @@ impl Scrubbing<'_> {
             }
         }
         let contents = self.pool.0.shared.contents();
-        let (current, seals) = contents.holders_of(self.reading.version());
+        let version = self.reading.version();
+        let (current, number) = (contents.is_standing(version), contents.number_of(version));
+        // Looked for where it is told: there may be many seals.
+        let seals = number.filter(|_| !bad.is_empty());
+        let seals = seals.map(|number| contents.seals_with(number)).unwrap_or_default();
         drop(contents);
         Ok(Scrubbed {
             id: entry.id,
             name: entry.name.as_deref().map(str::to_owned),
+            number,
             seals,
             current,
             length: ByteCount(entry.length),

@@ -352,6 +352,7 @@ impl Residency {
 
     /// The copy, if there is one, is not to be used any more.
     pub(super) fn forget(&mut self, id: StorageId) {
+        self.change(id, |storage| storage.copying = false);
         let Some(target) = self.get(id).filter(|one| one.copy).map(|one| one.target) else {
             return;
         };

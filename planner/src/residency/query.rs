@@ -87,12 +87,13 @@ impl Residency {
     pub fn copy_in_log(&self, id: StorageId) -> Copied {
         let Some(storage) = self.alive(id) else { return Copied::Not };
         let copy = storage.copy && storage.target == Target::Ssd;
+        // Whoever has an address in it may change it unseen, and then there would be checksums
+        // alone to tell. An op that runs or goes on may be changing it now.
+        let quiet = storage.may_leave() && storage.used_by != self.op.serial;
         match storage.place {
             BytesPlace::Out if copy => Copied::Out,
-            // Whoever has an address in it may change it unseen, and then there would be checksums
-            // alone to tell. An op that goes on may be changing it now.
-            BytesPlace::Resident if storage.may_leave() && copy => Copied::InMemory,
-            BytesPlace::Resident if storage.may_leave() && !storage.copy => Copied::NotYet,
+            BytesPlace::Resident if quiet && copy => Copied::InMemory,
+            BytesPlace::Resident if quiet && !storage.copy => Copied::NotYet,
             // The bytes of a fetch are those of its copy; what is written anew has none yet.
             BytesPlace::Moving(flight)
                 if copy && flight.kind == TransferKind::Fetch && !flight.stale =>

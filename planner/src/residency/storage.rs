@@ -47,6 +47,8 @@ pub(super) struct ResidentStorage {
     pub(super) place: BytesPlace,
     /// There is a valid copy.
     pub(super) copy: bool,
+    /// The caller is writing one, and nobody has changed the bytes since that began.
+    pub(super) copying: bool,
     /// It was written out at least once.
     pub(super) written: bool,
     /// Where that copy is.
@@ -105,6 +107,7 @@ impl ResidentStorage {
             size,
             place: BytesPlace::Resident,
             copy: false,
+            copying: false,
             written: false,
             target: Target::Ssd,
             hosted: 0,

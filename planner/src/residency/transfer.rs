@@ -5,7 +5,7 @@ use super::machine::Residency;
 use super::op::{ExtraEviction, Pending};
 use super::storage::{BytesPlace, TransferInFlight, TransferKind};
 use super::types::{
-    CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
+    Copied, CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
     TransferFailure, TransferId,
 };
 use crate::migration::{MigrationDirection, Target};
@@ -43,6 +43,32 @@ impl Residency {
             self.pump();
         }
         true
+    }
+
+    /// The caller begins to write the bytes that a storage has now to where its copies lie in the
+    /// log. `false` where it cannot have one now: [`Residency::copy_in_log`] is not
+    /// [`Copied::NotYet`].
+    pub fn begin_copy(&mut self, id: StorageId) -> bool {
+        let begins = self.copy_in_log(id) == Copied::NotYet;
+        self.change(id, |storage| storage.copying = begins);
+        begins
+    }
+
+    /// What the caller has written since [`Residency::begin_copy`] is the storage's copy from now
+    /// on, as an eviction's would be. `false` where that cannot be any more: the bytes have
+    /// changed, or the storage is leaving. Then what was written is the caller's to delete.
+    pub fn adopt_copy(&mut self, id: StorageId) -> bool {
+        let copying = self.get(id).is_some_and(|storage| storage.copying);
+        let adopts = copying && self.copy_in_log(id) == Copied::NotYet;
+        self.change(id, |storage| {
+            storage.copying = false;
+            if adopts {
+                (storage.copy, storage.written) = (true, true);
+                storage.target = Target::Ssd;
+            }
+        });
+        self.offer(id);
+        adopts
     }
 
     /// Asks a storage in memory to leave. An eviction that a reader had kept goes on to leave; a

@@ -250,7 +250,7 @@ pub enum Copied {
     /// It has, as far as anybody has said that they changed; they are in memory, too.
     InMemory,
     /// It has none, and one that is written now is its copy: see
-    /// [`Residency::adopt_copy`](super::Residency::adopt_copy).
+    /// [`Residency::begin_copy`](super::Residency::begin_copy).
     NotYet,
     /// It has none, and cannot have one now.
     Not,

@@ -76,6 +76,19 @@ def ask() -> float | None:
     return answer.figures["step_seconds"] if answer.fits else None
 
 
+def keep(tide: Tide, model: nn.Module) -> int:
+    tide.checkpoint("step-1")
+    tide.checkpoint("model", {"model": model.state_dict(), "step": 1})
+    with tidelog.Checkpoints("/mnt/nvme/tide", read_only=False) as checkpoints:
+        gone: list[str] = checkpoints.retain(last=3, every=1000, prefix="step-")
+        checkpoints.verify("model")
+        checkpoints.export("model", "/tmp/model.safetensors")
+        model.load_state_dict(tidelog.restore("/mnt/nvme/tide", "model")["model"])
+        checkpoints.delete("model")
+        alone: int = sum(seal["alone"] for seal in checkpoints.list())
+    return alone + len(gone)
+
+
 def in_other_loops(trainer: Trainer, accelerator: Accelerator, tide: Tide) -> None:
     trainer.add_callback(OffloadCallback(tide))
     accelerator.log(step_figures(tide), step=1)

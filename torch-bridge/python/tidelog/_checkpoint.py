@@ -1,13 +1,14 @@
 """Checkpoints by reference: state that is in the log already becomes a checkpoint without a copy.
 
 A checkpoint is a seal: a set of versions in the log under a name, by one commit. What is out and
-unchanged is named; what has changed since it was last out is written once. A checkpoint lives as
-long as its pool: `Checkpoints.export` writes a file of its own.
+unchanged is named; what has changed since it was last out is written once, and leaves without another
+write. A checkpoint lives as long as its pool: `Checkpoints.export` writes a file of its own.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import itertools
 import json
 import os
@@ -27,7 +28,7 @@ from tidelog._native import Session
 from tidelog._performer import Performer
 from tidelog._record import Record, Storage, data_ptr, nbytes
 from tidelog._saved import MANIFEST, Saved
-from tidelog._seals import Pool, Seal
+from tidelog._seals import Pool, Seal, Tickets
 
 # Bytes of one tensor in memory while it is exported.
 _CHUNK = 16 << 20
@@ -70,6 +71,9 @@ def write(tide: Block, pool: Pool, name: str, state: object) -> None:
             # What a checkpoint without tensors has is its manifest.
             pool.seal(batch, name, [*copied.ids, pool.named(MANIFEST)])
         del manifest
+    except BaseException:
+        copied.give_up()
+        raise
     finally:
         copied.forget()
 
@@ -82,22 +86,49 @@ class _Copied:
         self._tide, self._pool = tide, pool
         self._prefix = f"checkpoint {next(_serials)} of process {os.getpid()}"
         self._names: list[str] = []
-        self._tickets: list[int] = []
+        self._tickets: Tickets = []
         self._kept: list[object] = []
+        self._clean: list[Record] = []  # of the storages that this has written, and that have a copy since
 
     def ids_of(self, storages: list[Storage]) -> list[str]:
-        """The ids of these storages' bytes."""
+        """The ids of these storages' bytes. What has no copy and could leave is written as its copy: it
+        is clean then. The rest (what is pinned, a GPU's, unknown to the block) is put for this checkpoint."""
         # What is on its way out has its copy once it is there.
         self._tide.performer.settle()
-        known: list[tuple[int, int, int]] = []
-        for storage in storages:
-            record = self._tide.ledger.record_of(storage)
-            known.append(self._describe(record, storage))
-        copies = iter(self._pool.copies(self._tide.session, [each for each in known if each[0] >= 0]))
-        for storage, (number, _, length) in zip(storages, known, strict=True):
-            copy = next(copies) if number >= 0 else None
-            self.ids.append(copy or self._write(storage, length))
+        described = [self._describe(self._tide.ledger.record_of(storage), storage) for storage in storages]
+        found = self._copies(described, write=False)
+        missing = [each for each in described if each[0] >= 0 and each[0] not in found]
+        found.update(self._written(missing))
+        for storage, (number, _, length) in zip(storages, described, strict=True):
+            self.ids.append(found[number] if number in found else self._write(storage, length))
         return self.ids
+
+    def _written(self, missing: list[tuple[int, int, int]]) -> dict[int, str]:
+        """The ids of copies that are written now, of those that can have one."""
+        ledger = self._tide.ledger
+        records = [ledger.records[number] for number, address, _ in missing if address]
+        records = [record for record in records if record.state == _record.SETTLED]
+        # From before they are clean every modification is reported.
+        for record in records:
+            self._clean.append(record)
+            ledger.mark(record, _record.CLEAN)
+        found = self._copies(missing, write=True)
+        for record in records:
+            if record.id not in found:
+                ledger.modifies(record)
+        return found
+
+    def _copies(self, described: list[tuple[int, int, int]], *, write: bool) -> dict[int, str]:
+        asked = [each for each in described if each[0] >= 0]
+        copies = self._pool.copies(self._tide.session, asked, write=write)
+        return {number: copy for (number, _, _), copy in zip(asked, copies, strict=True) if copy}
+
+    def give_up(self) -> None:
+        """There is no checkpoint: what was written for it does not take the room of what must leave."""
+        for record in self._clean:
+            if record.state == _record.CLEAN:
+                self._tide.session.modified(record.id)
+                self._tide.ledger.modifies(record)
 
     def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
         """What the library is to compare: number, address (0: out), length; no number: it has none."""
@@ -107,8 +138,6 @@ class _Copied:
         away, on_host = record.state & _record.AWAY, storage.device.type == "cpu"
         # Bytes that an alias changes unseen are compared with those of the copy.
         address = data_ptr(storage) if on_host and not away else 0
-        if not away and not on_host:
-            return (-1, 0, length)
         return (record.id, address, length)
 
     def _write(self, storage: Storage, length: int) -> str:
@@ -125,8 +154,8 @@ class _Copied:
 
     def put(self, name: str, address: int, length: int) -> None:
         """Begins to write bytes that stay where they are until `settle`."""
-        self._tickets.append(self._pool.put(name, address, length))
         self._names.append(name)
+        self._pool.put(self._tickets, name, address, length)
 
     def settle(self) -> None:
         """Waits for what is being written."""
@@ -134,10 +163,13 @@ class _Copied:
         self._kept.clear()
 
     def forget(self) -> None:
-        """What was put for the checkpoint has no name of its own any more."""
-        self.settle()
-        while self._names:
-            self._pool.delete(self._names.pop())
+        """What was put for the checkpoint has no name of its own any more, also where a put failed."""
+        try:
+            self.settle()
+        finally:
+            while self._names:
+                with contextlib.suppress(_errors.PoolError):  # what failed left no tensor
+                    self._pool.delete(self._names.pop())
 
 
 class Checkpoints:

@@ -111,6 +111,7 @@ class Space(TypedDict):
 
     capacity: int
     live: int
+    sealed: int  # of it, by checkpoints alone
     dead: int
     free: int
     index: int

@@ -12,7 +12,7 @@ import torch
 from tidelog import _errors
 from tidelog._manifest import Manifest, View
 from tidelog._record import data_ptr
-from tidelog._seals import Pool
+from tidelog._seals import Pool, Tickets
 
 # The tensor in each checkpoint that has its manifest.
 MANIFEST = "tidelog.checkpoint"
@@ -36,15 +36,15 @@ class Saved:
     def state(self, *, weights_only: bool) -> Any:
         """The state that was kept, in new memory."""
         storages: list[torch.UntypedStorage] = []
-        tickets: list[int] = []
+        tickets: Tickets = []
         try:
             for identity, size in zip(self.manifest.ids, self.manifest.sizes, strict=True):
                 storage = torch.UntypedStorage(size)
                 storages.append(storage)
                 address = data_ptr(storage) if size else 0
-                tickets.append(self._pool.get(self._name, identity, 0, address, size))
+                self._pool.get(tickets, self._name, identity, 0, address, size)
                 if len(tickets) >= _IN_FLIGHT:
-                    self._pool.wait(tickets.pop(0))
+                    self._pool.wait_first(tickets)
         finally:
             # Whatever went wrong, nothing writes to the memory any more.
             self._pool.wait_all(tickets)
@@ -74,4 +74,9 @@ class Saved:
             at += length
 
     def _read(self, identity: str, offset: int, address: int, length: int) -> None:
-        self._pool.wait(self._pool.get(self._name, identity, offset, address, length))
+        tickets: Tickets = []
+        try:
+            self._pool.get(tickets, self._name, identity, offset, address, length)
+            self._pool.wait_first(tickets)
+        finally:
+            self._pool.wait_all(tickets)

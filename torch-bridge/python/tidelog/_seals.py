@@ -55,6 +55,9 @@ class PoolOptions(ctypes.Structure):
     ]
 
 
+# Transfers under way. A ticket is in the list before its transfer begins, so that no interrupt loses it.
+Tickets = list[ctypes.c_uint64]
+
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
     "tide_pool_open": (_i32, [ctypes.POINTER(PoolOptions), ctypes.POINTER(_u64)]),
@@ -75,7 +78,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tide_ticket_wait": (_i32, [_u64, _u32]),
     "tide_ticket_drop": (_i32, [_u64]),
     "tide_session_pool": (_i32, [_u64, ctypes.POINTER(_u64)]),
-    "tide_session_copies": (_i32, [_u64, _pointer, _pointer, _pointer, _size, ctypes.POINTER(Tensor)]),
+    "tide_session_copies": (_i32, [_u64, _pointer, _pointer, _pointer, _size, _u32, ctypes.POINTER(Tensor)]),
 }
 
 
@@ -148,16 +151,17 @@ class Pool:
 
     # -- tensors ------------------------------------------------------------------------------------
 
-    def copies(self, session: Session, storages: Sequence[tuple[int, int, int]]) -> list[str | None]:
+    def copies(self, session: Session, storages: Sequence[tuple[int, int, int]], *, write: bool) -> list[str | None]:
         """The ids of copies in the log that have a storage's bytes, for storages that are a number,
-        an address (0: not in memory) and a length."""
+        an address (0: not in memory) and a length. `write`: copies that are not there and can be are
+        written."""
         count = len(storages)
         numbers = (_u32 * count)(*(number for number, _, _ in storages))
         addresses = (_u64 * count)(*(address for _, address, _ in storages))
         lengths = (_u64 * count)(*(length for _, _, length in storages))
         found = (Tensor * count)()
         session.flush()
-        self._library.tide_session_copies(session.handle, numbers, addresses, lengths, count, found)
+        self._library.tide_session_copies(session.handle, numbers, addresses, lengths, count, write, found)
         return [tensor.hex() if tensor.high or tensor.low else None for tensor in found]
 
     def named(self, name: str) -> str:
@@ -166,35 +170,43 @@ class Pool:
         self._library.tide_tensor_named(name.encode(), ctypes.byref(tensor))
         return tensor.hex()
 
-    def put(self, name: str, address: int, length: int) -> int:
-        """Begins to write a scratch tensor; returns its ticket."""
-        ticket = _u64()
-        self._library.tide_put(self._handle, name.encode(), address, length, 0, ctypes.byref(ticket))
-        return ticket.value
+    def put(self, tickets: Tickets, name: str, address: int, length: int) -> None:
+        """Begins to write a scratch tensor."""
+        tickets.append(_u64())
+        self._library.tide_put(self._handle, name.encode(), address, length, 0, ctypes.byref(tickets[-1]))
 
     def delete(self, name: str) -> None:
         """Forgets a scratch tensor."""
         self._library.tide_delete(self._handle, name.encode())
 
-    def wait(self, ticket: int) -> None:
-        """Waits for a transfer, and ends its ticket."""
-        try:
-            while self._library.tide_ticket_wait(ticket, _FOREVER) == Status.WAITING:
-                time.sleep(0)
-        finally:
-            self._library.tide_ticket_drop(ticket)
-
-    def wait_all(self, tickets: list[int]) -> None:
+    def wait_all(self, tickets: Tickets) -> None:
         """Waits for every one of these, and raises the first error once all have ended."""
         first: _errors.Error | None = None
-        for ticket in tickets:
+        while tickets:
             try:
-                self.wait(ticket)
+                self.wait_first(tickets)
             except _errors.Error as error:
                 first = first or error
-        tickets.clear()
         if first is not None:
             raise first
+
+    def wait_first(self, tickets: Tickets) -> None:
+        """Waits for the first of these, and takes it off. An interrupt leaves it there: nothing may
+        let go of its memory before it has ended."""
+        ticket = tickets[0]
+        try:
+            # What was refused has no ticket.
+            while ticket.value and self._library.tide_ticket_wait(ticket, _FOREVER) == Status.WAITING:
+                time.sleep(0)
+        except _errors.Error:
+            self._end_first(tickets)
+            raise
+        self._end_first(tickets)
+
+    def _end_first(self, tickets: Tickets) -> None:
+        if tickets[0].value:
+            self._library.tide_ticket_drop(tickets[0])
+        tickets.pop(0)
 
     # -- seals --------------------------------------------------------------------------------------
 
@@ -229,13 +241,11 @@ class Pool:
         name, function = seal.encode(), self._library.tide_seal_tensors
         return list(self._json(lambda buffer, length: function(self._handle, name, buffer, length)))
 
-    def get(self, seal: str, tensor: str, offset: int, address: int, length: int) -> int:
-        """Begins to read what a seal holds; returns the ticket."""
-        ticket, identity = _u64(), Tensor.of_hex(tensor)
-        self._library.tide_seal_get(
-            self._handle, seal.encode(), identity, offset, address, length, 0, ctypes.byref(ticket)
-        )
-        return ticket.value
+    def get(self, tickets: Tickets, seal: str, tensor: str, offset: int, address: int, length: int) -> None:
+        """Begins to read what a seal holds."""
+        tickets.append(_u64())
+        identity, ticket = Tensor.of_hex(tensor), ctypes.byref(tickets[-1])
+        self._library.tide_seal_get(self._handle, seal.encode(), identity, offset, address, length, 0, ticket)
 
     def verify(self, seal: str) -> None:
         """Reads all that a seal holds; raises DeviceError where bytes are lost."""

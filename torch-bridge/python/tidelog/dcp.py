@@ -6,18 +6,20 @@
     dcp.save(state_dict, storage_writer=StorageWriter(tide, "step 100"))
     dcp.load(state_dict, storage_reader=StorageReader("/mnt/nvme/tide", "step 100"))
 
-Each rank holds its part in its own share of the pool. The coordinator's `finish` is the commit: it
-holds the metadata once every rank's part is on the media, so that a checkpoint that is found is whole.
-A checkpoint lives as long as its pool.
+Each rank holds its part in its own share of the machine's pool, by one commit. The coordinator's
+`finish` is the commit of all: it holds the metadata once every rank's part is on the media, so that a
+checkpoint that is found is whole. A checkpoint lives as long as its pool.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import (
@@ -39,16 +41,25 @@ from tidelog._seals import Pool
 if TYPE_CHECKING:
     from tidelog._block import Tide
 
-# Where the coordinator's share has the metadata.
-_METADATA = " (metadata)"
+# What the seals of a checkpoint are called: one in each rank's share, and the coordinator's.
+_PART, _METADATA = " (part)", " (metadata)"
+_NAME_BYTES = 1024 - len(_METADATA)
+
+
+class Place(NamedTuple):
+    """Where an item lies. `save` tells this save from any other of the same name, and of other machines."""
+
+    share: int
+    save: str
+    item: int
 
 
 class StorageWriter(storage.StorageWriter):
-    """Writes to the pool of an open block."""
+    """Writes to the pool of an open block. Of a name that is taken nothing is written over: delete it
+    first."""
 
     def __init__(self, tide: Tide, name: str) -> None:
         self._tide, self._name = tide, name
-        self._share = tide.session.share
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """The next checkpoint, under another name if one is given."""
@@ -56,14 +67,29 @@ class StorageWriter(storage.StorageWriter):
             self._name = os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is to be set up."""
+        """Refuses what could not be read again."""
+        if self._tide.access.is_elsewhere():
+            raise _errors.Error(
+                "async_save writes from a thread of its own, which a block cannot serve; call dcp.save: the loop "
+                "waits only while what has changed is written."
+            )
+        if is_coordinator and self._tide.session.share != 0:
+            raise _errors.Error(
+                f"the coordinator of the save has share {self._tide.session.share} of the pool, and readers look "
+                "into share 0: let the rank with share 0 coordinate (coordinator_rank)."
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans as they are."""
+        """The plans as they are, unless there is a checkpoint of this name: its parts are not replaced."""
+        with Checkpoints(_pool_of(self._tide)) as checkpoints:
+            if any(seal["name"] == self._name + _METADATA for seal in checkpoints.list()):
+                raise _errors.PoolError(
+                    f"the pool has a checkpoint {self._name!r}: take another name, or call tidelog.dcp.delete first."
+                )
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -72,21 +98,20 @@ class StorageWriter(storage.StorageWriter):
         for item in plan.items:
             data = planner.resolve_data(item)
             parts.append(data.getvalue() if isinstance(data, io.BytesIO) else data)
-        self._seal(self._name, parts)
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(
-            [
-                WriteResult(index=item.index, size_in_bytes=_size_of(part), storage_data=(self._share, place))
-                for place, (item, part) in enumerate(zip(plan.items, parts, strict=True))
-            ]
-        )
-        return future
+        save = secrets.token_hex(16)
+        self._hold(_PART, {"save": save, "items": parts})
+        share = self._tide.session.share
+        results = [
+            WriteResult(index=item.index, size_in_bytes=_size_of(part), storage_data=Place(share, save, place))
+            for place, (item, part) in enumerate(zip(plan.items, parts, strict=True))
+        ]
+        return _done(results)
 
     def finish(self, metadata: dcp_metadata.Metadata, results: list[list[WriteResult]]) -> None:
         """The commit of all ranks: from here on the checkpoint can be found."""
         metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
         metadata.storage_meta = self.storage_meta()
-        self._seal(self._name + _METADATA, metadata)
+        self._hold(_METADATA, metadata)
 
     def storage_meta(self) -> dcp_metadata.StorageMeta | None:
         """What a checkpoint says of itself."""
@@ -94,24 +119,24 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Any name of 1 to 1024 bytes will do."""
-        return 0 < len(os.fspath(checkpoint_id).encode()) <= 1024 - len(_METADATA)
+        """Any name will do that is not too long."""
+        return 0 < len(os.fspath(checkpoint_id).encode()) <= _NAME_BYTES
 
-    def _seal(self, name: str, state: object) -> None:
-        pool = Pool.of_session(self._tide.session)
+    def _hold(self, what: str, state: object) -> None:
+        pool = _pool_of(self._tide)
         try:
-            _checkpoint.write(self._tide, pool, name, state)
+            _checkpoint.write(self._tide, pool, self._name + what, state)
         finally:
             pool.close()
 
 
 class StorageReader(storage.StorageReader):
-    """Reads from a pool: inside the block that has it open, or without one. As many ranks as there are
-    may read what another number wrote."""
+    """Reads from a pool, on as many ranks as there are, whatever number wrote it. Outside of blocks: a
+    rank's block has its share to itself."""
 
     def __init__(self, pool: StrPath, name: str, *, buffered: bool = False) -> None:
         self._devices, self._name, self._buffered = os.fspath(pool), name, buffered
-        self._places: dict[Any, tuple[int, int]] = {}
+        self._places: dict[Any, Place] = {}
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """The next checkpoint, of another name if one is given."""
@@ -142,45 +167,105 @@ class StorageReader(storage.StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads what a plan wants, share by share and one tensor at a time."""
-        by_share: dict[int, list[tuple[int, Any]]] = {}
+        by_share: dict[int, list[tuple[Place, Any]]] = {}
         for item in plan.items:
-            share, place = self._places[item.storage_index]
-            by_share.setdefault(share, []).append((place, item))
+            place = self._places[item.storage_index]
+            by_share.setdefault(place.share, []).append((place, item))
         for share, items in by_share.items():
             pool = self._pool(share)
             try:
-                saved = Saved(pool, self._name)
-                parts = saved.manifest.state(lambda view: view)
+                saved = Saved(pool, self._name + _PART)
+                part = saved.manifest.state(lambda view: view)
                 for place, item in items:
-                    if item.type == LoadItemType.BYTE_IO:
-                        planner.load_bytes(item, io.BytesIO(parts[place]))
-                    else:
-                        _load(planner, item, saved.tensor(parts[place]))
+                    self._read(planner, item, saved, self._found(part, place))
             finally:
                 pool.close()
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
+        return _done(None)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Any name of 1 to 1024 bytes will do."""
+        """Any name will do that is not too long."""
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
     def _pool(self, share: int) -> Pool:
         return Pool.at(self._devices, read_only=True, share=share, buffered=self._buffered)
 
+    def _found(self, part: Any, place: Place) -> Any:
+        if part["save"] != place.save:
+            raise _errors.PoolError(
+                f"what share {place.share} has of {self._name!r} is of another save than its metadata; the machines "
+                "of a run have a pool each, and what one wrote another cannot read."
+            )
+        return part["items"][place.item]
 
-def _load(planner: LoadPlanner, item: Any, tensor: torch.Tensor) -> None:
-    for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        tensor = tensor.narrow(dimension, offset, length)
-    target = planner.resolve_tensor(item).detach()
-    if target.size() != tensor.size():
-        raise _errors.Error(
-            f"{item.storage_index.fqn} has {tuple(tensor.size())} where {tuple(target.size())} is wanted."
-        )
-    target.copy_(tensor)
-    planner.commit_tensor(item, target)
+    def _read(self, planner: LoadPlanner, item: Any, saved: Saved, found: Any) -> None:
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, io.BytesIO(found))
+            return
+        tensor = saved.tensor(found)
+        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, offset, length)
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != tensor.size():
+            raise _errors.Error(
+                f"{item.storage_index.fqn} has {tuple(tensor.size())} where {tuple(target.size())} is wanted."
+            )
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+
+def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
+    """The checkpoints of all ranks that a pool has, the oldest first. Those whose save did not end are
+    none. With a block instead of a pool: for the rank that has share 0."""
+    if isinstance(pool, (str, os.PathLike)):
+        opened = Pool.at(os.fspath(pool), read_only=True, share=0, buffered=buffered)
+    else:
+        opened = _pool_of(pool)
+    with Checkpoints(opened) as checkpoints:
+        found = [seal for seal in checkpoints.list() if seal["name"].endswith(_METADATA)]
+    found.sort(key=lambda seal: seal["sealed_at"])
+    return [seal["name"].removesuffix(_METADATA) for seal in found]
+
+
+def delete(tide: Tide, *names: str) -> None:
+    """Deletes checkpoints, and what saves of these names have left that did not end. Every rank calls
+    this, inside its block. First they are found no more, then their parts go."""
+    for what in (_METADATA, _PART):
+        with Checkpoints(_pool_of(tide)) as checkpoints:
+            there = {seal["name"] for seal in checkpoints.list()}
+            gone = [name + what for name in names if name + what in there]
+            if gone:
+                checkpoints.delete(*gone)
+        if dist.is_initialized():
+            dist.barrier()
+
+
+def delete_unfinished(tide: Tide) -> list[str]:
+    """Deletes what kills have left: parts of saves that did not end, and of checkpoints that were being
+    deleted. Every rank calls this, inside its block and while nothing is saved; each gets the names of
+    its own."""
+    whole = [names(tide) if tide.session.share == 0 else []]
+    if dist.is_initialized():
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, whole[0])
+        whole = everybody
+    found = {name for each in whole for name in each}
+    with Checkpoints(_pool_of(tide)) as checkpoints:
+        parts = [seal["name"] for seal in checkpoints.list() if seal["name"].endswith(_PART)]
+        gone = [part for part in parts if part.removesuffix(_PART) not in found]
+        if gone:
+            checkpoints.delete(*gone)
+    return [part.removesuffix(_PART) for part in gone]
+
+
+def _pool_of(tide: Tide) -> Pool:
+    return Pool.of_session(tide.session)
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
 
 
 def _size_of(part: object) -> int:

@@ -224,8 +224,10 @@ pub unsafe extern "C" fn tide_session_pool(session: u64, pool: *mut u64) -> i32 
 /// For each of `count` storages of a session the id in the log of a copy that has its bytes, in
 /// `tensors`; zeroes where there is none: it was never written, or has changed since. `addresses`
 /// and `lengths` say where the storages' memory is, 0 for those that are not in memory. What is in
-/// memory is compared with its copy, by checksums and without reading it: bytes that changed unseen
-/// have none. Nobody changes or evicts the storages during the call.
+/// memory is compared with its copy, by checksums and without reading that: bytes that changed
+/// unseen have none, and neither has what is pinned or cannot move. With `write` not 0, what is in
+/// memory, has no copy and could leave is written: it is clean from then on. Of a call that fails
+/// nothing is left. Nobody changes or evicts the storages during the call.
 ///
 /// # Safety
 /// `storages`, `addresses`, `lengths` and `tensors` have `count` items; each address that is not 0
@@ -237,6 +239,7 @@ pub unsafe extern "C" fn tide_session_copies(
     addresses: *const u64,
     lengths: *const u64,
     count: usize,
+    write: u32,
     tensors: *mut tide_tensor,
 ) -> i32 {
     boundary(|| {
@@ -259,7 +262,7 @@ pub unsafe extern "C" fn tide_session_copies(
             let source = || Source::Foreign(unsafe { ForeignSource::new(start, length) });
             memory.push((address != 0).then(source));
         }
-        let copies = session.copies(storages.iter().copied().zip(memory))?;
+        let copies = session.copies(storages.iter().copied().zip(memory), write != 0)?;
         for (at, copy) in copies.into_iter().enumerate() {
             let tensor = copy.map_or_else(tide_tensor::default, Into::into);
             // SAFETY: one of `count` items that are ours to write by this function's contract.

@@ -10,6 +10,7 @@
 //! room changes another. [`dispatch`] holds them beside the machine and says in which order they
 //! learn of an event; [`session`] is that behind a lock.
 
+mod copies;
 mod dispatch;
 mod files;
 mod history;

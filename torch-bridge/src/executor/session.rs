@@ -4,12 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::Source;
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
 use tidelog_planner::residency::{
-    Config, Copied, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
+    Config, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
 };
 use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::Bytes;
@@ -38,7 +36,7 @@ pub(crate) struct SessionConfig<'a> {
 
 /// An open session.
 pub(crate) struct Session {
-    store: Arc<BackingStore>,
+    pub(super) store: Arc<BackingStore>,
     executor: Mutex<Executor>,
 }
 
@@ -93,33 +91,6 @@ impl Session {
     /// The pool in which its storages lie.
     pub(crate) fn pool(&self) -> Pool {
         self.store.pool().clone()
-    }
-
-    /// For each of these storages the id in the log of a copy that has its bytes, if there is one.
-    /// With a storage comes its memory, where that is in memory and may be compared with the copy:
-    /// bytes that somebody changed without saying so are no copy's.
-    pub(crate) fn copies(
-        &self,
-        storages: impl Iterator<Item = (u32, Option<Source>)>,
-    ) -> Result<Vec<Option<TensorId>>, Failure> {
-        let mut found = Vec::new();
-        for (storage, memory) in storages {
-            let copied = {
-                let executor = self.lock();
-                executor.storages.check(StorageId(storage))?;
-                executor.machine.copy_in_log(StorageId(storage))
-            };
-            let id = self.store.log_id(StorageId(storage));
-            let is_copy = match (copied, memory) {
-                (Copied::Out, _) => true,
-                (Copied::InMemory, Some(memory)) => {
-                    self.store.pool().verify(id, memory, None)?.wait()?.matched
-                }
-                (Copied::InMemory, None) | (Copied::Not, _) => false,
-            };
-            found.push(is_copy.then_some(id));
-        }
-        Ok(found)
     }
 
     pub(crate) fn attention_address(&self) -> *const u32 {
@@ -324,7 +295,7 @@ impl Session {
         files::write("trace", path, &trace.to_json())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Executor> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Executor> {
         // A panic inside a call is reported by that call; the tables behind the lock stay usable.
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -38,7 +38,7 @@ impl Contents {
     /// Every version that can be read: those that stand, and those that seals alone hold.
     fn readable(&self) -> impl Iterator<Item = &Arc<Version>> {
         let held = self.seals.all_held().map(|(_, held)| &held.version);
-        self.current.iter().chain(held.filter(|version| !self.stands(version)))
+        self.current.iter().chain(held.filter(|version| !self.is_standing(version)))
     }
 
     /// What is reserved in the index is what tensors take there and will take.

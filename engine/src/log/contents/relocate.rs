@@ -217,7 +217,7 @@ impl Contents {
         let mut seen = HashSet::new();
         let ids = self.places.of_segment(segment).filter(|id| seen.insert(*id));
         let versions = ids.flat_map(|id| {
-            let held = self.seals.versions_of(id).filter(|version| !self.stands(version));
+            let held = self.seals.versions_of(id).filter(|version| !self.is_standing(version));
             self.current(id).into_iter().chain(held)
         });
         let lies_here =
@@ -244,7 +244,7 @@ impl Contents {
         let (key, durability) = (self.next_serial(), version.durability);
         let relocation = Relocation { key, version, lane, stretches };
         // Once for the tensor, once for what seals hold.
-        let stands = durability == Durability::Durable && self.stands(&relocation.version);
+        let stands = durability == Durability::Durable && self.is_standing(&relocation.version);
         let entries = u64::from(stands) + u64::from(self.number_held(&relocation).is_some());
         let growth = self.room.growth(&relocation.version.entry, &relocation.runs());
         let index_bytes = entries * growth;

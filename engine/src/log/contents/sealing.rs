@@ -167,7 +167,7 @@ impl Contents {
                 Left::Same => (),
                 // A seal that is being committed now has to bring it.
                 Left::Unrecorded => self.reserve_for_coming(number, entry_bytes),
-                Left::Nothing(held) if self.stands(&held.version) => (),
+                Left::Nothing(held) if self.is_standing(&held.version) => (),
                 Left::Nothing(held) => self.release_unless_held(held.version),
             }
         }
@@ -182,7 +182,7 @@ impl Contents {
     }
 
     /// Whether this version stands under its id.
-    pub(super) fn stands(&self, version: &Version) -> bool {
+    pub fn is_standing(&self, version: &Version) -> bool {
         self.current(version.entry.id).is_some_and(|it| it.serial == version.serial)
     }
 
@@ -205,14 +205,14 @@ impl Contents {
     /// Space that a seal alone holds: what would be free without it.
     pub fn bytes_of_seal_alone(&self, seal: &Seal) -> ByteCount {
         let held = seal.versions.iter().filter_map(|number| self.seals.held(*number));
-        let alone = held.filter(|held| held.seals() == 1 && !self.stands(&held.version));
+        let alone = held.filter(|held| held.seals() == 1 && !self.is_standing(&held.version));
         blocks(alone.map(|held| &held.version.entry))
     }
 
     /// The numbers of held versions that stand under no id, for a scrub.
     pub fn held_alone(&self) -> impl Iterator<Item = u64> {
         let all = self.seals.all_held();
-        all.filter(|(_, held)| !self.stands(&held.version)).map(|(number, _)| number)
+        all.filter(|(_, held)| !self.is_standing(&held.version)).map(|(number, _)| number)
     }
 
     /// The version that has this number.
@@ -220,12 +220,15 @@ impl Contents {
         self.seals.held(number).map(|held| &held.version)
     }
 
-    /// Whether a version stands under its id, and the names of the seals that hold it.
-    pub fn holders_of(&self, version: &Version) -> (bool, Vec<String>) {
-        let number = self.seals.number_of(version);
-        let holds = |seal: &&Seal| number.is_some_and(|number| seal.versions.contains(&number));
-        let names = self.seals.all().filter(holds).map(|seal| seal.name.to_string());
-        (self.stands(version), names.collect())
+    /// What seals call a version, if one holds it.
+    pub fn number_of(&self, version: &Version) -> Option<u64> {
+        self.seals.number_of(version)
+    }
+
+    /// The names of the seals that hold the version of this number.
+    pub fn seals_with(&self, number: u64) -> Vec<String> {
+        let with = self.seals.all().filter(|seal| seal.versions.contains(&number));
+        with.map(|seal| seal.name.to_string()).collect()
     }
 
     /// What seals hold.
@@ -239,7 +242,7 @@ impl Contents {
 
     pub(super) fn bytes_held_alone(&self) -> ByteCount {
         let all = self.seals.all_held().map(|(_, held)| &held.version);
-        blocks(all.filter(|version| !self.stands(version)).map(|version| &version.entry))
+        blocks(all.filter(|version| !self.is_standing(version)).map(|version| &version.entry))
     }
 }
 

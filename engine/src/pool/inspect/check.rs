@@ -340,17 +340,12 @@ struct Read {
 }
 
 impl Read {
-    /// Every tensor, then every version that seals alone hold.
     fn all(share: u32, index: &IndexView) -> impl Iterator<Item = Self> {
-        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
-        let read = move |entry: &TensorEntry, seals, current| {
-            let (entry, seals) = (entry.clone(), owned(seals));
+        let readable = index.readable();
+        readable.map(move |(entry, seals, current)| {
+            let entry = entry.clone();
             Self { share, entry, seals, current }
-        };
-        let tensors = index.tensors.iter();
-        let tensors = tensors.map(move |entry| read(entry, index.seals_with(entry), true));
-        let held = index.held_alone();
-        tensors.chain(held.map(move |(held, seals)| read(&held.entry, seals, false)))
+        })
     }
 }
 

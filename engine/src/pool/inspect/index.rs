@@ -1,8 +1,9 @@
 //! A share's durable tensors, read without changing anything, and each copy of the index by itself.
 
+use std::collections::HashMap;
 use std::io;
 
-use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, Seal, TensorEntry};
+use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, Seal, TensorEntry, TensorId};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, SealUse, Space,
     SpaceUse, recover,
@@ -55,24 +56,28 @@ pub enum CopyState {
 }
 
 impl IndexView {
-    /// The versions that seals alone hold, each with their names.
-    pub fn held_alone(&self) -> impl Iterator<Item = (&HeldVersion, Vec<&str>)> {
-        let alone = self.held.iter().filter(|held| {
-            let stands = self.tensors.binary_search_by_key(&held.entry.id, |it| it.id);
-            stands.ok().is_none_or(|at| !held.entry.is_at(&self.tensors[at]))
-        });
-        alone.map(|held| (held, self.seals_of(held.number)))
-    }
-
-    /// The seals that hold what stands under a tensor's id.
-    pub fn seals_with(&self, tensor: &TensorEntry) -> Vec<&str> {
-        let is_it = |held: &&HeldVersion| held.entry.id == tensor.id && held.entry.is_at(tensor);
-        self.held.iter().find(is_it).map(|held| self.seals_of(held.number)).unwrap_or_default()
-    }
-
-    fn seals_of(&self, number: u64) -> Vec<&str> {
-        let holds = |seal: &&Seal| seal.versions.contains(&number);
-        self.sealed.iter().filter(holds).map(|seal| &*seal.name).collect()
+    /// Everything that can be read: every tensor, then every version that seals alone hold; each
+    /// with the names of the seals that hold it, and whether it stands under its id.
+    pub fn readable(&self) -> impl Iterator<Item = (&TensorEntry, Vec<String>, bool)> {
+        let mut names: HashMap<u64, Vec<String>> = HashMap::new();
+        for seal in &self.sealed {
+            for number in &seal.versions {
+                names.entry(*number).or_default().push(seal.name.to_string());
+            }
+        }
+        let mut standing: HashMap<TensorId, Vec<String>> = HashMap::new();
+        let mut alone = Vec::new();
+        for held in &self.held {
+            let names = names.remove(&held.number).unwrap_or_default();
+            let current = self.tensors.binary_search_by_key(&held.entry.id, |it| it.id);
+            if current.is_ok_and(|at| held.entry.is_at(&self.tensors[at])) {
+                standing.insert(held.entry.id, names);
+            } else {
+                alone.push((&held.entry, names, false));
+            }
+        }
+        let tensors = self.tensors.iter();
+        tensors.map(move |it| (it, standing.remove(&it.id).unwrap_or_default(), true)).chain(alone)
     }
 }
 

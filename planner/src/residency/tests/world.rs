@@ -231,6 +231,28 @@ impl World {
         }
     }
 
+    /// The caller writes the storage's bytes to the log, where the machine says that this may be
+    /// its copy.
+    pub(super) fn copied_by_caller(&mut self, storage: u32) {
+        self.perform();
+        let may_be = self.machine.copy_in_log(id(storage)) == Copied::NotYet;
+        let mut begun = self.machine.begin_copy(id(storage));
+        assert_eq!(begun, may_be);
+        // Whoever changes it meanwhile takes it back.
+        if begun && self.random.percent(30) {
+            self.modified(storage, None);
+            begun = false;
+        }
+        assert_eq!(self.machine.adopt_copy(id(storage)), begun);
+        let actual = self.storages.get_mut(&storage).expect("it lives");
+        if begun {
+            assert_eq!(actual.copy, None, "it has a copy already");
+            assert!(actual.memory == Memory::Holds(actual.truth) && actual.pins == 0);
+            let (version, bytes) = (actual.truth, actual.size);
+            actual.copy = Some(Kept { target: Target::Ssd, version, bytes });
+        }
+    }
+
     /// The storage's bytes change and nobody tells.
     pub(super) fn modified_silently(&mut self, storage: u32) {
         let quiet = self.flight_of(storage).is_none();
@@ -358,7 +380,7 @@ impl World {
     pub(super) fn disturb(&mut self) {
         let Some(storage) = self.any() else { return };
         let size = self.random.below(12);
-        match self.random.below(9) {
+        match self.random.below(10) {
             0 => self.died(storage),
             1 => drop(self.born(size, Attributes::default())),
             2 => self.pin(storage),
@@ -366,6 +388,7 @@ impl World {
             5 => self.modified(storage, None),
             6 => self.modified(storage, Some(size)),
             7 => self.retry(false),
+            8 => self.copied_by_caller(storage),
             _ => {
                 let limit = 20 + self.random.below(40);
                 self.set_limit(limit);

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
+use tidelog_engine::memory::Source;
 use tidelog_engine::path::Endurance;
-use tidelog_engine::pool::{Pool, PoolStats, PutOptions};
-use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome};
+use tidelog_engine::pool::{Pool, PoolStats, PutError, PutOptions};
+use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::{Gpu, HostTier, HostTierStats, tier};
 use tidelog_planner::migration::Target;
@@ -14,6 +15,7 @@ use tidelog_planner::residency::{CopyKind, StorageId, TransferId};
 use tidelog_planner::trace::StorageKind;
 
 use crate::error::Failure;
+use crate::executor::storages::Label;
 use crate::executor::transfer::{StorageTransfer, TransferDirection};
 use crate::memory::{CallerMemory, MemoryPlace, MemoryRequest};
 use crate::pool::SharedPool;
@@ -157,7 +159,7 @@ impl BackingStore {
         request: &MemoryRequest,
         memory: &CallerMemory,
     ) -> Result<Ticket, String> {
-        let (key, urgency) = (self.log_key(transfer), transfer.urgency);
+        let (key, urgency) = (self.log_key(&transfer.label), transfer.urgency);
         let notify = Some((self.completions.clone(), id.0));
         let source = || memory.source(self.place, request);
         match transfer.direction {
@@ -211,9 +213,25 @@ impl BackingStore {
         }
     }
 
+    /// Begins to write a storage's bytes to where its copies lie in the log, though it stays.
+    pub(in crate::executor) fn put_copy(
+        &self,
+        label: &Label,
+        kind: StorageKind,
+        memory: Source,
+    ) -> Result<Ticket, PutError> {
+        let lifetime = lifetime_of(kind);
+        let options = PutOptions { lifetime, urgency: Urgency::Urgent, notify: None };
+        self.pool.put(self.log_key(label), memory, options)
+    }
+
+    /// Such a copy is not needed.
+    pub(in crate::executor) fn forget_copy(&self, storage: StorageId) {
+        self.forget(storage, Target::Ssd);
+    }
+
     /// The storage's id in the log, with the name that errors call it by.
-    fn log_key(&self, transfer: &StorageTransfer) -> TensorKey {
-        let label = &transfer.label;
+    fn log_key(&self, label: &Label) -> TensorKey {
         TensorKey { id: self.log_id(label.storage), name: Some(label.text().into()) }
     }
 

@@ -1,0 +1,206 @@
+"""torch.distributed.checkpoint on a pool: by reference, committed by all ranks at once, found whole or not at all."""
+
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+import tidelog
+import tidelog.dcp
+from test_checkpoints import MIB, WIDTH, made, offload, train, written
+from tidelog.dcp import StorageReader, StorageWriter
+from tidetest import process, resumable
+
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+CheckpointException = dcp.api.CheckpointException
+
+
+def test_it_holds_by_reference_and_loads_parts(pool):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 2)
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        for tensor in [*model.parameters(), *states]:
+            tide.evict(tensor)  # what was dirty is written here
+        before = written(tide)
+        state = {"model": model.state_dict(), "step": 2, "config": {"width": WIDTH}}
+        dcp.save(state, storage_writer=StorageWriter(tide, "dcp"), no_dist=True)
+        assert written(tide) - before < 2 * MIB, "what is out is held by reference"
+        tide.checkpoint("beside", {"model": model.state_dict(keep_vars=True)})
+        train(model, optimizer, 1)
+    wanted = tidelog.restore(pool, "beside")["model"]
+    other, _ = made(seed=5)
+    found = {"model": other.state_dict(), "step": 0, "config": {"width": 0}}
+    dcp.load(found, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
+    assert (found["step"], found["config"]) == (2, {"width": WIDTH})
+    for key, value in wanted.items():
+        assert torch.equal(found["model"][key], value), key
+    part = {"model": {"layers.3.bias": torch.zeros(WIDTH)}}
+    dcp.load(part, storage_reader=StorageReader(pool, "dcp"), no_dist=True)
+    assert torch.equal(part["model"]["layers.3.bias"], wanted["layers.3.bias"])
+
+
+def save(state, tide, name):
+    dcp.save(state, storage_writer=StorageWriter(tide, name), no_dist=True)
+
+
+def load(state, pool, name):
+    dcp.load(state, storage_reader=StorageReader(pool, name), no_dist=True)
+    return state
+
+
+def test_a_name_that_is_taken_is_refused_and_can_be_deleted(pool):
+    tensor = torch.zeros(1000)
+    with offload(None, None, pool) as tide:
+        save({"t": tensor}, tide, "a")
+        tensor.add_(1)
+        save({"t": tensor}, tide, "b")
+        with pytest.raises(
+            CheckpointException, match="has a checkpoint 'a': take another name, or call tidelog.dcp.delete"
+        ):
+            save({"t": tensor}, tide, "a")
+        assert tidelog.dcp.names(tide) == ["a", "b"]
+        assert load({"t": torch.ones(1000)}, pool, "a")["t"].eq(0).all()
+        tidelog.dcp.delete(tide, "a")
+        with pytest.raises(CheckpointException, match="there is no seal"):
+            load({"t": torch.ones(1000)}, pool, "a")
+        save({"t": tensor + 1}, tide, "a")
+    assert set(tidelog.dcp.names(pool)) == {"a", "b"}
+    assert load({"t": torch.zeros(1000)}, pool, "a")["t"].eq(2).all()
+    assert load({"t": torch.zeros(1000)}, pool, "b")["t"].eq(1).all()
+
+
+class EndsBeforeItsFinish(StorageWriter):
+    def finish(self, metadata, results):
+        raise OSError("it ends here")
+
+
+def test_a_save_that_did_not_finish_is_no_checkpoint_and_is_made_again(pool):
+    tensor = torch.zeros(1000)
+    with offload(None, None, pool) as tide:
+        with pytest.raises(CheckpointException, match="ends here"):
+            dcp.save({"t": tensor}, storage_writer=EndsBeforeItsFinish(tide, "a"), no_dist=True)
+        assert tidelog.dcp.names(tide) == []
+        with pytest.raises(CheckpointException, match="there is no seal"):
+            load({"t": tensor}, pool, "a")
+        tensor.add_(5)
+        save({"t": tensor}, tide, "a")
+        assert load({"t": torch.zeros(1000)}, pool, "a")["t"].eq(5).all()
+        with pytest.raises(CheckpointException, match="ends here"):
+            dcp.save({"t": tensor}, storage_writer=EndsBeforeItsFinish(tide, "b"), no_dist=True)
+        assert tidelog.dcp.delete_unfinished(tide) == ["b"]
+        assert load({"t": torch.zeros(1000)}, pool, "a")["t"].eq(5).all()
+        tidelog.dcp.delete(tide, "a", "b")
+        with tidelog.Checkpoints(pool) as checkpoints:
+            assert checkpoints.list() == []
+
+
+def test_a_part_of_another_save_is_never_taken_for_the_one_that_was_committed(pool):
+    tensor = torch.zeros(1000)
+    with offload(None, None, pool) as tide:
+        save({"t": tensor}, tide, "a")
+        tensor.add_(1)
+        # As a program would that writes parts past the coordinator.
+        writer = EndsBeforeItsFinish(tide, "a")
+        writer.prepare_global_plan = lambda plans: plans
+        with pytest.raises(CheckpointException, match="ends here"):
+            dcp.save({"t": tensor}, storage_writer=writer, no_dist=True)
+        with pytest.raises(CheckpointException, match="is of another save than its metadata"):
+            load({"t": torch.zeros(1000)}, pool, "a")
+
+
+def test_a_save_on_another_thread_is_refused_by_what_to_do(pool):
+    from concurrent.futures import ThreadPoolExecutor
+
+    tensor = torch.zeros(1000)
+    with offload(None, None, pool) as tide, ThreadPoolExecutor(1) as threads:
+        with pytest.raises(tidelog.Error, match="call dcp.save"):
+            threads.submit(StorageWriter(tide, "a").set_up_storage_writer, True).result()
+        save({"t": tensor}, tide, "a")
+
+
+TRAIN = """
+from tidetest import resumable
+resumable.train(*sys.argv[1:])
+"""
+
+SHOW = """
+from tidetest import resumable
+resumable.show(*sys.argv[1:])
+"""
+
+
+def start(script, size, folder, *arguments):
+    """Starts a program on `size` ranks."""
+    (folder / "meeting").unlink(missing_ok=True)
+    return [process.start(script, rank, size, folder, *arguments) for rank in range(size)]
+
+
+def finished(started):
+    """What each rank printed; all of them end well."""
+    ended = [each.finish(timeout_s=120) for each in started]
+    for each in ended:
+        process.assert_done(each)
+    return [each.out for each in ended]
+
+
+def found(word, text):
+    """What a rank printed of each step, or of each checkpoint."""
+    return re.findall(rf"^{word} (.+)$", text, re.MULTILINE)
+
+
+@pytest.mark.host_memory(4)
+def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
+    saved = finished(start(TRAIN, 2, tmp_path, 6, "block"))
+    digests = {found("digest", text)[0] for text in saved}
+    assert len(digests) == 1
+    for size in (1, 2, 4):
+        folder = tmp_path / f"on {size}"
+        folder.mkdir()
+        loaded = finished(start(SHOW, size, folder, tmp_path / "pool", 6))
+        assert {found("digest", text)[0] for text in loaded} == digests, size
+
+
+@pytest.mark.host_memory(2)
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
+    """At random points, one rank or the other. Every checkpoint that had returned is there whole."""
+    steps, choose = 12 * kills, random.Random(kills)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, steps, "plain"))]
+    pool, most_kept, progressed, resumed = tmp_path / "pool", 0, 0, 0
+    for number in range(kills):
+        started = start(TRAIN, 2, tmp_path, steps, "block")
+        for each in started:
+            each.await_line(f"begins {most_kept}")
+        if choose.random() < 0.6 and most_kept + resumable.EVERY < steps:
+            started[0].await_line(f"kept {most_kept + resumable.EVERY}")
+        time.sleep(0.5 * choose.random())
+        victim = choose.randrange(2)
+        os.kill(started[victim].pid, signal.SIGKILL)
+        ended = [each.finish(timeout_s=60) for each in started]
+        assert ended[victim].code in (-signal.SIGKILL, 0), ended[victim]
+        for rank, each in enumerate(ended):
+            assert set(found("step", each.out)) <= set(expected[rank]), f"{number}: other losses"
+        resumed += most_kept > 0
+        returned = [max(map(int, found("kept", each.out)), default=most_kept) for each in ended]
+        there = resumable.kept(pool)
+        # The other rank may have returned from a save that this one was killed in, or neither, and it is there.
+        assert max(returned) <= (there[-1] if there else 0) <= max(returned) + resumable.EVERY, (number, there)
+        progressed += bool(there) and there[-1] > most_kept
+        most_kept = there[-1] if there else 0
+        for share in range(2):
+            with tidelog.Checkpoints(pool, share=share) as checkpoints:
+                for step in there:
+                    checkpoints.verify(f"step-{step} (part)")
+    ended = finished(start(TRAIN, 2, tmp_path, steps, "block"))
+    for rank, text in enumerate(ended):
+        losses = found("step", text)
+        assert losses == expected[rank][len(expected[rank]) - len(losses) :], "other losses"
+    assert resumed > kills / 3 and progressed > kills / 3, (resumed, progressed)
+    assert found("digest", ended[0]) == found("digest", ended[1])

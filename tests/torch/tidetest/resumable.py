@@ -1,0 +1,130 @@
+"""A program of several ranks that keeps a checkpoint every few steps, and goes on from the newest that is there."""
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import tidelog
+import tidelog.dcp
+from tidetest import KIB, MIB
+
+WIDTH, LAYERS, ROWS = 128, 4, 8
+EVERY, KEPT = 3, 2  # steps between checkpoints; how many of them stay
+
+
+def begin(rank, size, folder):
+    """Joins the other ranks; returns this one's number and the pool."""
+    rank, size, folder = int(rank), int(size), Path(folder)
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    pool = folder / "pool"
+    with contextlib.suppress(FileExistsError):
+        pool.mkdir()
+    dist.barrier()
+    return rank, pool
+
+
+def made():
+    """A sharded model with odd sizes, which no number of ranks divides, and its optimizer."""
+    torch.manual_seed(1)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH + 3), nn.GELU(), nn.Linear(WIDTH + 3, WIDTH)) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def state_of(model, optimizer, rank, step):
+    """What a run goes on from. Each rank has a random state of its own."""
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    return {"model": of_model, "optimizer": of_optimizer, f"random {rank}": torch.get_rng_state(), "step": step}
+
+
+def kept(pool):
+    """The steps of the checkpoints that a pool has, in order."""
+    if not any(pool.iterdir()):
+        return []
+    names = tidelog.dcp.names(pool)
+    return sorted(int(re.fullmatch(r"step-(\d+)", name)[1]) for name in names)
+
+
+def load(model, optimizer, rank, pool, step, random=True):
+    state = state_of(model, optimizer, rank, 0)
+    if not random:
+        del state[f"random {rank}"]
+    dcp.load(state, storage_reader=tidelog.dcp.StorageReader(pool, f"step-{step}"))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    if random:
+        torch.set_rng_state(state[f"random {rank}"])
+    return state["step"]
+
+
+def train(rank, size, folder, steps, way):
+    """Prints each step's number and loss, in hexadecimal, and the checkpoints that have returned. `way`: "plain",
+    without a block, or "block", with checkpoints."""
+    rank, pool = begin(rank, size, folder)
+    model, optimizer = made()
+    torch.manual_seed(100 + rank)
+    step = 0
+    if way == "block" and (found := kept(pool)):
+        step = load(model, optimizer, rank, pool, found[-1])
+        assert step == found[-1]
+    dist.barrier()  # the others have read what is this rank's share in a moment
+    print(f"begins {step}", flush=True)
+    options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
+    block = tidelog.offload(model, optimizer, **options) if way == "block" else contextlib.nullcontext()
+    with block as tide:
+        if tide:
+            tidelog.dcp.delete_unfinished(tide)
+        while step < int(steps):
+            step += 1
+            with tide.step() if tide else contextlib.nullcontext():
+                loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            print(f"step {step} {loss.item().hex()}", flush=True)
+            if tide and step % EVERY == 0:
+                writer = tidelog.dcp.StorageWriter(tide, f"step-{step}")
+                dcp.save(state_of(model, optimizer, rank, step), storage_writer=writer)
+                print(f"kept {step}", flush=True)
+                tidelog.dcp.delete(tide, f"step-{step - KEPT * EVERY}")
+        if tide:
+            moved = tide.stats()["totals"]["evictions"]
+            assert moved > 0, "nothing moved"
+        print(f"digest {digest(model, optimizer)}", flush=True)
+    dist.destroy_process_group()
+    print("done", flush=True)
+
+
+def digest(model, optimizer):
+    """Of the whole state, however many ranks have it."""
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    sum_ = hashlib.sha256()
+    tensors = dict(of_model)
+    for key, state in of_optimizer["state"].items():
+        tensors.update({f"{key} {name}": value for name, value in state.items()})
+    for key, tensor in sorted(tensors.items()):
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        sum_.update(key.encode() + whole.detach().contiguous().numpy().tobytes())
+    return sum_.hexdigest()
+
+
+def show(rank, size, folder, pool, step):
+    """Prints the digest of a checkpoint, loaded on another number of ranks."""
+    rank, _ = begin(rank, size, folder)
+    model, optimizer = made()
+    load(model, optimizer, rank, Path(pool), int(step), random=False)
+    print(f"digest {digest(model, optimizer)}", flush=True)
+    dist.destroy_process_group()
+    print("done", flush=True)
