@@ -1,8 +1,12 @@
 """Checkpoints by reference: what a run goes on from, in its pool, in a new process and in files."""
 
+import os
+import random
 import subprocess
 import sys
 import textwrap
+import typing
+from pathlib import Path
 
 import pytest
 import torch
@@ -293,3 +297,49 @@ def test_a_refused_checkpoint_leaves_nothing_in_the_pool(pool):
         del aliases, pinned
         with tidelog.Checkpoints(pool) as checkpoints:
             assert [seal["name"] for seal in checkpoints.list()] == ["small"]
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_nothing_grows_over_steps_with_checkpoints_and_shapes_that_change(pool, steps):
+    choose, state, seen = random.Random(5), {}, []
+    with offload(None, None, pool, memory=8 * MIB, pool_size=128 * MIB) as tide:
+        for step in range(1, steps + 1):
+            with tide.step():
+                state[f"tensor {choose.randrange(12)}"] = torch.full((choose.randrange(1, 300_000),), float(step))
+                for tensor in state.values():
+                    if choose.random() < 0.2:
+                        tensor.add_(1)
+            if step % 10 == 0:
+                tide.checkpoint(f"step-{step}", {"state": state, "step": step})
+                with tidelog.Checkpoints(pool) as checkpoints:
+                    checkpoints.retain(last=3, prefix="step-")
+            if step % (steps // 10) == 0:
+                seen.append(Footprint.of(pool, tide))
+        kept = {name: tensor.clone() for name, tensor in state.items()}
+        found = tidelog.restore(pool, f"step-{steps}")["state"]
+        assert kept.keys() == found.keys() and all(torch.equal(kept[name], found[name]) for name in kept)
+    warm, end = seen[len(seen) // 3], seen[-1]
+    # What stands, what the last three hold besides, and what they have not been able to free yet.
+    assert end.live < 5 * 12 * 4 * 300_000 and end.index <= 4 * warm.index, seen
+    assert (end.files, end.threads, end.descriptors) == (warm.files, warm.threads, warm.descriptors), seen
+    assert end.memory < warm.memory + 24 * MIB, seen
+
+
+class Footprint(typing.NamedTuple):
+    """What a run takes."""
+
+    files: int  # bytes of the pool's files
+    threads: int
+    descriptors: int
+    memory: int  # bytes of the process
+    live: int
+    index: int
+
+    @classmethod
+    def of(cls, pool, tide):
+        files = sum(file.stat().st_size for folder in pool.split(",") for file in Path(folder).iterdir())
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        space = tide.stats()["pool"]
+        descriptors = len(os.listdir("/proc/self/fd"))
+        memory = int(status["VmRSS"].split()[0]) << 10
+        return cls(files, int(status["Threads"]), descriptors, memory, space["live"], space["index"])

@@ -397,17 +397,15 @@ int32_t tide_pool_eventfd(uint64_t pool, int32_t fd);
 
 /**
  * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
- * a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free` and
- * `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each; `endurance` as the devices count it;
- * `scrubbed` with `tensors`, `bytes` and `damaged`: what scrubs and `tide_verify` have found.
- * Returns the text's length, 0 for an error.
+ * a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free`
+ * and `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each;
+ * `endurance` as the devices count it; `scrubbed` with `tensors`, `bytes` and `damaged`: what
+ * scrubs and `tide_verify` have found. Returns the text's length, 0 for an error.
  *
  * # Safety
  * `buffer` is null or has `capacity` bytes.
  */
-size_t tide_pool_stats(uint64_t pool,
-                       char *buffer,
-                       size_t capacity);
+size_t tide_pool_stats(uint64_t pool, char *buffer, size_t capacity);
 
 /**
  * The names of the durable tensors as JSON, `["name", ...]`, written to `buffer`; null for one
@@ -942,8 +940,10 @@ int32_t tide_session_pool(uint64_t session, uint64_t *pool);
  * For each of `count` storages of a session the id in the log of a copy that has its bytes, in
  * `tensors`; zeroes where there is none: it was never written, or has changed since. `addresses`
  * and `lengths` say where the storages' memory is, 0 for those that are not in memory. What is in
- * memory is compared with its copy, by checksums and without reading it: bytes that changed unseen
- * have none. Nobody changes or evicts the storages during the call.
+ * memory is compared with its copy, by checksums and without reading that: bytes that changed
+ * unseen have none, and neither has what is pinned or cannot move. With `write` not 0, what is in
+ * memory, has no copy and could leave is written: it is clean from then on. Of a call that fails
+ * nothing is left. Nobody changes or evicts the storages during the call.
  *
  * # Safety
  * `storages`, `addresses`, `lengths` and `tensors` have `count` items; each address that is not 0
@@ -954,6 +954,7 @@ int32_t tide_session_copies(uint64_t session,
                             const uint64_t *addresses,
                             const uint64_t *lengths,
                             size_t count,
+                            uint32_t write,
                             struct tide_tensor *tensors);
 
 #ifdef __cplusplus
