@@ -160,6 +160,46 @@ def test_an_export_needs_no_pool_and_is_what_safetensors_reads(pool, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_file_is_imported_and_what_is_no_such_file_is_refused(pool, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {
+        "a.weight": torch.randn(300, 500),
+        "b": torch.arange(7),
+        "none": torch.zeros(0, 3),
+        "one": torch.tensor(5.0),
+    }
+    tensors["half"] = torch.randn(MIB).to(torch.bfloat16)
+    path = tmp_path / "x.safetensors"
+    safetensors.save_file(tensors, path, metadata={"step": "12", "by": "hand"})
+    with offload(None, None, pool):
+        pass
+    with tidelog.Checkpoints(pool, read_only=False, buffered=True) as checkpoints:
+        checkpoints.import_(path, "x")
+        checkpoints.verify("x")
+        found = checkpoints.restore("x")
+        assert (found.pop("step"), found.pop("by")) == (12, "hand")
+        assert found.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        checkpoints.export("x", tmp_path / "y.safetensors")
+        assert safetensors.load_file(tmp_path / "y.safetensors").keys() == tensors.keys()
+        (tmp_path / "cut").write_bytes(path.read_bytes()[:-1000])
+        (tmp_path / "other").write_bytes(bytes(100) + b"1" * 100)
+        for name in ("cut", "other"):
+            with pytest.raises((tidelog.Error, ValueError)):
+                checkpoints.import_(tmp_path / name, "z")
+        assert [seal["name"] for seal in checkpoints.list()] == ["x"]
+        assert checkpoints._pool.stats()["pool"]["live"] == checkpoints.list()[0]["alone"]
+
+
+def test_two_parts_of_one_name_are_not_exported_as_one(pool, tmp_path):
+    with offload(None, None, pool) as tide:
+        tide.checkpoint("x", {"a.b": torch.zeros(3), "a": {"b": torch.ones(3)}})
+    with tidelog.Checkpoints(pool) as checkpoints, pytest.raises(tidelog.Error, match=r"'a\.b'"):
+        checkpoints.export("x", tmp_path / "x.safetensors")
+    assert not list(tmp_path.glob("x.*"))
+
+
 def test_the_last_and_every_kth_are_kept_and_the_newest_is_verified_first(pool):
     tensor = torch.zeros(1000)
     with offload(None, None, pool) as tide:

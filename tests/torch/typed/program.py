@@ -83,6 +83,7 @@ def keep(tide: Tide, model: nn.Module) -> int:
         gone: list[str] = checkpoints.retain(last=3, every=1000, prefix="step-")
         checkpoints.verify("model")
         checkpoints.export("model", "/tmp/model.safetensors")
+        checkpoints.import_("/tmp/model.safetensors", "again")
         model.load_state_dict(tidelog.restore("/mnt/nvme/tide", "model")["model"])
         checkpoints.delete("model")
         alone: int = sum(seal["alone"] for seal in checkpoints.list())

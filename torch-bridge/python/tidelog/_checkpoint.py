@@ -10,44 +10,28 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
-import json
 import os
 import re
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
-from tidelog import _errors, _record
+from tidelog import _errors, _record, _safetensors
 from tidelog._access import Access
 from tidelog._figures import StrPath
 from tidelog._ledger import Ledger
-from tidelog._manifest import View, Writer
+from tidelog._manifest import Writer
 from tidelog._native import Session
 from tidelog._performer import Performer
 from tidelog._record import Record, Storage, data_ptr, nbytes
 from tidelog._saved import MANIFEST, Saved
 from tidelog._seals import Pool, Seal, Tickets
 
-# Bytes of one tensor in memory while it is exported.
-_CHUNK = 16 << 20
 # Puts in flight.
 _IN_FLIGHT = 16
 
 _serials = itertools.count()
-_SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class Block(Protocol):
@@ -64,13 +48,7 @@ def write(tide: Block, pool: Pool, name: str, state: object) -> None:
     writer, copied = Writer(), _Copied(tide, pool)
     try:
         content = writer.manifest(state, lambda: copied.ids_of(writer.storages))
-        manifest = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage()
-        copied.put(MANIFEST, data_ptr(manifest), len(content))
-        copied.settle()
-        with pool.batch() as batch:
-            # What a checkpoint without tensors has is its manifest.
-            pool.seal(batch, name, [*copied.ids, pool.named(MANIFEST)])
-        del manifest
+        copied.seal(name, content)
     except BaseException:
         copied.give_up()
         raise
@@ -78,16 +56,59 @@ def write(tide: Block, pool: Pool, name: str, state: object) -> None:
         copied.forget()
 
 
-class _Copied:
-    """The storages of a checkpoint in the log: those that are there, and those that are put there."""
+class _Puts:
+    """What is put for one checkpoint: scratch tensors, whose names go once the seal holds them."""
 
-    def __init__(self, tide: Block, pool: Pool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.ids: list[str] = []
-        self._tide, self._pool = tide, pool
+        self._pool = pool
         self._prefix = f"checkpoint {next(_serials)} of process {os.getpid()}"
         self._names: list[str] = []
         self._tickets: Tickets = []
         self._kept: list[object] = []
+
+    def keep(self, storage: torch.UntypedStorage) -> str:
+        """Begins to write a storage in host memory; returns the id."""
+        name, length = f"{self._prefix}, {len(self._names)}", nbytes(storage)
+        self._kept.append(storage)
+        self._put(name, data_ptr(storage) if length else 0, length)
+        if len(self._tickets) >= _IN_FLIGHT:
+            self._settle()
+        return self._pool.named(name)
+
+    def seal(self, name: str, manifest: bytes) -> None:
+        """Holds all of it under a name, and this manifest."""
+        memory = torch.frombuffer(bytearray(manifest), dtype=torch.uint8).untyped_storage()
+        self._kept.append(memory)
+        self._put(MANIFEST, data_ptr(memory), len(manifest))
+        self._settle()
+        with self._pool.batch() as batch:
+            self._pool.seal(batch, name, [*self.ids, self._pool.named(MANIFEST)])
+
+    def forget(self) -> None:
+        """What was put has no name of its own any more, also where a put failed."""
+        try:
+            self._settle()
+        finally:
+            while self._names:
+                with contextlib.suppress(_errors.PoolError):  # what failed left no tensor
+                    self._pool.delete(self._names.pop())
+
+    def _put(self, name: str, address: int, length: int) -> None:
+        self._names.append(name)
+        self._pool.put(self._tickets, name, address, length)
+
+    def _settle(self) -> None:
+        self._pool.wait_all(self._tickets)
+        self._kept.clear()
+
+
+class _Copied(_Puts):
+    """The storages of a block in the log: those that are there, and those that are put there."""
+
+    def __init__(self, tide: Block, pool: Pool) -> None:
+        super().__init__(pool)
+        self._tide = tide
         self._clean: list[Record] = []  # of the storages that this has written, and that have a copy since
 
     def ids_of(self, storages: list[Storage]) -> list[str]:
@@ -99,8 +120,8 @@ class _Copied:
         found = self._copies(described, write=False)
         missing = [each for each in described if each[0] >= 0 and each[0] not in found]
         found.update(self._written(missing))
-        for storage, (number, _, length) in zip(storages, described, strict=True):
-            self.ids.append(found[number] if number in found else self._write(storage, length))
+        for storage, (number, _, _) in zip(storages, described, strict=True):
+            self.ids.append(found[number] if number in found else self._write(storage))
         return self.ids
 
     def _written(self, missing: list[tuple[int, int, int]]) -> dict[int, str]:
@@ -140,36 +161,11 @@ class _Copied:
         address = data_ptr(storage) if on_host and not away else 0
         return (record.id, address, length)
 
-    def _write(self, storage: Storage, length: int) -> str:
-        name = f"{self._prefix}, {len(self._names)}"
+    def _write(self, storage: Storage) -> str:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             self._tide.access.bring_back(storage)
-        memory: torch.UntypedStorage = storage if storage.device.type == "cpu" else storage.cpu()
-        self._kept.append(memory)
-        self.put(name, data_ptr(memory) if length else 0, length)
-        if len(self._tickets) >= _IN_FLIGHT:
-            self.settle()
-        return self._pool.named(name)
-
-    def put(self, name: str, address: int, length: int) -> None:
-        """Begins to write bytes that stay where they are until `settle`."""
-        self._names.append(name)
-        self._pool.put(self._tickets, name, address, length)
-
-    def settle(self) -> None:
-        """Waits for what is being written."""
-        self._pool.wait_all(self._tickets)
-        self._kept.clear()
-
-    def forget(self) -> None:
-        """What was put for the checkpoint has no name of its own any more, also where a put failed."""
-        try:
-            self.settle()
-        finally:
-            while self._names:
-                with contextlib.suppress(_errors.PoolError):  # what failed left no tensor
-                    self._pool.delete(self._names.pop())
+        return self.keep(storage if storage.device.type == "cpu" else storage.cpu())
 
 
 class Checkpoints:
@@ -223,16 +219,18 @@ class Checkpoints:
         """Writes the tensors of a checkpoint to a safetensors file, a piece at a time, under the
         names that lead to them ("model.layer.weight"), and waits until it is on the disk. Numbers and
         texts are in its metadata; the file is there whole or not at all."""
-        saved = Saved(self._pool, name)
-        views: dict[str, View] = {}
-        metadata: dict[str, str] = {"format": "pt"}
-        state = saved.manifest.state(lambda view: view)
-        for key, value in _flattened(state, ""):
-            if isinstance(value, View):
-                views[key] = value
-            elif isinstance(value, (int, float, str, bool)):
-                metadata[key] = json.dumps(value)
-        _Exporter(saved).write(os.fspath(path), views, metadata)
+        _safetensors.export(Saved(self._pool, name), os.fspath(path))
+
+    def import_(self, path: StrPath, name: str) -> None:
+        """Keeps the tensors of a safetensors file as a checkpoint, a dict by their names, without having
+        all of the file in memory. The numbers and texts of its metadata come with them."""
+        file, writer, puts = _safetensors.File(os.fspath(path)), Writer(), _Puts(self._pool)
+        writer.storages.extend(file.storages)
+        try:
+            puts.ids.extend(puts.keep(storage) for storage in file.storages)
+            puts.seal(name, writer.manifest(file.state, lambda: puts.ids))
+        finally:
+            puts.forget()
 
     def retain(self, *, last: int, every: int = 0, prefix: str = "") -> builtins.list[str]:
         """Of the checkpoints whose names are `prefix` and a number, keeps the `last` highest, and those
@@ -257,63 +255,3 @@ def restore(pool: StrPath, name: str, *, weights_only: bool = True) -> Any:
     """The state that `tide.checkpoint(name)` has kept in a pool, in new memory of the host."""
     with Checkpoints(pool) as checkpoints:
         return checkpoints.restore(name, weights_only=weights_only)
-
-
-def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:
-    """Everything in nested dicts and lists, with the names that lead there."""
-    pairs: Iterator[tuple[object, object]]
-    if isinstance(state, dict):
-        pairs = iter(state.items())
-    elif isinstance(state, (list, tuple)):
-        pairs = iter(enumerate(state))
-    else:
-        yield key, state
-        return
-    for name, value in pairs:
-        yield from _flattened(value, f"{key}.{name}" if key else str(name))
-
-
-class _Exporter:
-    """Writes tensors to a file without holding more than a piece of one, or one that is no run of
-    bytes."""
-
-    def __init__(self, saved: Saved) -> None:
-        self._saved = saved
-
-    def write(self, path: str, views: dict[str, View], metadata: dict[str, str]) -> None:
-        header: dict[str, object] = {"__metadata__": metadata}
-        end = 0
-        for key, view in views.items():
-            dtype = _SAFETENSORS_DTYPES.get(view.dtype)
-            if dtype is None:
-                raise _errors.Error(f"{key} is of {view.dtype}, which safetensors files have no name for.")
-            start, end = end, end + view.nbytes()
-            header[key] = {"dtype": dtype, "shape": list(view.shape), "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        partial = f"{path}.partial"
-        try:
-            with open(partial, "wb") as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                for view in views.values():
-                    for piece in self._pieces(view):
-                        file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            if os.path.exists(partial):
-                os.remove(partial)
-            raise
-        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _pieces(self, view: View) -> Iterator[bytes]:
-        if view.is_contiguous():
-            yield from self._saved.bytes_of(view, _CHUNK)
-        else:
-            tensor = self._saved.tensor(view).detach().resolve_conj().resolve_neg().contiguous()
-            yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -35,6 +35,23 @@ _ALLOWED = {
 }
 
 
+class Placed:
+    """A tensor of which only the storage's number is known, and that it is all of it."""
+
+    def __init__(self, storage: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.storage, self.dtype, self.shape = storage, dtype, shape
+
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def saved(self) -> Any:
+        """As `Writer` writes a tensor."""
+        strides = [math.prod(self.shape[dimension + 1 :]) for dimension in range(len(self.shape))]
+        view = (self.shape, tuple(strides), 0)
+        return (self.storage, str(self.dtype).removeprefix("torch."), view, "tensor", (False, False, False))
+
+
 class Writer(pickle.Pickler):
     """Writes a state, and collects the storages of its tensors."""
 
@@ -46,6 +63,8 @@ class Writer(pickle.Pickler):
 
     def persistent_id(self, thing: object) -> Any:
         """A tensor by its storage."""
+        if isinstance(thing, Placed):
+            return thing.saved()
         if not isinstance(thing, torch.Tensor):
             if isinstance(thing, (torch.UntypedStorage, torch.TypedStorage)):
                 raise _errors.Error("a storage cannot be part of a checkpoint; put a tensor there.")
