@@ -201,9 +201,9 @@ impl Contents {
         let fill = |runs: &mut Runs| space.allocate(lane, length, reach, runs);
         let version = match self.spares.version(serial, &request, fill) {
             Ok(version) => version,
-            Err(full) => {
+            Err(refused) => {
                 let space = self.space_use();
-                return Err(BeginError::Full(Full { space, ..full }));
+                return Err(BeginError::Full(Full { space, ..refused }));
             }
         };
         let index_bytes = match lane.durability {
