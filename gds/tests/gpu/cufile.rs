@@ -34,7 +34,8 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     let test = "tensors_on_the_gpu_go_to_a_file_and_come_back";
     const BYTES: usize = 1 << 30;
     const PIECE: usize = 4 << 20;
-    let (Some(gpu), Some(driver)) = (gpu(test), driver(test, Compat::Named)) else { return };
+    let Some(gpu) = gpu(test) else { return };
+    let Some(driver) = driver(test, &gpu, Compat::Named) else { return };
     let directory = Directory::new("gpu-queue").unwrap();
     let file = directory.sparse_file("a", BYTES as u64).unwrap();
     let device = Device::open(&DeviceSpec::new(&file), OpenMode::default()).unwrap();
@@ -84,7 +85,8 @@ fn run(
 #[test]
 fn the_engine_conforms_by_way_of_the_gpu() {
     let test = "the_engine_conforms_by_way_of_the_gpu";
-    let (Some(_), Some(_)) = (gpu(test), driver(test, Compat::Named)) else { return };
+    let Some(gpu) = gpu(test) else { return };
+    let Some(_) = driver(test, &gpu, Compat::Named) else { return };
     let directory = Directory::new("gpu-conformance").unwrap();
     let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
     let options = GdsOptions { compat: Compat::Named, ..GdsOptions::default() };

@@ -204,7 +204,7 @@ impl FakeGpu {
 
     /// cuFile's driver, as the fake has it.
     pub fn open_driver(&self) -> Arc<Driver> {
-        Driver::open(self.library(), Compat::Forbidden).unwrap()
+        Driver::open(&self.gpu(), self.library(), Compat::Forbidden).unwrap()
     }
 
     /// A queue of this depth to these devices.

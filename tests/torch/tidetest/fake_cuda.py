@@ -41,6 +41,9 @@ class Event:
         assert _library.cuEventCreate(ctypes.byref(handle), 0) == 0
         self.cuda_event = handle.value
 
+    def __del__(self):
+        _library.cuEventDestroy_v2(ctypes.c_void_p(self.cuda_event))
+
     def record(self, stream):
         assert _library.cuEventRecord(ctypes.c_void_p(self.cuda_event), stream.handle) == 0
 
