@@ -189,16 +189,6 @@ def test_what_an_op_takes_is_told_by_events(fake, pool):
         assert plan["compute_ns"] == plan["ops"] * Event.OP_MILLISECONDS * 1e6
 
 
-def test_cached_blocks_go_back_when_they_would_break_the_budget(fake, pool):
-    card = fake()
-    world = World()
-    with world.block(pool, mode="reactive", memory=TENSORS, staging=STAGING):
-        world.steps(1)
-        card.cached, before = 1 << 40, card.emptied
-        world.steps(4)
-        assert card.emptied > before
-
-
 @pytest.fixture
 def ballast():
     """`ballast(left)`: all memory of the GPU is taken past torch, but so many bytes."""

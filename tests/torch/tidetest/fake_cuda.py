@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tidelog import _device, _movers
+from tidetest.fake_allocator import Pool
 
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
 _library = None
@@ -94,13 +95,13 @@ class FakeCuda:
         self.library.fake_reset(ctypes.c_uint64(seed), ctypes.c_uint(laziness))
         self.library.fake_unify(True)
         self.stream = Stream()
-        self.cached, self.emptied = 0, 0
+        self.pool, self.emptied = Pool(capacity=1 << 40), 0
         for name, value in {
             "Event": Event,
             "Stream": Stream,
             "current_stream": lambda device=None: self.stream,
             "synchronize": lambda device=None: self.library.cuCtxSynchronize(),
-            "memory_reserved": lambda device=None: self.cached,
+            "memory_stats_as_nested_dict": lambda device=None: self.pool.stats(),
             "empty_cache": self._empty_cache,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
@@ -109,7 +110,7 @@ class FakeCuda:
 
     def _empty_cache(self):
         self.emptied += 1
-        self.cached = 0
+        self.pool.empty()
 
     @contextlib.contextmanager
     def on(self, stream):

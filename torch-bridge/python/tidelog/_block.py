@@ -95,6 +95,7 @@ class Tide:
                 "an offload block is open already in this process; leave it before entering "
                 "another (one block can hold several models: pass a torch.nn.ModuleList)."
             )
+        self._heap.make_way()
         self.session.open(self._settings.session)
         _active = self
         ledger = self.ledger
@@ -109,7 +110,8 @@ class Tide:
             self._adopt_what_lives()
             self._names.name_all()
             ledger.collect_dead()
-            self._heap.begin(before - sum(record.size for record in ledger.records.values()))
+            base = before - sum(record.size for record in ledger.records.values())
+            self._heap.begin(base, lambda: self.live_bytes)
             self.performer.settle()
             if ledger.marked:
                 self._heap.take_over()
@@ -373,6 +375,7 @@ class Tide:
         """Figures of the block so far, as a dict."""
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
+        stats["gpu_memory"] = self._heap.figures()
         stats["unmovable"] = [
             record.describe()
             for record in list(self.ledger.records.values())

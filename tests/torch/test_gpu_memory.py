@@ -1,0 +1,175 @@
+"""What a block of a GPU's memory does with torch's caching allocator, played by tidetest.fake_allocator: when what is
+free goes back, what is not the block's, and ops for which there is no memory.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import tidelog
+from tidelog import _heap
+from tidetest import MIB
+from tidetest.bits import assert_same, bits
+from tidetest.fake_allocator import WORKSPACE, Allocating
+from tidetest.fake_cuda import FakeCuda
+
+WIDTH, LAYERS, ROWS = 512, 12, 1024  # a weight of 1 MiB a layer, an activation of 2 MiB
+BUDGET = 48 * MIB  # of some 100 MiB that are alive
+OPTIONS = {"staging": 4 * MIB, "pool_size": 512 * MIB, "device": "cpu", "mover": "resize"}
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path_factory):
+    """`card(capacity)`: the fake, whose tensors take their memory from a pool of so many bytes."""
+    modes = []
+
+    def start(capacity=1 << 40):
+        made = FakeCuda(monkeypatch, tmp_path_factory.getbasetemp(), seed=3, laziness=1)
+        made.pool.capacity = capacity
+        made.allocating = Allocating(made.pool, monkeypatch)
+        made.allocating.__enter__()
+        modes.append(made.allocating)
+        return made
+
+    yield start
+    for mode in modes:
+        mode.__exit__(None, None, None)
+
+
+class Training:
+    """Matrix products, an optimizer with two states, and what lives over a step."""
+
+    def __init__(self):
+        torch.manual_seed(5)
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, foreach=False)
+        self.x = torch.randn(ROWS, WIDTH)
+        self.losses = []
+
+    def step(self):
+        self.optimizer.zero_grad()
+        x = self.x
+        for layer in self.model:
+            x = torch.tanh(layer(x))
+        loss = x.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(bits(loss.detach()))
+
+    def result(self):
+        return [*self.losses, *(bits(parameter) for parameter in self.model.parameters())]
+
+
+def plain(steps):
+    training = Training()
+    for _ in range(steps):
+        training.step()
+    return training.result()
+
+
+def assert_same_results(found, expected):
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected)):
+        assert_same(one, other, f"result {number}")
+
+
+def test_the_cache_is_not_emptied_for_what_is_no_tensors(card, pool):
+    """The workspace of cuBLAS is larger than what was once allowed beside the tensors: each look at the allocator then
+    emptied it, and every block was allocated anew.
+    """
+    gpu = card()
+    training = Training()
+    with tidelog.offload(
+        training.model, training.optimizer, pool=pool, memory=BUDGET, mode="reactive", **OPTIONS
+    ) as tide:
+        training.step()
+        before, emptied = gpu.pool.stats(), gpu.emptied
+        for _ in range(3):
+            training.step()
+        after, memory = gpu.pool.stats(), tide.stats()["gpu_memory"]
+        assert tide.stats()["totals"]["evictions"] > 0, "everything fitted"
+        assert gpu.emptied == emptied
+        allocations = after["num_device_alloc"] - before["num_device_alloc"]
+        assert allocations <= 3, f"{allocations} allocations of the driver in three steps"
+        assert WORKSPACE - MIB < memory["not_ours"] < WORKSPACE + MIB
+        assert 0 < memory["tensors"] <= BUDGET and memory["kept"] < _heap._KEPT_BYTES_MIN
+
+
+def test_what_is_free_goes_back_where_it_is_much(card, pool, monkeypatch):
+    """Sizes that do not fit each other's blocks: without a bound, fragments would grow."""
+    kept = 16 * MIB
+    monkeypatch.setattr(_heap, "_KEPT_BYTES_MIN", kept)
+    gpu = card()
+    with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **OPTIONS) as tide:
+        most = 0
+        for round_ in range(12):
+            tensors = [
+                torch.full((size * MIB // 4,), 1.0) for size in (2 + round_, 11 + 3 * round_ % 20) for _ in range(2)
+            ]
+            del tensors
+            memory = tide.stats()["gpu_memory"]
+            most = max(most, memory["reserved"] - memory["not_ours"])
+        # Between two looks so much may have come.
+        assert most <= BUDGET + kept + 70 * MIB
+        assert 0 < memory["trims"] <= 12
+        assert gpu.emptied
+
+
+def test_an_op_for_which_there_is_no_memory_runs_again_after_others_have_left(card, pool):
+    """A third of the budget is with others, which nobody told the block."""
+    expected = plain(3)
+    gpu = card(capacity=WORKSPACE + 2 * BUDGET // 3)
+    training = Training()
+    with tidelog.offload(
+        training.model, training.optimizer, pool=pool, memory=BUDGET, mode="reactive", **OPTIONS
+    ) as tide:
+        for _ in range(3):
+            training.step()
+        stats = tide.stats()
+        assert gpu.pool.failures > 0, "there was memory for all of it"
+        assert any("CUDA had no memory for aten." in notice for notice in stats["notices"])
+        assert stats["gpu_memory"]["out_of_memory"] == gpu.pool.failures
+        found = training.result()
+    # What stays out has its size back, and no memory: there would be none.
+    assert gpu.pool.given <= gpu.pool.capacity and any(
+        not tide.is_resident(each) for each in training.model.parameters()
+    )
+    assert_same_results(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["auto", "reactive"])
+@pytest.mark.parametrize("memory", ["much", "little"])
+def test_an_op_that_writes_nothing_is_begun_again_wherever_it_fails(card, pool, memory, mode):
+    """While all is quiet, while a plan is followed, and while each op is looked at."""
+    expected = plain(6)
+    gpu = card()
+    training = Training()
+    budget = 512 * MIB if memory == "much" else BUDGET
+    with tidelog.offload(training.model, training.optimizer, pool=pool, memory=budget, mode=mode, **OPTIONS) as tide:
+        for _ in range(5):
+            training.step()
+            tide.await_plan()
+        gpu.allocating.fail_next = 1
+        training.step()
+        assert not gpu.allocating.fail_next
+        found = training.result()
+    assert_same_results(found, expected)
+
+
+def test_an_op_that_writes_is_not_begun_again(card, pool):
+    gpu = card()
+    with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **OPTIONS):
+        batch, *statistics = torch.rand(8, 64), torch.rand(64), torch.rand(64)
+        gpu.allocating.fail_next = 1
+        with pytest.raises(torch.OutOfMemoryError, match="as a test asked"):
+            torch.ops.aten._native_batch_norm_legit(batch, None, None, *statistics, True, 0.1, 1e-5)
+        assert not gpu.allocating.fail_next
+
+
+def test_what_is_cached_is_free_for_a_sessions_rings(card, pool, monkeypatch):
+    """cuFile's ring is allocated past torch, whose cache may have all that is left."""
+    gpu = card()
+    gpu.library.fake_plan(b"alloc", 0, 2, -1)  # CUDA_ERROR_OUT_OF_MEMORY
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gpu.library.fake_plan_end(b"alloc"))
+    with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", data_path="gds", **OPTIONS) as tide:
+        assert tide.stats()["data_path"] == "gds"
