@@ -188,7 +188,7 @@ CUresult cuModuleLoadData(void **module, const void *image) {
     IN_CONTEXT;
     int code = LOCKED(planned("module"));
     if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
-    if (!code) { *module = &state.modules; LOCKED(state.modules++); }
+    if (!code) { *module = &state.modules; LOCKED((state.modules++, state.modules_loaded++)); }
     return code;
 }
 CUresult cuModuleGetFunction(void **function, void *module, const char *name) {

@@ -6,6 +6,7 @@
 #include "fake.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -51,6 +52,13 @@ static bool direct(void) {
     return !state.force_compat && (state.major || state.p2p_flags & 1 || state.status & 1u << 11);
 }
 
+/* It has a log, in the current folder unless the environment names a file. */
+static void write_log(int code) {
+    const char *name = getenv("CUFILE_LOGFILE_PATH");
+    FILE *log = fopen(name ? name : "cufile.log", "a");
+    if (log) { fprintf(log, "cuFileDriverOpen: %d\n", code); fclose(log); }
+}
+
 Answer cuFileDriverOpen(void) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("driver_open");
@@ -60,6 +68,7 @@ Answer cuFileDriverOpen(void) {
     if (!code && !direct() && !compat_allowed()) { code = 5001; state.allow_compat = -1; }
     if (!code) { state.driver_open = true; state.driver_opens++; }
     pthread_mutex_unlock(&fake_lock);
+    write_log(code);
     leave_context(); /* It looks at every GPU, and need not come back to the one that the thread was with. */
     return answer(code);
 }

@@ -40,13 +40,14 @@ extern struct State {
     int ordering, flushes_by; /* how other devices' writes come to be seen: CUDA's numbers */
     unsigned flushes;
     unsigned entered, handles_made; /* contexts that threads were put into; files that were taken */
-    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
+    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, modules_loaded, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
     uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
 } state;
 extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
 extern bool held;         /* time stands still */
+extern struct Event *held_event; /* what is before this does not end */
 
 uint64_t chance(void);
 /* The code that a planned failure of this call answers, or 0. The lock is held. */

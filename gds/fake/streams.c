@@ -82,6 +82,7 @@ static void crc32c_in_parts(const unsigned char *data, size_t length, unsigned p
 static bool step(struct Stream *stream) {
     struct Step *s = stream->head;
     if (!s) return false;
+    if (s->kind == RECORD && s->event == held_event) return false;
     if (s->kind == WAIT && s->event->happened < s->ticket) return false;
     if (s->kind == RECORD) s->event->happened = s->ticket;
     if (reads(s->kind) || writes(s->kind)) {

@@ -59,6 +59,12 @@ pub enum CudaUnavailable {
     /// The library is there and does not work.
     #[error(transparent)]
     Driver(#[from] CudaError),
+    /// What was found is not the driver's library, and hides it.
+    #[error(
+        "libcuda.so is the stub that CUDA's toolkit has for linking; the driver's own library is libcuda.so.1: take the \
+         folder of the stub (lib64/stubs) out of LD_LIBRARY_PATH"
+    )]
+    Stub,
     /// It works and has no such GPU.
     #[error("there is no GPU {ordinal}; CUDA shows {count} (CUDA_VISIBLE_DEVICES hides others)")]
     NoGpu {
@@ -76,7 +82,12 @@ pub fn gpu_count() -> Result<i32, CudaUnavailable> {
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaUnavailable::NoLibrary);
     }
-    result::init().map_err(CudaError::of("start its driver"))?;
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
+            return Err(CudaUnavailable::Stub);
+        }
+        started => started.map_err(CudaError::of("start its driver"))?,
+    }
     Ok(result::device::get_count().map_err(CudaError::of("count the GPUs"))?)
 }
 

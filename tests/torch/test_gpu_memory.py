@@ -2,12 +2,18 @@
 free goes back, what is not the block's, and ops for which there is no memory.
 """
 
+import glob
+import os
+import subprocess
+import sys
+import sysconfig
+
 import pytest
 import torch
 from torch import nn
 
 import tidelog
-from tidelog import _heap
+from tidelog import _device, _heap
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.fake_allocator import WORKSPACE, Allocating
@@ -173,3 +179,73 @@ def test_what_is_cached_is_free_for_a_sessions_rings(card, pool, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gpu.library.fake_plan_end(b"alloc"))
     with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", data_path="gds", **OPTIONS) as tide:
         assert tide.stats()["data_path"] == "gds"
+
+
+def test_a_storage_that_is_shared_by_a_handle_stays(card, pool, monkeypatch):
+    """Another process has its address then, by torch.multiprocessing."""
+    card()
+    shared = []
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", shared.append, raising=False)
+    with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **OPTIONS) as tide:
+        tensor = torch.arange(4096.0)
+        storage = tensor.untyped_storage()
+        tide.evict(tensor)
+        storage._share_cuda_()
+        assert tide.is_resident(tensor) and len(shared) == 1
+        with pytest.raises((tidelog.PinnedError, tidelog.UnmovableError)):
+            tide.evict(tensor)
+        assert_same(bits(tensor), bits(torch.arange(4096.0)), "what was shared")
+
+
+def test_page_locked_tensors_of_the_host_stay_where_they_are(pool, monkeypatch):
+    """A copy from a GPU may be under way to one after its op has returned, and memory that is given
+    back would not be page-locked."""
+    staging = torch.zeros(1 << 18)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    locked = staging.untyped_storage()._cdata
+    monkeypatch.setattr(_device, "is_page_locked", lambda storage: storage._cdata == locked)
+    options = {"pool_size": 64 * MIB, "device": "cpu", "mode": "reactive"}
+    with tidelog.offload(pool=pool, memory=16 * MIB, **options) as tide:
+        with pytest.raises(tidelog.UnmovableError):
+            tide.evict(staging)
+        others = [torch.full((1 << 20,), float(number)) for number in range(8)]
+        assert tide.is_resident(staging) and not all(map(tide.is_resident, others))
+        assert len(tide.stats()["unmovable"]) == 1
+
+
+def test_a_copy_is_long_enough_to_be_worth_the_call(card, pool):
+    """One of 256 KiB takes the link no longer than the host takes to ask for it."""
+    gpu = card()
+    with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **{**OPTIONS, "staging": 16 * MIB}) as tide:
+        tensor = torch.rand(2 * MIB)
+        before = gpu.library.fake_count(b"copies")
+        tide.evict(tensor)
+        assert gpu.library.fake_count(b"copies") - before == tensor.nbytes // MIB
+
+
+CUFILE = """
+import ctypes, os, sys
+from tidelog import _device
+_device.place_cufile_log()
+class Answer(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("cuda", ctypes.c_int)]
+library = ctypes.CDLL(sys.argv[1])
+library.cuFileDriverOpen.restype = library.cuFileSetParameterBool.restype = Answer
+library.cuFileSetParameterBool(1, ctypes.c_bool(False))
+library.cuFileDriverOpen()
+print(os.environ["CUFILE_LOGFILE_PATH"])
+"""
+
+
+def test_cufiles_log_is_not_in_the_current_folder(tmp_path):
+    """NVIDIA's own library, which opens nothing here, and says so there."""
+    libraries = glob.glob(f"{sysconfig.get_paths()['purelib']}/nvidia/*/lib/libcufile.so.0")
+    if not libraries or torch.cuda.is_available():
+        pytest.skip("this Python has no package of cuFile, or there is a GPU that it opens on")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUFILE_")}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", CUFILE, libraries[0]]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(tmp_path / "state" / "tidelog" / "cufile.log")
+    assert (tmp_path / "state" / "tidelog" / "cufile.log").exists()
+    assert not (tmp_path / "cufile.log").exists()

@@ -56,11 +56,7 @@ impl Event {
     pub fn has_happened(&self) -> Result<bool, CudaError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
-        match unsafe { result::event::query(self.event) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(CudaError::of("reach an event")(error)),
-        }
+        unsafe { query(self.event) }
     }
 
     /// Waits until it has happened. An error is the error of anything that came before it.
@@ -89,6 +85,19 @@ impl Drop for Event {
 impl fmt::Debug for Event {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Event({:p})", self.event)
+    }
+}
+
+/// Whether an event has happened.
+///
+/// # Safety
+/// It is open.
+unsafe fn query(event: sys::CUevent) -> Result<bool, CudaError> {
+    // SAFETY: the caller says so.
+    match unsafe { result::event::query(event) } {
+        Ok(()) => Ok(true),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(CudaError::of("reach an event")(error)),
     }
 }
 
@@ -139,6 +148,16 @@ impl Stream {
         // SAFETY: as in `wait_for_raw`.
         unsafe { result::event::record(event.cast(), self.stream) }
             .map_err(CudaError::of("record an event"))
+    }
+
+    /// Whether an event that a framework made has happened.
+    ///
+    /// # Safety
+    /// `event` is the handle of an open event.
+    pub(crate) unsafe fn has_happened_raw(&self, event: *mut c_void) -> Result<bool, CudaError> {
+        let _entered = self.gpu.enter()?;
+        // SAFETY: as in `wait_for_raw`.
+        unsafe { query(event.cast()) }
     }
 
     /// Puts a copy between two places of GPU memory into the stream.

@@ -12,6 +12,7 @@ mod driver;
 mod error;
 mod facts;
 mod library;
+mod log;
 mod registered;
 pub(crate) mod sys;
 
@@ -20,4 +21,5 @@ pub use driver::{Compat, Driver, DriverOpenError};
 pub use error::{CUFILE, CuFileError, name_of};
 pub use facts::{DriverInfo, Mode};
 pub use library::{CuFileLibrary, NoLibrary};
+pub use log::keep_log;
 pub(crate) use registered::{RegisteredFile, RegisteredMemory};

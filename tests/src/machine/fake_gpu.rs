@@ -14,6 +14,7 @@ use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tidelog_engine::memory::WindowSize;
 use tidelog_engine::path::Device;
 use tidelog_gds::Gpu;
+use tidelog_gds::cuda::Event;
 use tidelog_gds::cufile::{Compat, CuFileLibrary, Driver};
 use tidelog_gds::queue::CuFileQueue;
 
@@ -67,6 +68,7 @@ fn loaded() -> &'static Loaded {
         unsafe {
             std::env::set_var("TIDELOG_CUFILE", &path);
             std::env::set_var("TIDELOG_GDRAPI", &path);
+            std::env::set_var("CUFILE_LOGFILE_PATH", path.with_file_name("cufile.log"));
         }
         Loaded { path, library }
     })
@@ -148,6 +150,13 @@ impl FakeGpu {
     pub fn hold(&self, still: bool) {
         // SAFETY: declared so in plan.c.
         unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
+    }
+
+    /// What is before this event in its stream does not end, or goes on.
+    pub fn hold_event(&self, event: Option<&Event>) {
+        let event = event.map_or(std::ptr::null_mut(), Event::as_raw);
+        // SAFETY: declared so in plan.c; the event is compared with others, and not followed.
+        unsafe { self.get::<unsafe extern "C" fn(*mut c_void)>("fake_hold_event")(event) };
     }
 
     /// Transfers of this file are not answered; with none, all are.

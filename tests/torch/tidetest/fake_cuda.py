@@ -29,6 +29,7 @@ def library(folder):
         _library = ctypes.CDLL(str(built))
         _library.fake_count.restype = ctypes.c_uint64
         os.environ["TIDELOG_CUFILE"] = str(built)
+        os.environ["CUFILE_LOGFILE_PATH"] = str(built.with_name("cufile.log"))
     return _library
 
 

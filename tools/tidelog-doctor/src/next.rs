@@ -87,6 +87,7 @@ impl Advice<'_> {
                     "sudo apt install libnvidia-compute-{major}  # in a container: docker run --gpus all"
                 )
             }
+            NoGpu::Cuda(CudaUnavailable::Stub) => "unset LD_LIBRARY_PATH".into(),
             NoGpu::Cuda(_) => "nvidia-smi".into(),
         }
     }

@@ -265,7 +265,8 @@ fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
         let mut command =
             command(&["check", "--scratch", area, "--size", "2MiB", "--output", form]);
         machine.stands_in_for_this_one(&mut command);
-        command.env("LD_LIBRARY_PATH", libraries.path());
+        command.env("LD_LIBRARY_PATH", libraries.path()).current_dir(libraries.path());
+        command.env_remove("CUFILE_LOGFILE_PATH").env("XDG_STATE_HOME", libraries.at("state"));
         command.env("TIDELOG_CUFILE", &cuda).env("TIDELOG_GDRAPI", gdrcopy);
         ran(command)
     };
@@ -277,6 +278,8 @@ fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
         assert!(told.out.contains(expected), "{expected:?} is not in\n{}", told.out);
     }
     assert!(told.out.lines().count() <= 60, "{}", told.out);
+    assert!(!libraries.path().join("cufile.log").exists(), "in the current folder");
+    assert!(libraries.path().join("state/tidelog/cufile.log").exists(), "cuFile was opened");
     assert!(!told.out.contains("\nNext\n"), "none that would not be refused: {}", told.out);
     let page = run(Path::new("/nowhere/libgdrapi.so"), "json").json();
     let rows = page["paths"].as_array().unwrap();

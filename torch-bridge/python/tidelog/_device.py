@@ -11,6 +11,7 @@ any stream.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,12 @@ _base: Any = torch._C.StorageBase  # unpatched, see `_record`
 _is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
+def is_page_locked(storage: Storage) -> bool:
+    """Whether CUDA has locked the storage's pages in host memory."""
+    with _disable_current_modes():
+        return torch.empty(0, dtype=torch.uint8).set_(storage).is_pinned()
+
+
 class Host:
     """The host's memory: an op that has returned is done."""
 
@@ -40,7 +47,9 @@ class Host:
         return storage.device.type == "cpu"
 
     def movable(self, storage: Storage) -> bool:
-        return resizable(storage) and not _is_shared(storage)
+        # A GPU may copy to page-locked memory, or from it, long after the op that began that.
+        locked = torch.cuda.is_initialized() and is_page_locked(storage)
+        return resizable(storage) and not _is_shared(storage) and not locked
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""
@@ -164,6 +173,20 @@ class Gpu(Host):
         timed, self._timed = self._timed, []
         torch.cuda.synchronize(self.device)
         return [int(begin.elapsed_time(end) * 1e6) if ran else 0 for begin, end, ran in timed]
+
+
+def place_cufile_log() -> None:
+    """cuFile writes its log into the current folder, unless the environment or its configuration
+    say otherwise: by default it is in the user's folder for such files."""
+    configuration = os.environ.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
+    with contextlib.suppress(OSError), open(configuration, encoding="utf-8", errors="replace") as lines:
+        if any(line.strip().startswith('"dir"') for line in lines):
+            return
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(home, "tidelog")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        os.environ.setdefault("CUFILE_LOGFILE_PATH", os.path.join(folder, "cufile.log"))
 
 
 def choose(device: str | torch.device, model: nn.Module | None) -> Host:

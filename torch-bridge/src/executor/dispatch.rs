@@ -322,6 +322,9 @@ impl Executor {
     /// A transfer that was submitted has ended.
     pub(super) fn complete(&mut self, completion: TransferEnd) {
         let TransferEnd { transfer: id, outcome, at } = completion;
+        if let Ok(done) = &outcome {
+            self.transfers.has_waited(id, done.waited);
+        }
         let Some(transfer) = self.transfers.get(id) else { return };
         let outcome = match outcome {
             Ok(done) if transfer.direction == TransferDirection::Out(CopyKind::Verify) => {
