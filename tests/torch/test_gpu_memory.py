@@ -162,13 +162,17 @@ def test_an_op_that_writes_nothing_is_begun_again_wherever_it_fails(card, pool, 
     assert_same_results(found, expected)
 
 
-def test_an_op_that_writes_is_not_begun_again(card, pool):
+def test_an_op_that_writes_or_draws_is_not_begun_again(card, pool):
+    """It would do so twice."""
     gpu = card()
     with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **OPTIONS):
         batch, *statistics = torch.rand(8, 64), torch.rand(64), torch.rand(64)
         gpu.allocating.fail_next = 1
         with pytest.raises(torch.OutOfMemoryError, match="as a test asked"):
             torch.ops.aten._native_batch_norm_legit(batch, None, None, *statistics, True, 0.1, 1e-5)
+        gpu.allocating.fail_next = 1
+        with pytest.raises(torch.OutOfMemoryError, match="as a test asked"):
+            torch.rand(8)
         assert not gpu.allocating.fail_next
 
 

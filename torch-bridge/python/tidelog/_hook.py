@@ -252,9 +252,10 @@ class Hook(TorchDispatchMode):
         self._steps.make_room(error, func, self._uses, needs)
 
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
-        """Only what writes nothing can be begun a second time."""
+        """Only what writes nothing, and draws no random numbers, gives the same a second time."""
         info = info_of(func)
-        if info.written or info.launches or info.nests:
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if info.written or info.launches or info.nests or draws:
             raise error
 
     # -- records ----------------------------------------------------------------------------------
