@@ -67,8 +67,9 @@ class Tide:
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
         device = self.device
-        self._heap = heap = device.heap(self.budget)
         limit = self.budget - settings.buffers
+        # A GPU's rings are not torch's.
+        self._heap = heap = device.heap(limit if device.option else self.budget)
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
         self._ranks = Ranks()
@@ -111,7 +112,7 @@ class Tide:
             self._names.name_all()
             ledger.collect_dead()
             base = before - sum(record.size for record in ledger.records.values())
-            self._heap.begin(base, lambda: self.live_bytes)
+            self._heap.begin(base, lambda: ledger.live)
             self.performer.settle()
             if ledger.marked:
                 self._heap.take_over()
