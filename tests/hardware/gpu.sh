@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What can be shown on a machine with a GPU in half an hour, from what was built elsewhere (`make gpu-build` puts it into
-# target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed there. It runs
-# in calls of less than ten minutes, one after the other: each goes on where the last one ended.
+# What can be shown on a machine with a GPU in half an hour, from what was built elsewhere (`make gpu-build` puts it
+# into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed there.
+# It runs in calls of less than ten minutes, one after the other: each goes on where the last one ended.
 #
 #     LOGS=FOLDER RETRY=0 tests/hardware/gpu.sh [BUILT]
 #
@@ -312,7 +312,11 @@ cufile_rows() {
     row_max=$ROW_MAX
 }
 
+# It compares rates with a link.
+RATES="copies::copies_to_chunks_on_the_gpu_are_faster_than_its_link"
+
 rust_rows() {
+    if [ -n "$FAKE" ]; then tell "not run" "$RATES" ": a fake has no link whose rate it could reach"; fi
     rust_tests .
     local cufile=()
     if [ -n "${TIDELOG_CUFILE:-}" ]; then cufile=(--cufile "$TIDELOG_CUFILE"); fi
@@ -358,7 +362,7 @@ training_rows() {
     if [[ $ONLY == *touch* ]] && touch_is_left; then reserve=$FOR_TOUCH; fi
     local ended=""
     local size=(--layers 8 --batch 8 --fraction 0.5 0.33 --segments native expandable)
-    if [ -n "$FAKE" ]; then size=(--device cpu --tiny --fraction 0.5 0.33); fi
+    if [ -n "$FAKE" ]; then size=(--device cpu --tiny --fraction 0.5); fi
     run training "$(left)" "$PYTHON" tests/hardware/train.py "${size[@]}" --pool "${pools[@]}" --within $(($(left) - reserve)) --tools "$BUILT" \
         --resume "$RESUME" || ended=1
     if [ -f "$log" ]; then

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// Names the log's file; outranks the configuration.
 const VARIABLE: &str = "CUFILE_LOGFILE_PATH";
 
-/// Has the log of a cuFile that this process opens later be in the user's folder for such files, and
-/// not in the current one. Returns where it is, unless that was said before, or threads run already:
-/// they may be reading the environment.
+/// Has the log of a cuFile that this process opens later be in the user's folder for such files,
+/// and not in the current one. Returns where it is, unless that was said before, or threads run
+/// already: they may be reading the environment.
 pub fn keep_log() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name);
     let configuration = variable("CUFILE_ENV_PATH_JSON").unwrap_or("/etc/cufile.json".into());

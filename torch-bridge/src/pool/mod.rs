@@ -102,8 +102,9 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
 }
 
 /// The stripe unit of a pool that is made. A piece of a transfer is no longer, and so is a copy
-/// between the host and a GPU: one of 256 KiB takes the link no longer than the host takes to ask for
-/// it. For a GPU's tensors it is up to four times that, as long as eight fit into staging memory.
+/// between the host and a GPU: one of 256 KiB takes the link no longer than the host takes to ask
+/// for it. For a GPU's tensors it is up to four times that, as long as eight fit into staging
+/// memory.
 fn stripe_unit(place: MemoryPlace, staging: ByteCount) -> ByteCount {
     const PIECES_MIN: u64 = 8;
     let usual = FormatOptions::default().stripe_unit;

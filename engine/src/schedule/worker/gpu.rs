@@ -71,8 +71,8 @@ impl OnGpu {
             return Ok((Self { copies, reached: false, ready, held_back }, None));
         };
         let opened = gpu.open(chunks as u32, staging)?;
-        // By default the kernel ends a nap 50 us later than it was asked to. Without that, naps are
-        // longer, and nothing else.
+        // By default the kernel ends a sleep up to 50 us later than it was asked to, which is
+        // longer than the time-out of a poll. Where it refuses, looks are rarer, and nothing else.
         let _ = set_timerslack(1);
         let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
         // Pieces are no longer than a chunk of staging memory, so each fits into one of the window.
