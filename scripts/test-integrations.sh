@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tidelog in the training loops of libraries that not every run of the tests pays for. They are installed into
+# Tidelog with libraries that not every run of the tests pays for: training loops, kernels. They are installed into
 # an environment of their own, beside that of the other tests, whose torch they use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,4 +16,4 @@ if ! cmp -s requirements-integrations.txt "$folder/installed"; then
         einops docstring_parser typeguard
     cp requirements-integrations.txt "$folder/installed"
 fi
-TIDELOG_INTEGRATIONS=1 "$python" -m pytest -q tests/torch/test_other_loops.py
+TIDELOG_INTEGRATIONS=1 "$python" -m pytest -q tests/torch/test_other_loops.py tests/torch/test_kernel_libraries.py

@@ -62,6 +62,10 @@ class Training:
         self.optimizer.step()
         self.losses.append(bits(loss.detach()))
 
+    def tensors(self):
+        states = [each for state in self.optimizer.state.values() for each in state.values()]
+        return [self.x, *self.model.parameters(), *states]
+
     def result(self):
         return [*self.losses, *(bits(parameter) for parameter in self.model.parameters())]
 
@@ -136,10 +140,11 @@ def test_an_op_for_which_there_is_no_memory_runs_again_after_others_have_left(ca
         assert any("CUDA had no memory for aten." in notice for notice in stats["notices"])
         assert stats["gpu_memory"]["out_of_memory"] == gpu.pool.failures
         found = training.result()
-    # What stays out has its size back, and no memory: there would be none.
-    assert gpu.pool.given <= gpu.pool.capacity and any(
-        not tide.is_resident(each) for each in training.model.parameters()
-    )
+    # What stays out (which that is depends on what was used last) has its size back, and no memory: there would be
+    # none.
+    out = [tensor for tensor in training.tensors() if not tide.is_resident(tensor)]
+    assert out and all(tensor.untyped_storage().nbytes() >= tensor.nbytes for tensor in out)
+    assert not any(map(gpu.allocating.has_memory, out))
     assert_same_results(found, expected)
 
 

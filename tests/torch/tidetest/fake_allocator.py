@@ -145,6 +145,9 @@ class Allocating(TorchDispatchMode):
                 weakref.finalize(storage, self._give_back, storage._cdata)
         return result
 
+    def has_memory(self, tensor):
+        return tensor.untyped_storage()._cdata in self._blocks
+
     def _take(self, storage, size):
         if size:
             self._blocks[storage._cdata] = self.pool.malloc(size)
