@@ -8,6 +8,10 @@
 
 #[cfg(test)]
 mod on_host;
+#[cfg(test)]
+mod on_ptx;
+#[cfg(test)]
+mod ptx;
 
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
