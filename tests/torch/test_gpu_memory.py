@@ -130,9 +130,11 @@ def test_an_op_for_which_there_is_no_memory_runs_again_after_others_have_left(ca
     expected = plain(3)
     gpu = card(capacity=WORKSPACE + 2 * BUDGET // 3)
     training = Training()
-    with tidelog.offload(
-        training.model, training.optimizer, pool=pool, memory=BUDGET, mode="reactive", **OPTIONS
-    ) as tide:
+    block = tidelog.offload(training.model, training.optimizer, pool=pool, memory=BUDGET, mode="reactive", **OPTIONS)
+    with (
+        pytest.warns(tidelog.LeftBehindWarning, match="CUDA had memory for it only after another had left"),
+        block as tide,
+    ):
         for _ in range(3):
             training.step()
         stats = tide.stats()

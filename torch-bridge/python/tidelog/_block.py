@@ -173,9 +173,10 @@ class Tide:
     def _end_block(self) -> None:
         global _active
         self.ledger.collect_dead()
+        failure = ""
         try:
             self._stop_migrations()
-            self._restore_what_fits()
+            failure = self._restore_what_fits()
         finally:
             self.access.is_open = False
             self._async_uses.forget()
@@ -187,7 +188,7 @@ class Tide:
             if self.ledger.has_away():
                 _left_behind.append(self)
                 records = self.ledger.records.values()
-                self._leave_behind([record for record in records if record.state & _record.AWAY])
+                self._leave_behind([record for record in records if record.state & _record.AWAY], failure)
             else:
                 self._close()
 
@@ -204,8 +205,9 @@ class Tide:
                 with contextlib.suppress(_errors.Error):
                     self.access.bring_back(storage, written=storage)
 
-    def _restore_what_fits(self) -> None:
-        ledger = self.ledger
+    def _restore_what_fits(self) -> str:
+        """Returns why the first that did not come back, although the budget has room, did not."""
+        ledger, failure = self.ledger, ""
         # What is coming has its memory already, so it comes first.
         records = ledger.records.values()
         with self._restoring() as progress:
@@ -214,16 +216,24 @@ class Tide:
                 if storage is None or not record.state & _record.AWAY:
                     continue
                 if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                    had_memory, before = record.state & _record.COMING, ledger.live
                     # Damaged on the device: it is named with those that stay.
-                    with contextlib.suppress(_errors.Error):
+                    try:
                         self.access.bring_back(storage)
+                    except _errors.Error as error:
+                        failure = failure or str(error)
+                    else:
+                        if not had_memory and ledger.live < before + record.size:
+                            # CUDA has no more: from here on each would only push another out.
+                            return failure or "CUDA had memory for it only after another had left"
                 progress.add(record.size)
+        return failure
 
     def _restoring(self) -> Progress:
         away = sum(record.size for record in self.ledger.records.values() if record.state & _record.AWAY)
         return Progress("restoring tensors", "B", away)
 
-    def _leave_behind(self, left: list[Record]) -> None:
+    def _leave_behind(self, left: list[Record], failure: str) -> None:
         for record in left:
             # What is coming has memory, and a device may be writing it.
             if record.state & _record.OUT:
@@ -231,9 +241,12 @@ class Tide:
         names = [record.describe() for record in left]
         size = sum(record.size for record in left)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        why = f"do not fit the budget of {self.budget} bytes"
+        if failure:
+            why = f"could not all come back ({failure})"
         warnings.warn(
-            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they do "
-            f"not fit the budget of {self.budget} bytes: {shown}. They are safe until this process "
+            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they {why}: "
+            f"{shown}. They are safe until this process "
             "ends; touching one raises an error. Enter another offload block to use them, or call "
             "restore() on this one to bring them back.",
             _errors.LeftBehindWarning,
