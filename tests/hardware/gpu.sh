@@ -330,13 +330,17 @@ TORCH_TESTS="
     test_a_model_that_the_gpu_never_holds_whole
     test_training_gives_the_same_bits_where_host_memory_takes_a_part
     test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy
+    test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept
     test_training_gives_the_same_bits_in_expandable_segments"
-CUFILE_TESTS="test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host"
+CUFILE_TESTS="
+    test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
+    test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept"
 
+# torch_rows PREFIX NAMES WHICH: what may hang in cuFile comes apart from the rest.
 torch_rows() {
-    local name which="not fake"
-    if [ -n "$FAKE" ]; then which="fake or expandable or cuda_itself"; fi
-    for name in $1; do pytest_rows torch $ROW_MAX tests/torch/test_gpu.py::@ "$name" -k "$which"; done
+    local name which="(not fake) and ($3)"
+    if [ -n "$FAKE" ]; then which="(fake or expandable or cuda_itself) and ($3)"; fi
+    for name in $2; do pytest_rows "$1" $ROW_MAX tests/torch/test_gpu.py::@ "$name" -k "$which"; done
 }
 
 sanitizer_rows() {
@@ -415,11 +419,11 @@ for part in $ONLY; do
     facts) facts_rows ;;
     smoke) smoke_rows ;;
     cufile) cufile_rows ;;
-    torch) torch_rows "$TORCH_TESTS" ;;
+    torch) torch_rows torch "$TORCH_TESTS" "not gds" ;;
     training) training_rows ;;
     tests) rust_rows ;;
     touch) touch_rows ;;
-    late) torch_rows "$CUFILE_TESTS" && sanitizer_rows ;;
+    late) torch_rows "torch by cuFile" "$CUFILE_TESTS" "gds or cufile" && sanitizer_rows ;;
     esac
 done
 
