@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import shutil
 import time
 
 import torch
@@ -17,7 +18,7 @@ import verdict
 from catalog import PROGRAMS
 
 SHARE = 0.35  # of the peak
-WARM_UP_STEPS_MAX, PLANNED_STEPS, TIMED_STEPS = 10, 2, 8
+WARM_UP_STEPS_MAX, PLANNED_STEPS, TIMED_STEPS = 8, 2, 6
 BUDGETS_MAX = 6  # that are tried where one op alone needs more than the share
 LIMIT_S = 400  # for one process
 AT_ONCE = 2  # processes in which peaks are measured: nothing is timed in them
@@ -38,10 +39,11 @@ class Child:
     _context = multiprocessing.get_context("fork")
 
     def __init__(self, role, name, way, **settings):
+        self._pool = settings["pool"]
         self._ends_at = time.monotonic() + LIMIT_S
         self.connection, theirs = self._context.Pipe()
         arguments = (role, name, way == "compiled", theirs, settings)
-        self._process = self._context.Process(target=roles.main, args=arguments)
+        self._process = self._context.Process(target=roles.main, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -72,6 +74,7 @@ class Child:
         if self._process.exitcode is None:
             self._process.kill()
         self._process.join()
+        shutil.rmtree(self._pool, ignore_errors=True)
 
 
 class Measuring:

@@ -11,16 +11,19 @@ runs without Tidelog differs, fails or exceeds its budget.
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+AT_A_TIME = 8  # programs whose peaks are measured, two at once, before any is timed
 
 
 def main():
     arguments = parse_arguments()
     prepare(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("models: ended by a signal"))  # pools are removed
     import measure
     from catalog import PROGRAMS
 
@@ -32,20 +35,26 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tidelog-models-", dir=arguments.pool) as folder:
         measuring = measure.Measuring(arguments, Path(folder))
         pending = [each for each in chosen if each not in results.of]
-        for each, peak in measuring.peaks([each for each in pending if each not in results.peaks]):
-            results.peaks[each] = peak
-            results.write()
-        for number, each in enumerate(pending, 1):
-            if each in results.peaks and measuring.is_time():
-                results.of[each] = measuring.result(*each, results.peaks[each])
+        for first in range(0, len(pending), AT_A_TIME):
+            several = pending[first : first + AT_A_TIME]
+            for each, peak in measuring.peaks([each for each in several if each not in results.peaks]):
+                results.peaks[each] = peak
                 results.write()
-                tell(results.of[each], number, len(pending))
+            for each in several:
+                if each in results.peaks and measuring.is_time():
+                    results.of[each] = measuring.result(*each, results.peaks[each])
+                    results.write()
+                    tell(results.of[each], len(results.of), len(chosen))
     return report(chosen, results)
 
 
 def tell(result, number, count):
     figures = f"{result['plain_seconds']:.3f} s, {result['ratio']:.2f} x" if "ratio" in result else result["reason"]
-    print(f"{number:3} of {count}  {result['program']:30} {result['way']:8}  {result['verdict']:10} {figures[:120]}")
+    # Flushed: the run may be cut off.
+    print(
+        f"{number:3} of {count}  {result['program']:30} {result['way']:8}  {result['verdict']:10} {figures[:120]}",
+        flush=True,
+    )
 
 
 def parse_arguments():

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import os
 import re
+import signal
 import time
 import traceback
 import warnings
@@ -27,7 +28,7 @@ from verdict import FIGURES
 
 MIB = 1 << 20
 PLENTY = 64 << 30  # more than any program needs
-POOL_SIZE = 1 << 30
+POOL_SIZE = 256 * MIB
 PEAK_STEPS = 3
 _LEAST = re.compile(r"smallest budget that would do is (\d+) bytes")
 
@@ -96,6 +97,7 @@ def main(role: str, name: str, compiled: bool, connection: Connection, settings:
     for number in (1, 2):
         os.dup2(log, number)
     faulthandler.enable()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     try:
         connection.send(

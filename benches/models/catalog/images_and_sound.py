@@ -12,7 +12,7 @@ from catalog.text import WORDS, from_config, loss_of_its_own
 
 SIDE, CLASSES = 64, 10
 VIT = {
-    "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 768,
+    "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 768,
     "image_size": SIDE, "patch_size": 8, "num_labels": CLASSES,
 }  # fmt: skip
 SWIN = {"image_size": SIDE, "patch_size": 4, "embed_dim": 48, "depths": [2, 2, 2], "num_heads": [3, 6, 12],
@@ -21,19 +21,14 @@ CONVOLUTIONS = {"hidden_sizes": [48, 96, 192, 384], "depths": [2, 2, 2, 2], "num
 
 IMAGES = {
     "vit": VIT,
-    "vit_msn": VIT,
     "beit": VIT,
     "dinov2": VIT,
     "swin": SWIN,
-    "swinv2": SWIN,
-    "convnext": CONVOLUTIONS,
     "convnextv2": CONVOLUTIONS,
     "resnet": {**CONVOLUTIONS, "embedding_size": 48, "layer_type": "basic"},
-    "regnet": {**CONVOLUTIONS, "embedding_size": 32, "groups_width": 24},
     "mobilevit": {"image_size": SIDE, "hidden_sizes": [48, 72, 96], "neck_hidden_sizes": [16, 24, 32, 48, 64, 80, 160],
                   "num_labels": CLASSES},
     "segformer": {"hidden_sizes": [32, 64, 96, 128], "num_labels": CLASSES},
-    "poolformer": {"hidden_sizes": [48, 96, 160, 256], "num_labels": CLASSES},
 }  # fmt: skip
 
 SPEECH = {
@@ -43,13 +38,13 @@ SPEECH = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 WHISPER = {
-    "vocab_size": WORDS, "d_model": 192, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 6,
+    "vocab_size": WORDS, "d_model": 192, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 6,
     "decoder_attention_heads": 6, "encoder_ffn_dim": 768, "decoder_ffn_dim": 768, "num_mel_bins": 40,
     "max_source_positions": 64, "max_target_positions": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
 SPECTROGRAMS = {
-    "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 768,
+    "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 768,
     "max_length": 128, "num_mel_bins": 64, "num_labels": CLASSES,
 }  # fmt: skip
 _TOWER = {"hidden_size": 144, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 576}
@@ -125,7 +120,7 @@ for kind, settings in IMAGES.items():
 AUTOENCODER = {**VIT, "decoder_hidden_size": 96, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 6}
 AUTOENCODER |= {"decoder_intermediate_size": 384}
 program("vit_mae", "vision", lambda: trained("vit_mae", AUTOENCODER, "AutoModelForPreTraining", images_alone))
-for kind in ("wav2vec2", "hubert", "unispeech"):
+for kind in ("wav2vec2", "hubert"):
     program(kind, "audio", lambda kind=kind: trained(kind, SPEECH, "AutoModelForCTC", spoken))
 program("whisper", "audio", lambda: trained("whisper", WHISPER, "AutoModelForSpeechSeq2Seq", transcribed))
 program(

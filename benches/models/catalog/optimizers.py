@@ -10,7 +10,7 @@ from torch import nn
 
 from catalog import Training, program
 
-WIDTH, LAYERS, ROWS, WORDS = 320, 12, 256, 4096
+WIDTH, LAYERS, ROWS, WORDS = 384, 8, 256, 4096
 
 
 class Net(nn.Module):

@@ -114,6 +114,8 @@ def install(access: Access, say: Callable[[str], None]) -> None:
     names = [name for name in _ASKS_FOR_MODES if hasattr(dynamo, name)]
     if not names or not hasattr(torch.utils._python_dispatch.TorchDispatchMode, "ignore_compile_internals"):
         hooks.missing = dynamo.__name__
+    elif not hasattr(dynamo, "CatchErrorsWrapper"):
+        hooks.missing = f"{dynamo.__name__}.CatchErrorsWrapper"
     elif _CODE in sys.modules:
         hooks.find()
     if hooks.missing is not None:
@@ -122,6 +124,8 @@ def install(access: Access, say: Callable[[str], None]) -> None:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
+    if hooks.missing is None:
+        _patches.replace(dynamo.CatchErrorsWrapper, "__call__", lambda original: _compiling(access, original))
 
 
 @functools.cache
@@ -151,6 +155,19 @@ def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
             hooks.complain()
             return True
         return original()
+
+    return wrapper
+
+
+def _compiling(access: Access, original: Wrapper) -> Wrapper:
+    """Dynamo compiles a function. What it makes meanwhile, such as the state of an optimizer whose
+    step it traces, no mode sees."""
+
+    def wrapper(*args: Any) -> Any:
+        compiled = original(*args)
+        if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
+            access.adopt_what_is_new()
+        return compiled
 
     return wrapper
 

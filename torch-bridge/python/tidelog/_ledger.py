@@ -4,6 +4,7 @@ the session has yet to learn of them. No other class changes these."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -146,6 +147,14 @@ class Ledger:
                 return None  # sparse and opaque layouts have no storage of their own
             return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
+
+    def adopt_what_lives(self) -> None:
+        """Adopts every tensor that Python has."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Tensor):
+                self.adopt(thing)
+        if self.quiet and self.live > self.limit:
+            self._when_full()
 
     def _is_alias(self, storage: Storage) -> bool:
         """Whether the storage only shows memory that another one owns, and that counts there."""
