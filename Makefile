@@ -45,7 +45,7 @@ docs: build ## The documents as a site, into target/site; fails where a link lea
 	$(PYTHON) scripts/docs/links.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
-figures: ## Take what demo, compare and benches/fit.py measured into docs/figures, and into the tables of pages
+figures: ## Take what demo, compare, models and benches/fit.py measured into docs/figures, and into the tables of pages
 	@python3 scripts/docs/figures.py --collect
 
 docs-links: setup ## Links to other sites, which need a network

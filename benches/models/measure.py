@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import shutil
 import time
 
@@ -77,12 +78,22 @@ class Child:
         shutil.rmtree(self._pool, ignore_errors=True)
 
 
+def import_all():
+    """Everything that is imported at first use: once for all processes, which are forks of this one. No step is done:
+    it would start threads.
+    """
+    torch.optim.AdamW([torch.zeros(1)])
+    PROGRAMS["gpt2"].make()
+    with torch.no_grad():
+        torch.compile(lambda x: torch.tanh(x @ x) + 1)(torch.zeros(2, 2))
+    torch._dynamo.reset()
+
+
 class Measuring:
     """One call of `make models`."""
 
     def __init__(self, arguments, folder):
-        torch.set_num_threads(arguments.threads)
-        torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
+        import_all()
         self._threads = arguments.threads
         self._folder, self._work = folder, arguments.work
         self._stops_at = time.monotonic() + 60 * arguments.minutes
@@ -118,12 +129,14 @@ class Measuring:
             way,
             log=str(self._work / f"{label}-{role}.log"),
             pool=str(self._folder / str(self._runs)),
+            threads=self._threads,
             **settings,
         )
 
     def result(self, name, way, peak):
         """A row of the table."""
         row = {"program": name, "kind": PROGRAMS[name].kind, "way": way, "threads": self._threads}
+        row["load"] = os.getloadavg()[0]
         if isinstance(peak, Failed):
             return {**row, **self._without_a_block(name, way, peak)}
         row.update(peak)

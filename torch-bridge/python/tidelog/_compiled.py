@@ -11,6 +11,7 @@ Where this torch keeps these things elsewhere, the block says so, and compiled f
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import math
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _errors, _patches
 from tidelog._access import Access
@@ -161,10 +163,12 @@ def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
 
 def _compiling(access: Access, original: Wrapper) -> Wrapper:
     """Dynamo compiles a function. What it makes meanwhile, such as the state of an optimizer whose
-    step it traces, no mode sees."""
+    step it traces, no mode sees; also not inside of DDP, where Dynamo does not see to it itself."""
+    of_ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)
 
     def wrapper(*args: Any) -> Any:
-        compiled = original(*args)
+        with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
+            compiled = original(*args)
         if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
             access.adopt_what_is_new()
         return compiled
