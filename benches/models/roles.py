@@ -99,8 +99,8 @@ def main(role: str, name: str, compiled: bool, connection: Connection, settings:
     faulthandler.enable()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")
-    # Before autograd has threads: the pool of threads that a fork leaves is made anew at first use, and not safely so by
-    # several of them at once.
+    # Before autograd has threads: the pool of threads that a fork leaves is made anew at first use, and not safely so
+    # by several of them at once.
     torch.set_num_threads(settings["threads"])
     try:
         connection.send(

@@ -40,7 +40,7 @@ CASES = {
 }
 LOOP = "loop, memory"
 
-BUSY_LOAD = 2  # above it, other programs ran beside the demo, whose load is 1
+BUSY_LOAD = 2  # above it, other programs ran beside what was measured, whose load is 1
 
 # Models of benches/fit.py in words.
 MODELS = {
@@ -320,7 +320,8 @@ def _cells(result):
         return "", "", result["verdict"]
     bits = "" if result["verdict"] == "same bits" else f"{result['verdict']}, "
     peak, step = f"{result['peak_bytes'] / 2**20:.0f} MiB", f"{1000 * result['plain_seconds']:.0f} ms"
-    return peak, step, f"{bits}{result['ratio']:.2f} x"
+    busy = "~" if result["load"] > BUSY_LOAD else ""
+    return peak, step, f"{bits}{busy}{result['ratio']:.2f} x"
 
 
 def _remark(result):
@@ -345,7 +346,8 @@ def models_together():
             found = ways.get(way, [])
             ratios = sorted(each["ratio"] for each in found if "ratio" in each)
             same = sum(each["verdict"] == "same bits" for each in found)
-            middle = f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""
+            busy = "~" if any(each.get("load", 0) > BUSY_LOAD for each in found) else ""
+            middle = f"{busy}{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""
             cells += [f"{same} of {len(found)}", middle]
         rows.append((kind, *cells))
     return table(("kind", "eager: same bits", "step", "compiled: same bits", "step"), rows)
