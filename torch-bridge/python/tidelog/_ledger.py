@@ -85,6 +85,9 @@ class Ledger:
     def register(self, storage: Storage, func: Op) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
         reached."""
+        if not self.quiet:  # an output before this one has ended it
+            self.record_of(storage, func)
+            return
         size = nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
