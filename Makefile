@@ -9,6 +9,10 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
+# Some machines ask Python to keep no compiled modules. Then each of the hundreds of processes that the tests start
+# would compile all of PyTorch that it imports: seconds each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-slow models bench bench-ranks compare compare-spdk \
@@ -28,7 +32,7 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short sim fuzz \
+	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short,sim fuzz \
 		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
@@ -117,7 +121,7 @@ test-torch: build ## The touch suite and the program matrix, on PyTorch
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
-test-integrations: build ## Lightning, TRL and torchtitan as they are on PyPI, in a virtual environment of their own (target/integrations)
+test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
 test-slow: build ## Longer storms, and every program under every mover and mode

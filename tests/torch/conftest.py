@@ -21,7 +21,7 @@ import torch  # noqa: E402
 
 import tidelog  # noqa: E402
 import tidetest.compare  # noqa: E402
-from tidetest import device  # noqa: E402
+from tidetest import device, plans  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
@@ -81,10 +81,9 @@ def made_on(clean_slate, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def clean_slate():
     """Every tensor of the process counts against a budget: none may be left over from another test."""
-    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
-    gc.collect()
     torch.manual_seed(0)
     yield
+    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
     gc.collect()
 
 
@@ -93,13 +92,7 @@ def plans_are_awaited(monkeypatch):
     """Steps go on while a plan is made. Here each waits for it, so that which step follows the plan is no matter of
     luck.
     """
-    end_step = tidelog.Tide._end_step
-
-    def end_and_wait(tide, *arguments):
-        end_step(tide, *arguments)
-        tide.await_plan()
-
-    monkeypatch.setattr(tidelog.Tide, "_end_step", end_and_wait)
+    monkeypatch.setattr(tidelog.Tide, "_end_step", plans.awaited(tidelog.Tide._end_step))
 
 
 @pytest.fixture

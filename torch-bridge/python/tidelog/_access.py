@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,13 +25,23 @@ from tidelog._record import Hold, Storage
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
-    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        hook: Hook,
+        async_uses: AsyncUses,
+        meet_others: Callable[[], None],
+    ) -> None:
+        """`meet_others`: called once there is a process group."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = hook.expect_collectives
+        self.meet_others = meet_others
+        self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
 
     def is_elsewhere(self) -> bool:

@@ -77,7 +77,7 @@ class Tide:
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
         self._hook = Hook(ledger, session, self.steps, heap, async_uses)
-        self.access = Access(ledger, session, self._hook, async_uses)
+        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
@@ -95,7 +95,13 @@ class Tide:
                 "an offload block is open already in this process; leave it before entering "
                 "another (one block can hold several models: pass a torch.nn.ModuleList)."
             )
-        self.session.open(self._settings.session)
+        # First of all: others are told of a rank that ends before its first collective, too.
+        self._ranks.introduce()
+        try:
+            self.session.open(self._settings.session)
+        except BaseException as error:
+            self._leave_ranks(error)
+            raise
         _active = self
         ledger = self.ledger
         try:
@@ -117,18 +123,26 @@ class Tide:
             self.steps.judge_quiet()
             self.loop.__enter__()
             self._hook.__enter__()
-        except BaseException:
+        except BaseException as error:
+            self._leave_ranks(error)
             self._end_block()
             raise
         return self
 
+    def _leave_ranks(self, error: BaseException | None) -> None:
+        """The block ends, by that error if there is one: from here on this rank explains nothing."""
+        self._ranks.leave()
+        self._ranks.failed(error)
+
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
-        ledger = self.ledger
+        ledger, pools = self.ledger, self.device.pools()
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):
                 for tensor in (thing, thing.grad if thing.is_leaf else None):
-                    ledger.adopt(tensor)
+                    record = ledger.adopt(tensor)
+                    if pools and record is not None:
+                        ledger.leave_in_pools(record, pools)
                     if ledger.live > ledger.limit:
                         self.performer.settle()
         for earlier in list(_left_behind):
@@ -142,8 +156,7 @@ class Tide:
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
-        self._ranks.leave()
-        self._ranks.failed(error)
+        self._leave_ranks(error)
         with contextlib.suppress(_errors.Error):
             _logging.block_ends(self.peak_bytes, self.stats())
         try:
@@ -295,6 +308,7 @@ class Tide:
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
         self._hook.end_touch()
+        self.performer.look_at_async_uses()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
             self.performer.drive(self.session.evict(record.id))

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tidelog import _compiled, _errors, _launches, _patches
+from tidelog import _compiled, _errors, _launches, _patches, _pools
 from tidelog._access import Access
 from tidelog._launches import meaning_of_pointers, pointers_mean
+from tidelog._nested import is_in_op
 from tidelog._ops import Work
 from tidelog._patches import Wrapper
 from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
@@ -95,6 +96,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     if on_gpu:
         for name in ("capture_begin", "replay"):
             _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
+        _pools.install(access)
     if importlib.util.find_spec("safetensors") is not None:
         _install_safetensors(access)
 
@@ -169,7 +171,9 @@ def _watch_gradients(access: Access, module: Any) -> None:
 def _distributed(access: Access, original: Wrapper) -> Wrapper:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         access.expect_collectives()
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        access.meet_others()
+        return result
 
     return wrapper
 
@@ -326,7 +330,7 @@ def _meaning(caller: FrameType) -> str | None:
         return "identity"
     if caller.f_code.co_name in _ASKS_ALIGNMENT:
         return "alignment"
-    return meaning_of_pointers()
+    return meaning_of_pointers() or ("momentary" if is_in_op(caller) else None)
 
 
 def _within(meaning: str, original: Wrapper) -> Wrapper:

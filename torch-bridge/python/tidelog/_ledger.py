@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class Ledger:
         self._on_death = self._dead.append
         own = {"ledger": self, "outside": outside, "process": os.getpid()}
         self._record_type: type[Record] = type("Record", (Record,), own)
+        self._plain_type = self._record_type
         # Numbers of dead storages are used again, but not within a step: a profile tells storages
         # apart by them.
         self._next_id = 0
@@ -73,6 +74,16 @@ class Ledger:
             yield
         finally:
             self._record_type = plain
+
+    def of_a_pool(self, on: bool) -> None:
+        """Whether storages that are registered from now on are in memory that the program manages
+        itself. Other memory would not be the same to it, so they stay where they are."""
+        self._record_type = type("Pooled", (self._plain_type,), {"moves": False}) if on else self._plain_type
+
+    def leave_in_pools(self, record: Record, pools: Sequence[range]) -> None:
+        """The same of a storage that was there before, if it lies in one of these."""
+        if (storage := record()) is not None and any(_movers.data_pointer(storage) in pool for pool in pools):
+            record.moves = False
 
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is
@@ -265,7 +276,7 @@ class Ledger:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
-        return self._device.movable(storage)
+        return (record is None or record.moves) and self._device.movable(storage)
 
     def pin(self, record: Record) -> None:
         """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""
