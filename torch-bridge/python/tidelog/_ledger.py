@@ -14,7 +14,7 @@ from torch import Tensor
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import Session, birth_words
-from tidelog._ops import Op, info_of, is_wrapper
+from tidelog._ops import Op, info_of, is_wrapper, memory_of
 from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
 
 # The most births that are pending: most storages die before the session needs to learn of them.
@@ -157,7 +157,9 @@ class Ledger:
         if tensor is not None:
             try:
                 storage = untyped_storage(tensor)
-            except (NotImplementedError, RuntimeError):
+            except RuntimeError:
+                for component in memory_of(tensor):
+                    self.record_of(component)
                 return None  # sparse and opaque layouts have no storage of their own
             return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
