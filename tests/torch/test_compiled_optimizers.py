@@ -59,7 +59,7 @@ def compare(expected, got):
         assert_same(one, other, f"tensor {place}")
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "aot_eager"])
 def test_states_that_are_made_while_dynamo_traces_count(pool, backend):
     expected = plain(backend)
     program = Program(backend)
@@ -71,11 +71,11 @@ def test_states_that_are_made_while_dynamo_traces_count(pool, backend):
     compare(expected, program.result())
 
 
-def test_the_budget_holds_where_such_states_exceed_it(pool, mover):
+def test_the_budget_holds_where_such_states_exceed_it(pool):
     """The first step is compiled while all is quiet: parameters and gradients fit."""
     expected = plain("aot_eager")
     program = Program("aot_eager")
-    with block(pool, device.budget(STATIC * 3 // 4), mode="reactive", mover=mover) as tide:
+    with block(pool, device.budget(STATIC * 3 // 4), mode="reactive") as tide:
         for number in range(STEPS):
             program.step(number)
             assert tide.live_bytes <= tide.budget
@@ -84,7 +84,7 @@ def test_the_budget_holds_where_such_states_exceed_it(pool, mover):
     compare(expected, got)
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("foreach", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_step_in_one_kernel_is_refused_with_the_budget_that_it_needs(pool, foreach):
     expected = plain(foreach=foreach)
     memory, refusals = device.budget(STATIC // 2), []

@@ -8,7 +8,8 @@ from tidetest import compiled_ranks, device, process
 
 pytestmark = [
     pytest.mark.host_memory(device.RANKS),
-    pytest.mark.timeout(600),  # each rank compiles
+    pytest.mark.slow,  # each rank compiles
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("kernels_of_inductor"),
     pytest.mark.skipif(not compiled_ranks.dist.is_available(), reason="this torch has no torch.distributed"),
 ]
@@ -17,14 +18,12 @@ SCRIPT = """
 from tidetest import compiled_ranks
 compiled_ranks.main(*sys.argv[1:])
 """
-IN_EVERY_RUN = ("swap", "auto", "ddp_over_a_compiled_model"), ("resize", "reactive", "fsdp_of_compiled_layers")
 
 
 def variants():
     for program in compiled_ranks.PROGRAMS:
         for mover, mode in (("swap", "auto"), ("resize", "reactive")):
-            usual = (mover, mode, program.__name__) in IN_EVERY_RUN
-            yield pytest.param(mover, mode, program.__name__, marks=[] if usual else pytest.mark.slow)
+            yield mover, mode, program.__name__
 
 
 @pytest.mark.parametrize(("mover", "mode", "name"), variants())
