@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import sys
+import zlib
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts its threads
@@ -56,15 +57,31 @@ def pytest_configure(config):
     device.name = config.getoption("--device")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks which are slow
 def pytest_collection_modifyitems(items):
     """What cannot be on this device is skipped, each with its reason."""
     lacking = device.lacking()
     for item in items:
+        if not is_usual(item):
+            item.add_marker(pytest.mark.slow)
         on_host = item.get_closest_marker("host_memory")
         if lacking is not None:
             item.add_marker(pytest.mark.skip(reason=lacking))
         elif on_host is not None and not device.is_host():
             item.add_marker(pytest.mark.skip(reason=on_host.args[0]))
+
+
+def is_usual(item):
+    """Of a test's four pairs of mover and mode two are usual, in which each of both is seen once. Which two differs from
+    test to test, so that each pair is seen by half of the tests. The others are slow.
+    """
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    pair = params.get("mover"), params.get("mode")
+    chooses = any("mover" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    if None in pair or chooses or len(MOVERS) == 1:
+        return True
+    name = [item.originalname, *(part for part in item.callspec.id.split("-") if part not in pair)]
+    return (pair[0] == MOVERS[0]) == (pair[1] == MODES[zlib.crc32("-".join(name).encode()) % 2])
 
 
 @pytest.fixture(autouse=True)

@@ -338,14 +338,13 @@ PROGRAMS = {
 # -- running them -----------------------------------------------------------------------------------------------------
 
 
-def main(rank, size, folder, mover, mode, only=""):
-    """What each rank's process runs."""
+def main(rank, size, folder, mover, mode, part, parts):
+    """What each rank's process runs: one of `parts` parts of the programs."""
     rank, size = int(rank), int(size)
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    for program in PROGRAMS[size]:
-        if only in ("", program.__name__):
-            compare(program, Run(rank, size, folder), mover, mode)
+    for program in PROGRAMS[size][int(part) :: int(parts)]:
+        compare(program, Run(rank, size, folder), mover, mode)
     dist.destroy_process_group()
     print("done", flush=True)
 
