@@ -30,10 +30,11 @@ from tidelog._movers import Mover
 from tidelog._names import Names
 from tidelog._native import Session, SessionOptions
 from tidelog._notebook import Report
+from tidelog._ops import memory_of
 from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
-from tidelog._record import Record, untyped_storage
+from tidelog._record import Record, Storage
 from tidelog._steps import Steps
 
 _EVICTION_ATTEMPTS = 8
@@ -312,7 +313,10 @@ class Tide:
         """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
         the next op."""
         self._require_open()
-        storage = untyped_storage(tensor)
+        for storage in memory_of(tensor):
+            self._evict(storage)
+
+    def _evict(self, storage: Storage) -> None:
         record = self.ledger.record_of(storage)
         if record is not None and record.state & _record.OUT:
             return
@@ -338,26 +342,26 @@ class Tide:
         may use their addresses. Addresses that are asked for inside are not used after it; outside,
         asking for one pins a tensor for its life, as nothing says for how long it is used."""
         self._require_open()
-        with self.access.pinned([untyped_storage(tensor) for tensor in tensors]):
+        with self.access.pinned([storage for tensor in tensors for storage in memory_of(tensor)]):
             yield
 
     def unpin(self, *tensors: Tensor) -> None:
         """Says that nobody uses an address of these tensors any more that `data_ptr()` gave: they may
         move again. Memory that NumPy has seen stays, as torch itself fixes it."""
         self._require_open()
-        for tensor in tensors:
-            self.access.unpin(untyped_storage(tensor))
+        for storage in (storage for tensor in tensors for storage in memory_of(tensor)):
+            self.access.unpin(storage)
 
     def is_resident(self, tensor: Tensor) -> bool:
         """Whether the tensor's bytes are in memory now."""
-        record = untyped_storage(tensor)._tide
-        return record is None or not record.state & _record.AWAY
+        records = [storage._tide for storage in memory_of(tensor)]
+        return not any(record is not None and record.state & _record.AWAY for record in records)
 
     def restore(self, *tensors: Tensor) -> None:
         """Brings tensors back; without arguments, all that is out, whatever the budget says."""
         if tensors:
             for tensor in tensors:
-                self.access.bring_back(untyped_storage(tensor))
+                self.access.bring_back(*memory_of(tensor))
             return
         if not self.session.is_open():
             return  # the block ended with nothing out

@@ -78,7 +78,11 @@ class Hook(TorchDispatchMode):
                 return self._looked_at(error, func, args, kwargs or {})
             kind = type(result)
             if kind is Tensor:
-                storage = untyped_storage(result)
+                try:
+                    storage = untyped_storage(result)
+                except RuntimeError:  # sparse: it has none of its own
+                    self._register_all(result, func)
+                    return result
                 if storage._tide is None:
                     ledger.register(storage, func)
             elif kind is not _NONE:
