@@ -10,8 +10,8 @@ use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
 use tidelog_planner::report::simulated;
-use tidelog_planner::simulate::{Policy, Simulation, simulate};
-use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
+use tidelog_planner::simulate::{Policy, SimulateError, Simulation, simulate};
+use tidelog_planner::tidelog::{Goal, Idea, Search, TidelogOptions, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
@@ -26,6 +26,9 @@ const SCORES: [(&str, Score); 3] = [
     ("algorithm1, as printed", Score::PerByte),
     ("algorithm1, size x time", Score::Benefit),
 ];
+
+/// The plan of a search's first step.
+pub(super) const AT_ONCE: &str = "tidelog, at once";
 
 /// ZeRO may take all that the published machine had, half for each GPU.
 const ZERO_HOST_BYTES: u64 = 750_000_000_000;
@@ -63,6 +66,11 @@ pub(super) struct Cell {
 impl Cell {
     pub(super) fn title(&self) -> String {
         format!("{}, {}", self.part.title(), self.machine())
+    }
+
+    /// Whether it is the first stage on the first machine of its set.
+    pub(super) fn is_first(&self) -> bool {
+        self.part.is_first() && self.capacity == self.part.set.capacities[0]
     }
 
     /// What came out for a policy that every cell has.
@@ -110,11 +118,19 @@ pub(super) fn plan(
         page: None,
     };
     published(&mut cell, traces, &machine)?;
-    for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
-        let options = tidelog::TidelogOptions { goal, ..tidelog::TidelogOptions::default() };
-        let (made, seconds) = timed(|| tidelog(trace, &machine, options));
-        let (_, simulation) = made?;
-        if goal == Goal::Time && part.is_first() && capacity == part.set.capacities[0] {
+    let (made, seconds) = timed(|| -> Result<_, SimulateError> {
+        let mut search = Search::new(trace, &machine, TidelogOptions::thorough())?;
+        search.advance(1)?;
+        Ok(search)
+    });
+    let mut search = made?;
+    let best = |search: &Search<'_>, goal| search.best_for(goal).expect("a step is done").1;
+    cell.outcomes.push(outcome(AT_ONCE, &best(&search, Goal::default()), seconds));
+    let (made, seconds) = timed(|| search.run(|_| true));
+    made?;
+    for (name, goal) in [("tidelog", Goal::default()), ("tidelog, fewest bytes", Goal::Wear)] {
+        let simulation = best(&search, goal);
+        if goal == Goal::default() && cell.is_first() {
             cell.page = Some(simulated(trace, &machine, &simulation).to_html());
         }
         cell.outcomes.push(outcome(name, &simulation, seconds));
@@ -201,11 +217,7 @@ fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<PolicyResult>, Fail
     let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
     ideas
         .map(|without| {
-            let options = tidelog::TidelogOptions {
-                without,
-                published: 0,
-                ..tidelog::TidelogOptions::default()
-            };
+            let options = TidelogOptions { without, published: 0, ..TidelogOptions::default() };
             let (made, seconds) = timed(|| tidelog(trace, machine, options));
             let name =
                 without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));

@@ -1,4 +1,5 @@
 use super::*;
+use crate::algorithm1;
 use crate::cost::SsdLink;
 use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;

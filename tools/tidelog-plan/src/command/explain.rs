@@ -43,7 +43,8 @@ pub(crate) fn explain(
     let ops: Vec<OpAnswer> = ops.into_iter().map(|op| case.op(op)).collect();
     let changes =
         if asked || arguments.no_what_if { Vec::new() } else { changes(&step, arguments) };
-    let found = what_if(&step.trace, &step.machine, &changes, &simulator(step.policy))?;
+    let found =
+        what_if(&step.trace, &step.machine, &changes, &simulator(step.policy, step.within))?;
     if output == OutputFormat::Json {
         let answer = json!({
             "trace": step.trace.name,

@@ -51,7 +51,7 @@ pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, P
     let reactive = simulate::simulate(&trace, &machine, simulate::Policy::Lru)?;
     rows.push(row("lru", &trace, &reactive));
     for (name, policy) in PLANNERS {
-        rows.push(row(name, &trace, &planner(policy)(&trace, &machine)?.1));
+        rows.push(row(name, &trace, &planner(policy, inputs.within)(&trace, &machine)?.1));
     }
     Ok(written(output, &rows))
 }
