@@ -7,6 +7,7 @@ use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::instances::freer;
 use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
 use tidelog_planner::report::simulated;
@@ -26,6 +27,9 @@ const SCORES: [(&str, Score); 3] = [
     ("algorithm1, as printed", Score::PerByte),
     ("algorithm1, size x time", Score::Benefit),
 ];
+
+/// Storages in pieces are in pieces of at most so much.
+const PIECE: Bytes = Bytes(64 << 20);
 
 /// The plan of a search's first step.
 pub(super) const AT_ONCE: &str = "tidelog, at once";
@@ -59,6 +63,9 @@ pub(super) struct Cell {
     pub(super) impossible: Vec<(&'static str, String)>,
     /// Tidelog without one of its ideas.
     pub(super) ablations: Vec<PolicyResult>,
+    /// The shortest iteration that the search found, and those where there is more freedom.
+    pub(super) shortest: u64,
+    pub(super) freed: Vec<(&'static str, u64)>,
     /// The step as a page, of tidelog's plan.
     pub(super) page: Option<String>,
 }
@@ -115,6 +122,8 @@ pub(super) fn plan(
         outcomes: vec![outcome("lru", &simulate(trace, &machine, Policy::Lru)?, 0.0)],
         impossible: Vec::new(),
         ablations: Vec::new(),
+        shortest: 0,
+        freed: Vec::new(),
         page: None,
     };
     published(&mut cell, traces, &machine)?;
@@ -128,6 +137,7 @@ pub(super) fn plan(
     cell.outcomes.push(outcome(AT_ONCE, &best(&search, Goal::default()), seconds));
     let (made, seconds) = timed(|| search.run(|_| true));
     made?;
+    cell.shortest = search.prices()[0].time.0;
     for (name, goal) in [("tidelog", Goal::default()), ("tidelog, fewest bytes", Goal::Wear)] {
         let simulation = best(&search, goal);
         if goal == Goal::default() && cell.is_first() {
@@ -137,6 +147,13 @@ pub(super) fn plan(
     }
     if host {
         return Ok(cell);
+    }
+    if cell.is_first() {
+        for (what, trace, machine) in freer(trace, &machine, PIECE) {
+            let mut search = Search::new(&trace, &machine, TidelogOptions::thorough())?;
+            search.run(|_| true)?;
+            cell.freed.push((what, search.prices()[0].time.0));
+        }
     }
     let file = |kind: &str| bounds.join(format!("{}-{}{kind}.json", part.file(), capacity / GIB));
     let search = || lower_bound(trace, &machine, EFFORT);

@@ -3,7 +3,7 @@
 //! `Marks`.
 
 use super::cell::{AT_ONCE, Cell, PolicyResult};
-use super::marks::exceeded;
+use super::marks::{OVER_LESS_FREEDOM_OF_STEPS, exceeded};
 use super::output::percent_of_ideal;
 use super::ratio;
 use serde_json::{Value, json};
@@ -95,7 +95,11 @@ pub(super) fn columns_of_bound(cell: &Cell, bound: u64) -> [String; 3] {
 /// The marks that a cell does not reach.
 pub(super) fn missed_by(cell: &Cell) -> Vec<String> {
     let columns = cell.outcomes.iter().flat_map(|one| columns(cell, one));
-    let missed = columns.flat_map(|column| column.missed);
+    let freed = cell.freed.iter().filter_map(|(what, time)| {
+        let what = format!("the time with {what} over the one without");
+        exceeded(&what, ratio(*time, cell.shortest), OVER_LESS_FREEDOM_OF_STEPS)
+    });
+    let missed = columns.flat_map(|column| column.missed).chain(freed);
     missed.map(|missed| format!("{}: {missed}", cell.title())).collect()
 }
 

@@ -22,6 +22,9 @@ pub(super) const WRITE_PENALTIES: [f64; 3] = [1.0, 8.0, 32.0];
 /// the fastest plan writes on average. The first lets a plan write in bursts.
 const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 
+/// This part of memory is left to spare in plans for less of it.
+const SPARED_PARTS: u64 = 20;
+
 /// A piece of work. Those that are limited are done as far as [`TidelogOptions::planned`] goes.
 pub(super) enum SearchJob {
     /// The next plan of a variant, unless it has made `most`.
@@ -38,11 +41,17 @@ pub(super) enum SearchJob {
     Trials,
 }
 
-/// How a machine that plans are made for differs from the real one.
+/// How a machine, or a trace, that plans are made for differs from the real one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Altered {
     /// Its SSDs write at so many percent of the rate at which the fastest plan's do on average.
     SlowerWrites(u64),
+    /// The pieces of a tensor are one storage.
+    Wholes,
+    /// There is a little less memory: the plan has some to spare.
+    LessMemory,
+    /// There is no host memory.
+    WithoutHost,
 }
 
 impl Altered {
@@ -60,6 +69,11 @@ impl Altered {
                 }
                 machine.ssd.write = Bandwidth(rate);
             }
+            Self::Wholes => return Maker::of_wholes(search.trace, machine),
+            Self::LessMemory => machine.budget.0 -= machine.capacity().0 / SPARED_PARTS,
+            Self::WithoutHost => {
+                machine.host.take()?;
+            }
         }
         machine.check_for(search.trace).ok()?;
         Some(Maker::of(search.trace, machine))
@@ -76,34 +90,46 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
     if trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0) {
         jobs.extend(Score::ALL.map(SearchJob::Published));
     }
-    let prices = |write_penalty, effort, spares_bytes, is_limited| {
-        let line = LineOptions { effort, write_penalty, rounds, spares_bytes };
-        SearchJob::Prices { maker: 0, line, is_limited }
-    };
-    let rounds_prices = without != Some(Idea::Rounding);
-    if rounds_prices {
-        jobs.push_back(prices(WRITE_PENALTIES[0], EFFORT, false, false));
+    if without != Some(Idea::Rounding) {
+        let write_penalty = WRITE_PENALTIES[0];
+        let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
+        jobs.push_back(SearchJob::Prices { maker: 0, line, is_limited: false });
     }
-    for round in 1..=rounds {
-        jobs.extend((0..VARIANTS.len()).map(|variant| sweep(variant, round, true)));
-    }
-    if rounds_prices {
-        jobs.extend(WRITE_PENALTIES.map(|penalty| prices(penalty, EFFORT, true, true)));
-    }
+    jobs.push_back(SearchJob::Altered(Altered::Wholes));
+    jobs.extend(more(0, options));
+    jobs.extend([Altered::LessMemory, Altered::WithoutHost].map(SearchJob::Altered));
     jobs.extend(SLOWER_PERCENT.map(|percent| SearchJob::Altered(Altered::SlowerWrites(percent))));
     jobs.push_back(SearchJob::Trials);
     jobs
 }
 
-/// What is done for a machine that differs.
-pub(super) fn jobs_of(maker: usize, options: TidelogOptions) -> Vec<SearchJob> {
+/// What is done for a machine or a trace that differs.
+pub(super) fn jobs_of(maker: usize, altered: Altered, options: TidelogOptions) -> Vec<SearchJob> {
     let TidelogOptions { rounds, without, .. } = options;
     let sweep = |variant| SearchJob::Sweep { maker, variant, most: rounds, is_limited: true };
     let mut jobs: Vec<SearchJob> = FIRST.map(sweep).into();
-    if without != Some(Idea::Rounding) {
-        let write_penalty = WRITE_PENALTIES[0];
-        let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
-        jobs.push(SearchJob::Prices { maker, line, is_limited: true });
+    match altered {
+        Altered::Wholes => jobs.extend(more(maker, options)),
+        _ if without != Some(Idea::Rounding) => {
+            let write_penalty = WRITE_PENALTIES[0];
+            let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
+            jobs.push(SearchJob::Prices { maker, line, is_limited: true });
+        }
+        _ => {}
     }
     jobs
+}
+
+/// All plans of all variants, and all that are rounded from prices.
+fn more(maker: usize, options: TidelogOptions) -> Vec<SearchJob> {
+    let TidelogOptions { rounds, without, .. } = options;
+    let sweep =
+        |(round, variant)| SearchJob::Sweep { maker, variant, most: round, is_limited: true };
+    let turns = (1..=rounds).flat_map(|round| (0..VARIANTS.len()).map(move |one| (round, one)));
+    let prices = |write_penalty| {
+        let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: true };
+        SearchJob::Prices { maker, line, is_limited: true }
+    };
+    let rounded = WRITE_PENALTIES.into_iter().filter(|_| without != Some(Idea::Rounding));
+    turns.map(sweep).chain(rounded.map(prices)).collect()
 }

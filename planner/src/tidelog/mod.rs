@@ -6,6 +6,7 @@
 mod agenda;
 mod candidates;
 mod maker;
+mod pieces;
 mod rounding;
 mod search;
 mod sweep;
@@ -158,3 +159,6 @@ mod same_bytes_tests;
 
 #[cfg(test)]
 mod search_tests;
+
+#[cfg(test)]
+mod freedom_tests;

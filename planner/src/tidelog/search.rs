@@ -202,7 +202,7 @@ impl<'a> Search<'a> {
                 }
                 let Some(maker) = altered.of(self) else { return Ok(false) };
                 self.makers.push(maker);
-                let jobs = agenda::jobs_of(self.makers.len() - 1, self.options);
+                let jobs = agenda::jobs_of(self.makers.len() - 1, altered, self.options);
                 for job in jobs.into_iter().rev() {
                     self.agenda.push_front(job);
                 }
@@ -245,9 +245,10 @@ impl<'a> Search<'a> {
         };
         let of = &self.makers[maker];
         let without = self.options.without;
-        let (trace, machine) = (of.trace.as_ref(), &of.machine);
+        let (trace, machine) = (of.trace(), &of.machine);
         let pass = Sweep::new(trace, machine, &of.lifetimes, &guess, VARIANTS[variant], without);
-        let guess = self.try_rows(pass.run())?;
+        let rows = of.rows(pass.run());
+        let guess = self.try_rows(rows)?;
         self.makers[maker].guesses[variant].push(guess);
         self.planned += 1;
         Ok(true)
@@ -266,6 +267,7 @@ impl<'a> Search<'a> {
             Advance::Over => return Ok(false),
             Advance::Searched => {}
             Advance::Planned(rows) => {
+                let rows = self.makers[maker].rows(rows);
                 line.learn(self.try_rows(rows)?);
                 self.planned += u64::from(is_limited);
             }
