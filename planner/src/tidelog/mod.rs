@@ -7,6 +7,7 @@ mod agenda;
 mod candidates;
 mod maker;
 mod pieces;
+mod price;
 mod rounding;
 mod search;
 mod sweep;
@@ -18,7 +19,8 @@ use crate::cost::Machine;
 use crate::plan::Plan;
 use crate::simulate::{Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
-pub use search::{PlanPrice, Search};
+pub use price::PlanPrice;
+pub use search::Search;
 
 /// How many ops the plans of a thorough search may have together.
 const THOROUGH: u64 = 4_000_000;
@@ -76,11 +78,12 @@ impl TidelogOptions {
 /// What makes a plan the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
-    /// The fewest bytes written to SSDs in a time within a hundredth of the shortest one found.
+    /// The fewest bytes written to SSDs in a time within a hundredth of the shortest one found, and
+    /// no longer than the published algorithm's best.
+    #[default]
     Balanced,
     /// The shortest iteration; among those that are hardly longer, the fewest bytes written to
     /// SSDs.
-    #[default]
     Time,
     /// The fewest bytes written to SSDs, in a time no longer than the published algorithm's best.
     Wear,

@@ -6,6 +6,7 @@
 use super::agenda::{self, SearchJob};
 use super::candidates::{Candidate, Candidates};
 use super::maker::Maker;
+use super::price::PlanPrice;
 use super::rounding::{Advance, RoundingLine};
 use super::sweep::Sweep;
 use super::variant::{Guess, STALLED, STALLED_LIKE, VARIANTS};
@@ -16,8 +17,6 @@ use crate::migration::Migration;
 use crate::plan::{Expectation, Plan};
 use crate::simulate::{SimulateError, Simulation, Simulator};
 use crate::trace::Trace;
-use crate::units::{Bytes, Nanos};
-use serde::Serialize;
 use std::collections::VecDeque;
 
 /// Rows for each op of a plan that is still improved by trial: far more than ops use storages.
@@ -57,18 +56,6 @@ pub struct Search<'a> {
     steps: u64,
     /// What was done of that which the options limit, as so many plans.
     planned: u64,
-}
-
-/// A plan that no other one beats in both time and bytes written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct PlanPrice {
-    /// The length of its iteration.
-    #[serde(rename = "time_ns")]
-    pub time: Nanos,
-    /// What it writes to SSDs.
-    pub written: Bytes,
-    /// Whether it is the one that the goal prefers.
-    pub chosen: bool,
 }
 
 impl<'a> Search<'a> {

@@ -13,7 +13,7 @@ use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, rounds_at_most, settle};
 use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
-use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Nanos;
 
@@ -40,6 +40,8 @@ pub(crate) struct LoadedStep {
     /// What the search found beside the plan, if there was one: the plans that no other beats in
     /// both time and bytes written, fastest first.
     pub(crate) found: Vec<StepChoice>,
+    /// What those cost.
+    pub(crate) prices: Vec<PlanPrice>,
 }
 
 impl LoadedStep {
@@ -48,7 +50,7 @@ impl LoadedStep {
         let (trace, file) = read(inputs)?;
         let MachineFile { machine, hardware } = file.clone();
         let (policy, within) = (source.policy, inputs.within);
-        let of = |policy, machine, plan, simulation, found| Self {
+        let of = |policy, machine, plan, simulation, (found, prices)| Self {
             trace: trace.clone(),
             machine,
             hardware: hardware.clone(),
@@ -58,6 +60,7 @@ impl LoadedStep {
             simulation,
             within,
             found,
+            prices,
         };
         if let Some(path) = &source.plan {
             let name = path.display().to_string();
@@ -70,21 +73,21 @@ impl LoadedStep {
             };
             let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
             let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
-            return Ok(of(policy, machine, Some(plan), simulation, Vec::new()));
+            return Ok(of(policy, machine, Some(plan), simulation, Default::default()));
         }
         if policy == PolicyName::Lru {
             let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
-            return Ok(of(policy, machine, None, simulation, Vec::new()));
+            return Ok(of(policy, machine, None, simulation, Default::default()));
         }
         let rounds = hardware.as_ref().map_or(Ok(1), rounds_at_most)?;
         let within_each = within.map(|within| within / rounds);
-        let last = RefCell::new(Vec::new());
+        let last = RefCell::default();
         let planner = |trace: &Trace, machine: &Machine| {
             if policy != PolicyName::Tidelog {
                 return planner(policy, within_each)(trace, machine);
             }
             let search = searched(trace, machine, within_each)?;
-            *last.borrow_mut() = choices(&search);
+            *last.borrow_mut() = (choices(&search), search.prices());
             Ok(best(&search))
         };
         let (machine, plan, simulation) = if let Some(hardware) = &hardware {

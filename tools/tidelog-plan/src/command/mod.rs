@@ -64,6 +64,7 @@ pub(crate) fn export(arguments: &StepArgs) -> Result<String, PlanFailure> {
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let mut report = simulated(&step.trace, &step.machine, &step.simulation);
+    report.prices.clone_from(&step.prices);
     if !arguments.quick {
         report.bound = Some(bound(&step.trace, &step.file)?);
     }
