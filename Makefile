@@ -9,9 +9,13 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
+# Some machines ask Python to keep no compiled modules. Then each of the hundreds of processes that the tests start
+# would compile all of PyTorch that it imports: seconds each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-slow bench bench-ranks compare compare-spdk \
+	test-slow models bench bench-ranks compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +32,7 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short sim fuzz \
+	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short,sim fuzz \
 		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
@@ -45,7 +49,7 @@ docs: build ## The documents as a site, into target/site; fails where a link lea
 	$(PYTHON) scripts/docs/links.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
-figures: ## Take what demo, compare and benches/fit.py measured into docs/figures, and into the tables of pages
+figures: ## Take what demo, compare, models and benches/fit.py measured into docs/figures, and into the tables of pages
 	@python3 scripts/docs/figures.py --collect
 
 docs-links: setup ## Links to other sites, which need a network
@@ -117,10 +121,10 @@ test-torch: build ## The touch suite and the program matrix, on PyTorch
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
-test-integrations: build ## Lightning, TRL and torchtitan as they are on PyPI, in a virtual environment of their own (target/integrations)
+test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
-test-slow: build ## Longer storms, and every program under every mover and mode
+test-slow: build ## Longer storms, and every program and touch under every mover and mode
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch
 
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
@@ -128,6 +132,12 @@ wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: wi
 
 install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+# Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
+MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
+models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; goes on where it was cut off; ONLY=names; 30 minutes
+	-@scripts/integrations.sh
+	$(MODELS_PYTHON) benches/models/models.py $(ONLY)
 
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks

@@ -4,6 +4,10 @@
 //! and read tensors of 1 MiB at the same time. The operations in flight are as many in all, however
 //! many ranks there are. Ends non-zero where several ranks together are slower than one by more
 //! than [`TOGETHER`] allows, or one rank gets less than the others by more than [`APART`].
+//!
+//! A device in memory is as fast as the processor, which the kernel divides. So as many processes
+//! that only copy memory run in turn with the ranks ("copies"): how far apart they are is how
+//! unevenly this machine divides itself, and no judgement of the ranks is finer than that.
 
 use std::error::Error;
 use std::fs;
@@ -30,14 +34,17 @@ const TENSORS: u32 = 32;
 /// Operations in flight, of all ranks together.
 const DEPTH: usize = 32;
 const POOL: ByteCount = ByteCount::mib(512);
-const ROUND: Duration = Duration::from_secs(2);
+const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
+/// What a process that only copies memory has instead of a pool.
+const COPIES: &str = "copies";
 /// An operation that takes longer never ends.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let done = match &*words {
+        [_, _, folder] if folder == COPIES => copy_memory().map(|()| true),
         [share, depth, folder] => be_a_rank(share, depth, Path::new(folder)).map(|()| true),
         _ => compare(),
     };
@@ -72,9 +79,11 @@ fn compare() -> Result<bool, Box<dyn Error>> {
     Pool::format(&[DeviceSpec::new(&folder.0)], &format)?;
 
     let mut rounds: [Vec<Vec<Rates>>; RANKS.len()] = Default::default();
+    let mut copies: [Vec<Vec<Rates>>; RANKS.len()] = Default::default();
     for round in 0..ROUNDS {
-        for (ranks, found) in RANKS.iter().zip(&mut rounds) {
-            found.push(run(*ranks, &folder.0)?);
+        for (index, &ranks) in RANKS.iter().enumerate() {
+            rounds[index].push(run(ranks, &folder.0)?);
+            copies[index].push(run(ranks, Path::new(COPIES))?);
         }
         eprintln!("round {} of {ROUNDS}", round + 1);
     }
@@ -83,21 +92,29 @@ fn compare() -> Result<bool, Box<dyn Error>> {
     println!("{:>7}{:>10}{:>10}{:>12}{:>14}", "ranks", "", "GB/s", "of one", "furthest off");
     let mut kept = true;
     for (at, what) in ["writes", "reads"].into_iter().enumerate() {
-        let total = |ranks: &Vec<Rates>| ranks.iter().map(|rates| rates[at]).sum::<f64>();
-        let one = median(rounds[0].iter().map(total));
-        for (ranks, found) in RANKS.iter().zip(&rounds) {
-            let all = median(found.iter().map(total));
-            let mean = |ranks: &Vec<Rates>| total(ranks) / f64::from(ranks.len() as u32);
-            let least = |ranks: &Vec<Rates>| {
-                1.0 - ranks.iter().map(|rates| rates[at]).fold(f64::MAX, f64::min) / mean(ranks)
-            };
-            let apart = median(found.iter().map(least));
-            kept &= all / one >= TOGETHER && apart <= APART;
-            let rate = all / 1e9;
-            println!("{ranks:>7}{what:>10}{rate:>10.2}{:>12.3}{:>13.1}%", all / one, apart * 100.0);
-        }
+        kept &= show(what, at, &rounds);
     }
+    show(COPIES, 0, &copies);
     Ok(kept)
+}
+
+/// Prints what some numbers of ranks did; returns whether they kept to what is asked of them.
+fn show(what: &str, at: usize, rounds: &[Vec<Vec<Rates>>]) -> bool {
+    let mut kept = true;
+    let total = |ranks: &Vec<Rates>| ranks.iter().map(|rates| rates[at]).sum::<f64>();
+    let one = median(rounds[0].iter().map(total));
+    for (ranks, found) in RANKS.iter().zip(rounds) {
+        let all = median(found.iter().map(total));
+        let mean = |ranks: &Vec<Rates>| total(ranks) / f64::from(ranks.len() as u32);
+        let least = |ranks: &Vec<Rates>| {
+            1.0 - ranks.iter().map(|rates| rates[at]).fold(f64::MAX, f64::min) / mean(ranks)
+        };
+        let apart = median(found.iter().map(least));
+        kept &= all / one >= TOGETHER && apart <= APART;
+        let rate = all / 1e9;
+        println!("{ranks:>7}{what:>10}{rate:>10.2}{:>12.3}{:>13.1}%", all / one, apart * 100.0);
+    }
+    kept
 }
 
 /// Bytes a second of writes, and of reads.
@@ -178,6 +195,29 @@ fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
+/// As a rank does, but what it moves never leaves its own memory.
+fn copy_memory() -> Result<(), Box<dyn Error>> {
+    let (from, mut to) = (vec![1_u8; 32 * BYTES], vec![0_u8; 32 * BYTES]);
+    for _ in 0..2 {
+        println!("ready");
+        std::io::stdin().read_exact(&mut [0])?;
+        let (begun, mut copied) = (Instant::now(), 0);
+        while begun.elapsed() < ROUND {
+            for (from, to) in from.chunks(BYTES).zip(to.chunks_mut(BYTES)) {
+                to.copy_from_slice(std::hint::black_box(from));
+                copied += 1;
+            }
+        }
+        println!("{}", rate(copied, begun));
+    }
+    Ok(())
+}
+
+/// Bytes a second, of so many pieces since then.
+fn rate(pieces: u32, begun: Instant) -> f64 {
+    f64::from(pieces) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64()
+}
+
 type Started = Result<Ticket, Box<dyn Error>>;
 
 struct Rank {
@@ -213,7 +253,7 @@ impl Rank {
             ready.push(self.take_back(&mut tickets, slot));
             ended += 1;
         }
-        let rate = f64::from(ended) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64();
+        let rate = rate(ended, begun);
         while tickets.iter().any(Option::is_some) {
             let (slot, outcome) = self.next_end()?;
             outcome?;

@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import sys
+import zlib
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts its threads
@@ -21,7 +22,7 @@ import torch  # noqa: E402
 
 import tidelog  # noqa: E402
 import tidetest.compare  # noqa: E402
-from tidetest import device  # noqa: E402
+from tidetest import device, plans  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
@@ -56,15 +57,31 @@ def pytest_configure(config):
     device.name = config.getoption("--device")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks which are slow
 def pytest_collection_modifyitems(items):
     """What cannot be on this device is skipped, each with its reason."""
     lacking = device.lacking()
     for item in items:
+        if not is_usual(item):
+            item.add_marker(pytest.mark.slow)
         on_host = item.get_closest_marker("host_memory")
         if lacking is not None:
             item.add_marker(pytest.mark.skip(reason=lacking))
         elif on_host is not None and not device.is_host():
             item.add_marker(pytest.mark.skip(reason=on_host.args[0]))
+
+
+def is_usual(item):
+    """Of a test's four pairs of mover and mode two are usual, in which each of both is seen once. Which two differs from
+    test to test, so that each pair is seen by half of the tests. The others are slow.
+    """
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    pair = params.get("mover"), params.get("mode")
+    chooses = any("mover" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    if None in pair or chooses or len(MOVERS) == 1:
+        return True
+    name = [item.originalname, *(part for part in item.callspec.id.split("-") if part not in pair)]
+    return (pair[0] == MOVERS[0]) == (pair[1] == MODES[zlib.crc32("-".join(name).encode()) % 2])
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +98,9 @@ def made_on(clean_slate, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def clean_slate():
     """Every tensor of the process counts against a budget: none may be left over from another test."""
-    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
-    gc.collect()
     torch.manual_seed(0)
     yield
+    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
     gc.collect()
 
 
@@ -93,13 +109,7 @@ def plans_are_awaited(monkeypatch):
     """Steps go on while a plan is made. Here each waits for it, so that which step follows the plan is no matter of
     luck.
     """
-    end_step = tidelog.Tide._end_step
-
-    def end_and_wait(tide, *arguments):
-        end_step(tide, *arguments)
-        tide.await_plan()
-
-    monkeypatch.setattr(tidelog.Tide, "_end_step", end_and_wait)
+    monkeypatch.setattr(tidelog.Tide, "_end_step", plans.awaited(tidelog.Tide._end_step))
 
 
 @pytest.fixture

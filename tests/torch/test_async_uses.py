@@ -1,145 +1,35 @@
 """Ops that go on after they have returned: what they use stays where it is until their Work is complete."""
 
-import ctypes
-import random
-import threading
-import time
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, device
-from tidetest.bits import assert_same, bits
+from tidetest import KIB, adversary, device, native, process
+from tidetest.adversary import BUDGET, COUNT, ELEMENTS
 
 pytestmark = [
     pytest.mark.host_memory(device.RANKS),
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
 ]
 
-COUNT, ELEMENTS = 24, 8 * 1024  # of tensors, and in each: 32 KiB
-BUDGET = 256 * KIB + 10 * 32 * KIB  # staging, and room for ten of them
-
-_address = torch._C.StorageBase.data_ptr
-
-
-class Adversary:
-    """Keeps raw addresses of what ops hand to it, and works on them late, out of order, from another thread, as the
-    backend of a process group may: garbage first, then what is right. It compares what it finds at an address with
-    what it left there: memory that was freed, moved or copied back meanwhile does not agree."""
-
-    def __init__(self, seed):
-        self.faults = []
-        self._random = random.Random(seed)
-        self._jobs, self._ended = [], False
-        self._changed = threading.Condition()
-        # Older than the block, so that nothing in it is a dispatched op.
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def launch(self, written, read):
-        """`written` += `read`, some time. Returns a Work."""
-        done = torch.futures.Future()
-        addresses = [_address(each.untyped_storage()) for each in (written, read)]
-        with self._changed:
-            self._jobs.append([done, addresses, self._random.randrange(4), None])
-            self._changed.notify()
-        return torch._C._distributed_c10d._create_work_from_future(done)
-
-    def end(self):
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _run(self):
-        while True:
-            with self._changed:
-                while not self._jobs and not self._ended:
-                    self._changed.wait()
-                if not self._jobs:
-                    return
-                job = self._random.choice(self._jobs)  # completions come in any order
-            self._go_on(job)
-            time.sleep(self._random.random() * 0.0005)
-
-    def _go_on(self, job):
-        done, (written, read), left, seen = job
-        mine, theirs = (
-            (ctypes.c_float * ELEMENTS).from_address(address) if address else None for address in (written, read)
-        )
-        if seen is None:
-            seen = job[3] = list(mine[:8]), list(mine), list(theirs)
-        elif list(mine[:8]) != seen[0] or list(theirs[:8]) != seen[2][:8]:
-            self.faults.append(f"memory at {written:#x} or {read:#x} was another's")
-        if left > 0:
-            for place in range(8):
-                mine[place] = -1e9 * left
-            job[2], job[3] = left - 1, (list(mine[:8]), *seen[1:])
-            return
-        result = torch.tensor(seen[1]) + torch.tensor(seen[2])
-        ctypes.memmove(written, result.numpy().ctypes.data, 4 * ELEMENTS)
-        with self._changed:
-            self._jobs.remove(job)
-        done.set_result(None)
-
 
 @pytest.fixture
-def adversary(request):
-    """An op `adversary.add(written, input) -> Work`, as c10d's are."""
-    opponent = Adversary(request.node.name)
-    library = torch.library.Library("adversary", "DEF")
-    work = "__torch__.torch.classes.c10d.Work"
-    library.define(f"add(Tensor tensors, Tensor input_tensor) -> {work}")
-    library.impl("add", lambda written, read: opponent.launch(written, read).boxed(), "CPU")
-    yield opponent
-    opponent.end()
-    library._destroy()
+def opponent(request):
+    """One in Python, with its op."""
+    with adversary.as_an_op(adversary.Adversary(request.node.name)) as opponent:
+        yield opponent
 
 
 @pytest.mark.parametrize("number", [250, pytest.param(1000, marks=pytest.mark.slow)])
-def test_raw_addresses_stay_good(pool, mover, mode, adversary, number):
-    choose = random.Random(f"{mover} {mode} {number}")
-    launch = torch.ops.adversary.add
-    unbox = torch.distributed.distributed_c10d.Work.unbox
-    model = [torch.randn(ELEMENTS) for _ in range(COUNT)]
-    expected = [each.numpy().copy() for each in model]
-    model = None
-    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode=mode) as tide:
-        tensors = [torch.from_numpy(each).clone() for each in expected]
-        in_use = {}  # number of a tensor -> the Work that uses it; two may read one
-
-        def finish(place):
-            if (pair := in_use.get(place)) is None:
-                return
-            work, places, is_dropped = pair
-            while is_dropped and not work.is_completed():
-                time.sleep(0.0002)
-            work.wait()
-            for each in places:
-                in_use.pop(each, None)
-
-        for _ in range(number):
-            one, other = choose.sample(range(COUNT), 2)
-            finish(one)
-            finish(other)
-            if choose.random() < 0.6 and len(in_use) < 8:
-                work = unbox(launch(tensors[one], tensors[other]))
-                expected[one] += expected[other]
-                in_use[one] = in_use[other] = (work, (one, other), choose.random() < 0.3)
-            else:
-                tensors[one].mul_(0.5)
-                expected[one] *= 0.5
-                assert_same(bits(torch.from_numpy(expected[other])), bits(tensors[other]), f"tensor {other}")
-        for place in range(COUNT):
-            finish(place)
-            assert_same(bits(torch.from_numpy(expected[place])), bits(tensors[place]), f"tensor {place}")
-        assert tide.stats()["totals"]["evictions"] > number // 10
-        assert tide.peak_bytes <= tide.budget
-    assert not adversary.faults, adversary.faults[:3]
+def test_raw_addresses_stay_good(pool, mover, mode, opponent, number):
+    adversary.play(opponent, pool, mover, mode, number)
 
 
-def test_an_op_waits_for_room_that_a_collective_holds(pool, mover, mode, adversary):
+def test_an_op_waits_for_room_that_a_collective_holds(pool, mover, mode, opponent):
     with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode=mode) as tide:
         tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
         for place in range(0, 8, 2):
@@ -169,3 +59,43 @@ def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mover, mode):
             assert torch.stack(tensors[8:12]).sum() == 0
     finally:
         library._destroy()
+
+
+SANITIZED = """
+import sys
+from tidetest import adversary
+helper, pool, mover, mode, number, planted = sys.argv[1:]
+if planted == "planted":
+    from tidelog._async_uses import AsyncUses
+    AsyncUses.began = lambda *_: None
+with adversary.as_an_op(adversary.NativeAdversary(1, helper)) as opponent:
+    adversary.play(opponent, pool, mover, mode, int(number))
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("planted", ["", "planted"])
+def test_no_freed_memory_is_touched(pool, mover, mode, tmp_path, planted):
+    """C keeps the addresses, under AddressSanitizer, which sees torch's allocations and what becomes of them. Where
+    Tidelog forgets its word on purpose, that must show."""
+    helper = native.build(tmp_path, "helper", adversary.HELPER, "-fsanitize=address", "-fno-omit-frame-pointer")
+    # The runtime of C++ before torch's: the sanitizer looks for what throws when it is loaded.
+    runtimes = [
+        subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    if not all(map(os.path.isabs, runtimes)):
+        pytest.skip("the compiler has no shared runtime of AddressSanitizer (libasan.so, libstdc++.so)")
+    variables = process.environment(
+        LD_PRELOAD=" ".join(runtimes),
+        # Python leaks on purpose, and torch's libraries are not instrumented.
+        ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0",
+    )
+    command = [sys.executable, "-c", SANITIZED, helper, pool, mover, mode, "1000", planted]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
+    if planted:
+        assert ended.returncode != 0 and "heap-use-after-free" in ended.stderr, ended
+    else:
+        assert ended.returncode == 0 and "done" in ended.stdout and "AddressSanitizer" not in ended.stderr, ended

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tidelog
-from test_run import program, run, tidelog_run
+from test_run import assert_planned_by, program, run, tidelog_command, tidelog_run
 
 pytest.importorskip("accelerate")
 from tidelog.integrations import step_figures  # noqa: E402
@@ -52,6 +52,15 @@ def test_an_unedited_trainer_gives_the_same_bits(program, tidelog_run, tmp_path)
     assert figures["steps"] == 9 and figures["totals"]["bytes_read"] > 0
     saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "offloaded")]
     assert saved[0] == saved[1]
+
+
+def test_an_unedited_trainer_is_planned_by_its_eighth_step(program, tidelog_run, tmp_path):
+    """It fetches batches ahead and lets go of them late, so that some live in three steps."""
+    stats = tmp_path / "stats.json"
+    words = [*tidelog_run[2:], "--memory", "3MiB", "--stats", stats, program(TRAINER), tmp_path / "out"]
+    code, _, err = tidelog_command(*words, AWAIT_PLANS="1")
+    assert code == 0, err
+    assert_planned_by(8, json.loads(stats.read_text()))
 
 
 def lines(out):

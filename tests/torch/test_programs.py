@@ -64,19 +64,12 @@ def check(expected, got):
         assert_same(one, other, name)
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_the_program_repeats_itself_and_its_budget_is_tight(name):
-    """What the next test rests on: plain runs are equal, and the budget holds the largest op but not the program."""
-    if not pointer_layout_is_known():
-        pytest.skip("this torch lays storages out differently")
-    _, peak, largest, tensors = plain(name)
-    assert tensors < 0.8 * peak, f"peak {peak}, largest op {largest}: too little to move; make the program deeper"
-
-
 @pytest.mark.parametrize(("mover", "mode"), COMBINATIONS)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
-    expected, _, _, tensors = plain(name)
+    expected, peak, largest, tensors = plain(name)
+    if pointer_layout_is_known():
+        assert tensors < 0.8 * peak, f"peak {peak}, largest op {largest}: too little to move; make the program deeper"
     tides = []
 
     @contextlib.contextmanager
@@ -98,13 +91,13 @@ def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
         warnings.simplefilter("ignore")
         got = seeded(PROGRAMS[name], block)
     check(expected, got)
-    for stats, peak, budget in tides:
+    for stats, peak_bytes, budget in tides:
         written = stats["bytes_written"]
         assert sum(written.values()) if isinstance(written, dict) else written, (
             "nothing was evicted: the budget is too large"
         )
         assert stats["evictions"] > 0
-        assert peak <= budget
+        assert peak_bytes <= budget
 
 
 def test_there_are_thirty_programs_or_more():

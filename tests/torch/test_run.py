@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,9 @@ import os
 folder, variables, *words = sys.argv[1:]
 os.chdir(folder)
 os.environ.update(json.loads(variables))
+if "AWAIT_PLANS" in os.environ:
+    from tidetest import plans
+    tidelog.Tide._end_step = plans.awaited(tidelog.Tide._end_step)
 sys.argv = ["tidelog", *words]
 from tidelog.__main__ import main
 sys.exit(main())
@@ -266,6 +270,22 @@ def test_ranks_of_torchrun_share_the_pool_of_their_node(program, tmp_path, nodes
 
 
 # -- where steps end ------------------------------------------------------------------------------
+
+
+def assert_planned_by(step, figures):
+    """Steps are recorded from the second on: nothing marks the first one's beginning."""
+    held_back = figures["held_back"]
+    assert figures["phase"] == "planned" and len(held_back) + 2 <= step, held_back
+    assert all(re.fullmatch(r"step \d+: .+", line) for line in held_back)
+    assert "a plan for such steps" in held_back[-1], held_back
+
+
+def test_an_unedited_loop_is_planned_by_its_eighth_step(program, tidelog_run, tmp_path):
+    stats = tmp_path / "stats.json"
+    words = [*tidelog_run[2:], "--stats", stats, program(TRAIN), "--steps", 8]
+    code, _, err = tidelog_command(*words, AWAIT_PLANS="1")
+    assert code == 0, err
+    assert_planned_by(8, json.loads(stats.read_text()))
 
 
 def optimizers(number):

@@ -28,9 +28,11 @@ class PoolOptions(ctypes.Structure):
 
 
 class Pool:
-    def __init__(self, library, devices):
+    def __init__(self, library, devices, **options):
+        """Makes the pool where there is none. `options` take the place of the usual ones."""
         self._library = ctypes.CDLL(library)
-        options = PoolOptions(devices=devices.encode(), data_path=b"auto", staging=8 << 20, pool_size=256 << 20)
+        usual = {"data_path": b"auto", "staging": 8 << 20, "pool_size": 256 << 20}
+        options = PoolOptions(devices=devices.encode(), **{**usual, **options})
         options.size = ctypes.sizeof(options)
         self._pool = ctypes.c_uint64()
         self._check(self._library.tide_pool_open(ctypes.byref(options), ctypes.byref(self._pool)))

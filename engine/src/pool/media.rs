@@ -6,11 +6,12 @@ use crate::log::LogMedia;
 use crate::schedule::{ControlError, Reactor, ReactorOptions};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// What a reactor needs that moves nothing else.
+/// What a reactor needs that moves nothing else. The structures are small: more staging memory
+/// would be cleared and pinned for nothing.
 pub(super) fn metadata_only() -> ReactorOptions {
     ReactorOptions {
         chunk: ByteCount::kib(256),
-        staging: ByteCount::mib(16),
+        staging: ByteCount::mib(2),
         huge_pages: false,
         ..ReactorOptions::default()
     }

@@ -92,6 +92,7 @@ class FakeCuda:
         self.library.fake_unify(True)
         self.stream = Stream()
         self.cached, self.emptied = 0, 0
+        self.segments = []  # of the caching allocator
         for name, value in {
             "Event": Event,
             "Stream": Stream,
@@ -99,8 +100,13 @@ class FakeCuda:
             "synchronize": lambda device=None: self.library.cuCtxSynchronize(),
             "memory_reserved": lambda device=None: self.cached,
             "empty_cache": self._empty_cache,
+            "get_allocator_backend": lambda: "native",
+            "memory_snapshot": lambda include_traces: self.segments,
+            "is_current_stream_capturing": lambda: False,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
+            monkeypatch.setattr(torch.cuda.memory, name, lambda device, pool: None)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream.handle.value)
         monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
 
@@ -141,6 +147,18 @@ class FakeCuda:
         first = ctypes.create_string_buffer(256)
         count = self.library.fake_violations(first, ctypes.c_size_t(256))
         assert count == 0, f"{count} violations, the first: {first.value.decode()}"
+
+
+def lock_pages(monkeypatch):
+    """CUDA is initialised. Returns a set: the addresses of host memory that it has page-locked."""
+    locked = set()
+
+    def is_pinned(tensor, device=None):
+        return torch._C.StorageBase.data_ptr(tensor.untyped_storage()) in locked
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
+    return locked
 
 
 class RealCuda:

@@ -5,6 +5,7 @@ because a storage that is out refuses to tell it, and because the swap mover lea
 """
 
 import ctypes
+import functools
 import gc
 import weakref
 
@@ -66,6 +67,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self._before = before  # whether to measure before ops too: a plain run only shrinks between two ops
         self._storages = {}
+        self._held = {}  # bytes of each at the last look
         self.peak_bytes = 0
         self.peak_op = "entry"
         self.largest_op_bytes = 0  # the storages of the largest op, a foreach op counting as its largest piece
@@ -79,39 +81,55 @@ class Ledger(TorchDispatchMode):
         tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         self._adopt(storages_of(tensors))
-        self._measure("entry")
+        self._measure(self.live_bytes(), "entry")
 
     def live_bytes(self):
         """Bytes of all storages that are alive and in memory."""
-        storages = [reference() for reference in self._storages.values()]
-        return sum(held_bytes(storage) for storage in storages if storage is not None)
+        self._look({key: reference() for key, reference in list(self._storages.items())})
+        return sum(list(self._held.values()))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         inputs = storages_of(tensors_in((args, kwargs)))
         self._adopt(inputs)
         if self._before:
-            self._measure("before", func)
+            self._measure(self.live_bytes(), "before", func)
         result = func(*args, **kwargs)
         outputs = storages_of(tensors_in(result))
         self._adopt(outputs)
-        self._measure("after", func)
+        self._measure(self._live_after({**inputs, **outputs}), "after", func)
         self._weigh(func, args, kwargs, {**inputs, **outputs})
         self.ops += 1
         return result
+
+    def _live_after(self, used):
+        """The bytes after an op that used these. Around Tidelog any storage may have left or come back; in a plain
+        run the op can have changed no other. To look at all of them after each op would take most of the time.
+        """
+        if self._before:
+            return self.live_bytes()
+        self._look(used)
+        return sum(list(self._held.values()))
+
+    def _look(self, storages):
+        for identity, storage in storages.items():
+            if storage is not None:
+                self._held[identity] = held_bytes(storage)
 
     def _adopt(self, storages):
         for identity, storage in storages.items():
             known = self._storages.get(identity)
             if known is None or known() is None:
-                self._storages[identity] = weakref.ref(storage)
+                self._storages[identity] = weakref.ref(storage, functools.partial(self._forget, identity))
 
-    def _measure(self, where, func=None):
-        live = self.live_bytes()
+    def _forget(self, identity, reference):
+        if self._storages.get(identity) is reference:
+            del self._storages[identity]
+            self._held.pop(identity, None)
+
+    def _measure(self, live, where, func=None):
         if live > self.peak_bytes:
             self.peak_bytes, self.peak_op = live, f"{where} {func} (op {self.ops})" if func else where
-        if self.ops % 64 == 0:
-            self._storages = {key: ref for key, ref in self._storages.items() if ref() is not None}
 
     def _weigh(self, func, args, kwargs, storages):
         size = sum(_nbytes(storage) for storage in storages.values())

@@ -72,21 +72,19 @@ class Ended:
     err: str
 
 
+def environment(**more):
+    """The variables of a process that imports the package, and what the tests share, as this one does."""
+    paths = [str(_HERE), str(Path(tidelog.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
+
+
 def _ask(**request):
     global _nursery
     if _nursery is None or _nursery.poll() is not None:
-        paths = [str(_HERE), str(Path(tidelog.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
         command = [sys.executable, "-c", _NURSERY, device.name]
         pipe = subprocess.PIPE
-        _nursery = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True
-        )
+        variables = environment(PYTHONFAULTHANDLER="1")
+        _nursery = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables, start_new_session=True)
         atexit.register(_nursery.stdin.close)
     _nursery.stdin.write(json.dumps(request) + "\n")
     _nursery.stdin.flush()

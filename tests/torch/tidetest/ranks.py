@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import threading
 import time
 import warnings
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed._functional_collectives import all_gather_single, all_reduce, reduce_scatter_single
+from torch.distributed._functional_collectives import all_gather_single, all_reduce, reduce_scatter_single, wait_tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -20,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tidelog
+from tidelog._ranks import Ranks
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, frozen
 
@@ -289,6 +291,25 @@ def collectives(run):
     return results
 
 
+def collectives_waited_for_elsewhere(run):
+    """Functional ones, launched here, and waited for by another thread: then what they use may move."""
+    results = []
+    for number in range(12):
+        with run.step():
+            mine = [run.batch(512) + number for _ in range(3)]
+            scattered = [reduce_scatter_single(each, "sum", 0, dist.group.WORLD) for each in mine]
+            threads = [threading.Thread(target=wait_tensor, args=(each,)) for each in scattered]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            for each in mine if run.tide is not None else ():
+                run.tide.evict(each)  # an error, if it were taken for being in use
+            busy = [torch.randn(512, WIDTH, generator=run._random).exp() for _ in range(20)]
+            results += [frozen([each + 0 for each in scattered]), frozen(mine), frozen(busy)]
+    return results
+
+
 PROGRAMS = {
     2: (
         ddp,
@@ -308,6 +329,7 @@ PROGRAMS = {
         pipeline_1f1b,
         pipeline_interleaved,
         collectives,
+        collectives_waited_for_elsewhere,
     ),
     4: (ddp, fsdp, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
 }
@@ -316,14 +338,13 @@ PROGRAMS = {
 # -- running them -----------------------------------------------------------------------------------------------------
 
 
-def main(rank, size, folder, mover, mode, only=""):
-    """What each rank's process runs."""
+def main(rank, size, folder, mover, mode, part, parts):
+    """What each rank's process runs: one of `parts` parts of the programs."""
     rank, size = int(rank), int(size)
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    for program in PROGRAMS[size]:
-        if only in ("", program.__name__):
-            compare(program, Run(rank, size, folder), mover, mode)
+    for program in PROGRAMS[size][int(part) :: int(parts)]:
+        compare(program, Run(rank, size, folder), mover, mode)
     dist.destroy_process_group()
     print("done", flush=True)
 
@@ -382,9 +403,15 @@ def train_for_ever(rank, size, folder, failing="", mover="swap"):
     pool = os.path.join(folder, "pool")
     os.makedirs(pool, exist_ok=True)
     run = Run(rank, size, folder)
+    introduce = Ranks.introduce
+
+    def introduce_and_say_so(ranks):
+        introduce(ranks)
+        print("known", flush=True)
+
+    Ranks.introduce = introduce_and_say_so
     with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB, mover=mover) as tide:
         model = sharded()
-        print("begun", flush=True)
         number = 0
         while True:
             with tide.step():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,13 +25,23 @@ from tidelog._record import Hold, Storage
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
-    def __init__(self, ledger: Ledger, session: Session, hook: Hook, async_uses: AsyncUses) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        hook: Hook,
+        async_uses: AsyncUses,
+        meet_others: Callable[[], None],
+    ) -> None:
+        """`meet_others`: called once there is a process group."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = hook.expect_collectives
+        self.meet_others = meet_others
+        self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
 
     def is_elsewhere(self) -> bool:
@@ -66,6 +76,14 @@ class Access:
             other.bring_back(*theirs, written=written)
         ours = [record for record in records if record.access is self]
         self._hook.touch({each.id: MODIFIES if each is changed else 0 for each in ours})
+
+    def adopt_what_is_new(self) -> None:
+        """Tensors were made where the hook is off: from now on they count, and room is made for them."""
+        self._ledger.adopt_what_lives()
+        if self._ledger.quiet:
+            self._ledger.note_peak()
+        else:
+            self._hook.end_touch()
 
     def wrote(self, storage: Storage) -> None:
         """A storage was written by a call that is no op."""

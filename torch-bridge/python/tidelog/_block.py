@@ -30,10 +30,11 @@ from tidelog._movers import Mover
 from tidelog._names import Names
 from tidelog._native import Session, SessionOptions
 from tidelog._notebook import Report
+from tidelog._ops import memory_of
 from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
-from tidelog._record import Record, untyped_storage
+from tidelog._record import Record, Storage
 from tidelog._steps import Steps
 
 _EVICTION_ATTEMPTS = 8
@@ -77,7 +78,7 @@ class Tide:
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
         self._hook = Hook(ledger, session, self.steps, heap, async_uses)
-        self.access = Access(ledger, session, self._hook, async_uses)
+        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
@@ -95,7 +96,13 @@ class Tide:
                 "an offload block is open already in this process; leave it before entering "
                 "another (one block can hold several models: pass a torch.nn.ModuleList)."
             )
-        self.session.open(self._settings.session)
+        # First of all: others are told of a rank that ends before its first collective, too.
+        self._ranks.introduce()
+        try:
+            self.session.open(self._settings.session)
+        except BaseException as error:
+            self._leave_ranks(error)
+            raise
         _active = self
         ledger = self.ledger
         try:
@@ -117,18 +124,26 @@ class Tide:
             self.steps.judge_quiet()
             self.loop.__enter__()
             self._hook.__enter__()
-        except BaseException:
+        except BaseException as error:
+            self._leave_ranks(error)
             self._end_block()
             raise
         return self
 
+    def _leave_ranks(self, error: BaseException | None) -> None:
+        """The block ends, by that error if there is one: from here on this rank explains nothing."""
+        self._ranks.leave()
+        self._ranks.failed(error)
+
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
-        ledger = self.ledger
+        ledger, pools = self.ledger, self.device.pools()
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):
                 for tensor in (thing, thing.grad if thing.is_leaf else None):
-                    ledger.adopt(tensor)
+                    record = ledger.adopt(tensor)
+                    if pools and record is not None:
+                        ledger.leave_in_pools(record, pools)
                     if ledger.live > ledger.limit:
                         self.performer.settle()
         for earlier in list(_left_behind):
@@ -142,8 +157,7 @@ class Tide:
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
-        self._ranks.leave()
-        self._ranks.failed(error)
+        self._leave_ranks(error)
         with contextlib.suppress(_errors.Error):
             _logging.block_ends(self.peak_bytes, self.stats())
         try:
@@ -283,7 +297,10 @@ class Tide:
         """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
         the next op."""
         self._require_open()
-        storage = untyped_storage(tensor)
+        for storage in memory_of(tensor):
+            self._evict(storage)
+
+    def _evict(self, storage: Storage) -> None:
         record = self.ledger.record_of(storage)
         if record is not None and record.state & _record.OUT:
             return
@@ -295,6 +312,7 @@ class Tide:
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
         self._hook.end_touch()
+        self.performer.look_at_async_uses()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
             self.performer.drive(self.session.evict(record.id))
@@ -308,26 +326,26 @@ class Tide:
         may use their addresses. Addresses that are asked for inside are not used after it; outside,
         asking for one pins a tensor for its life, as nothing says for how long it is used."""
         self._require_open()
-        with self.access.pinned([untyped_storage(tensor) for tensor in tensors]):
+        with self.access.pinned([storage for tensor in tensors for storage in memory_of(tensor)]):
             yield
 
     def unpin(self, *tensors: Tensor) -> None:
         """Says that nobody uses an address of these tensors any more that `data_ptr()` gave: they may
         move again. Memory that NumPy has seen stays, as torch itself fixes it."""
         self._require_open()
-        for tensor in tensors:
-            self.access.unpin(untyped_storage(tensor))
+        for storage in (storage for tensor in tensors for storage in memory_of(tensor)):
+            self.access.unpin(storage)
 
     def is_resident(self, tensor: Tensor) -> bool:
         """Whether the tensor's bytes are in memory now."""
-        record = untyped_storage(tensor)._tide
-        return record is None or not record.state & _record.AWAY
+        records = [storage._tide for storage in memory_of(tensor)]
+        return not any(record is not None and record.state & _record.AWAY for record in records)
 
     def restore(self, *tensors: Tensor) -> None:
         """Brings tensors back; without arguments, all that is out, whatever the budget says."""
         if tensors:
             for tensor in tensors:
-                self.access.bring_back(untyped_storage(tensor))
+                self.access.bring_back(*memory_of(tensor))
             return
         if not self.session.is_open():
             return  # the block ended with nothing out

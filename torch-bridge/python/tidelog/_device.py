@@ -11,7 +11,7 @@ any stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +24,20 @@ from tidelog._errors import Error
 from tidelog._figures import StrPath
 from tidelog._record import Storage, resizable
 
+_USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
+
 _base: Any = torch._C.StorageBase  # unpatched, see `_record`
 _is_shared: Callable[[Storage], bool] = _base.is_shared
+
+
+def _is_page_locked(storage: Storage) -> bool:
+    """Whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to
+    it while the op that asked for that has returned long ago, and memory that came back would not be
+    locked."""
+    if not torch.cuda.is_initialized():
+        return False  # then there is no such memory
+    with _disable_current_modes():
+        return torch.empty(0, dtype=torch.uint8).set_(storage).is_pinned()
 
 
 class Host:
@@ -40,7 +52,7 @@ class Host:
         return storage.device.type == "cpu"
 
     def movable(self, storage: Storage) -> bool:
-        return resizable(storage) and not _is_shared(storage)
+        return resizable(storage) and not _is_shared(storage) and not _is_page_locked(storage)
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""
@@ -73,6 +85,10 @@ class Host:
 
     def durations(self) -> Sequence[int]:
         """The nanoseconds that each op took; empty where the session's own clock is right."""
+        return ()
+
+    def pools(self) -> Sequence[range]:
+        """The addresses that pools of the program's own have now: see `_pools`."""
         return ()
 
 
@@ -165,6 +181,16 @@ class Gpu(Host):
         torch.cuda.synchronize(self.device)
         return [int(begin.elapsed_time(end) * 1e6) if ran else 0 for begin, end, ran in timed]
 
+    def pools(self) -> Sequence[range]:
+        if torch.cuda.get_allocator_backend() != "native":
+            return ()  # there are none
+        segments: Iterable[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
+        return [
+            range(segment["address"], segment["address"] + segment["total_size"])
+            for segment in segments
+            if segment["device"] == self.device.index and tuple(segment["segment_pool_id"]) != _USUAL_POOL
+        ]
+
 
 def choose(device: str | torch.device, model: nn.Module | None) -> Host:
     """The device for `device`: "cpu", "cuda", "cuda:1"; "auto" is where the model's first parameter
@@ -185,4 +211,10 @@ def choose(device: str | torch.device, model: nn.Module | None) -> Host:
     if (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise Error(f"device={str(device)!r}: there is no such GPU; torch finds {count}.")
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        raise Error(
+            f"device={str(device)!r}: torch allocates all memory of GPUs by an allocator of this "
+            "program (change_current_allocator), and cannot say how much that holds. Use the allocator "
+            "for a torch.cuda.MemPool instead, whose tensors stay where they are."
+        )
     return Gpu(device)

@@ -205,6 +205,7 @@ class Stats(TypedDict):
     resident_bytes: int
     machine: MachineFigures
     planning: bool  # whether a plan is being made
+    held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None
     notices: list[str]  # for people
     unmovable: list[str]  # tensors whose memory is not torch's own

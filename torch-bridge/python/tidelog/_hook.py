@@ -75,7 +75,11 @@ class Hook(TorchDispatchMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
             kind = type(result)
             if kind is Tensor:
-                storage = untyped_storage(result)
+                try:
+                    storage = untyped_storage(result)
+                except RuntimeError:  # sparse: it has none of its own
+                    self._register_all(result, func)
+                    return result
                 if storage._tide is None:
                     ledger.register(storage, func)
             elif kind is not _NONE:

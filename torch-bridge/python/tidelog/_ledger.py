@@ -4,8 +4,9 @@ the session has yet to learn of them. No other class changes these."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import Session, birth_words
-from tidelog._ops import Op, info_of, is_wrapper
+from tidelog._ops import Op, info_of, is_wrapper, memory_of
 from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
 
 # The most births that are pending: most storages die before the session needs to learn of them.
@@ -52,6 +53,7 @@ class Ledger:
         self._on_death = self._dead.append
         own = {"ledger": self, "outside": outside, "process": os.getpid()}
         self._record_type: type[Record] = type("Record", (Record,), own)
+        self._plain_type = self._record_type
         # Numbers of dead storages are used again, but not within a step: a profile tells storages
         # apart by them.
         self._next_id = 0
@@ -73,6 +75,16 @@ class Ledger:
         finally:
             self._record_type = plain
 
+    def of_a_pool(self, on: bool) -> None:
+        """Whether storages that are registered from now on are in memory that the program manages
+        itself. Other memory would not be the same to it, so they stay where they are."""
+        self._record_type = type("Pooled", (self._plain_type,), {"moves": False}) if on else self._plain_type
+
+    def leave_in_pools(self, record: Record, pools: Sequence[range]) -> None:
+        """The same of a storage that was there before, if it lies in one of these."""
+        if (storage := record()) is not None and any(_movers.data_pointer(storage) in pool for pool in pools):
+            record.moves = False
+
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is
         called where a birth exceeds the limit while all is quiet."""
@@ -84,6 +96,9 @@ class Ledger:
     def register(self, storage: Storage, func: Op) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
         reached."""
+        if not self.quiet:  # an output before this one has ended it
+            self.record_of(storage, func)
+            return
         size = nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
@@ -142,10 +157,20 @@ class Ledger:
         if tensor is not None:
             try:
                 storage = untyped_storage(tensor)
-            except (NotImplementedError, RuntimeError):
+            except RuntimeError:
+                for component in memory_of(tensor):
+                    self.record_of(component)
                 return None  # sparse and opaque layouts have no storage of their own
             return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
+
+    def adopt_what_lives(self) -> None:
+        """Adopts every tensor that Python has."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Tensor):
+                self.adopt(thing)
+        if self.quiet and self.live > self.limit:
+            self._when_full()
 
     def _is_alias(self, storage: Storage) -> bool:
         """Whether the storage only shows memory that another one owns, and that counts there."""
@@ -253,7 +278,7 @@ class Ledger:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
-        return self._device.movable(storage)
+        return (record is None or record.moves) and self._device.movable(storage)
 
     def pin(self, record: Record) -> None:
         """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""

@@ -93,6 +93,7 @@ class Record(_Newborn):
     async_uses = 0  # ops that have returned and use it still
     loans = 0  # ops of other threads that are using it right now
     is_guarded = True  # when it is out; for a bucket of DDP: see `Ledger.of_a_reducer`
+    moves = True  # not where the program has memory of its own: see `Ledger.of_a_pool`
     name: str | None = None
 
     def hold(self) -> Hold:

@@ -36,6 +36,7 @@ pub(super) fn figures(
         "resident_bytes": machine.committed().0,
         "machine": rates(&planning.rates(machine, history), planning.links()),
         "planning": planning.is_under_way(),
+        "held_back": planning.held_back(),
         "plan": planning.planned().map(|planned| plan(planned, planning, history)),
         "notices": planning.notices(),
     });

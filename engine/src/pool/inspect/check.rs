@@ -239,10 +239,12 @@ fn check_members(
         return Err(OpenError::Devices(0));
     };
     let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
-    let staging = ByteCount(2 * WINDOW_BYTES.max(geometry.stripe_unit));
+    // Two windows; a small pool never fills them.
+    let pool_bytes = geometry.device_bytes * members.0.len() as u64;
+    let staging = (2 * WINDOW_BYTES).min(pool_bytes).max(2 * geometry.stripe_unit);
     let options = ReactorOptions {
         chunk: ByteCount(geometry.stripe_unit),
-        staging,
+        staging: ByteCount(staging),
         huge_pages: false,
         ..ReactorOptions::default()
     };

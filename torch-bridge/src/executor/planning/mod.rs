@@ -5,9 +5,12 @@
 //! begins, so that no step follows two plans.
 
 mod drift;
+mod held_back;
 mod links;
 mod planned;
 mod profile;
+#[cfg(test)]
+mod profile_tests;
 mod rates;
 mod simulated;
 
@@ -24,6 +27,7 @@ use super::history::History;
 use super::step_rate::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
+use held_back::HeldBack;
 use profile::{Profile, Profiled};
 
 pub(super) use links::LinkRates;
@@ -51,6 +55,7 @@ pub(super) struct Planning {
     staging: Bytes,
     links: LinkRates,
     profile: Profile,
+    held_back: HeldBack,
     /// The plan that steps follow.
     planned: Option<Planned>,
     /// Whether the last step followed the plan to its end.
@@ -94,6 +99,7 @@ impl Planning {
             staging,
             links,
             profile: Profile::new(!reactive),
+            held_back: HeldBack::default(),
             planned: None,
             last_followed: false,
             drift: Drift::default(),
@@ -135,8 +141,10 @@ impl Planning {
         storages: &Storages,
         history: &History,
     ) {
-        if let Some(profiled) = self.profile.step_ends(complete, storages) {
-            self.plan_for(profiled, machine, history);
+        match self.profile.step_ends(complete, storages) {
+            Some(Ok(profiled)) => self.plan_for(profiled, machine, history),
+            Some(Err(why)) => self.hold_back(&why),
+            None => {}
         }
         self.last_followed = complete && machine.in_sync();
         if self.last_followed {
@@ -210,6 +218,11 @@ impl Planning {
         &self.notices
     }
 
+    /// Steps that were recorded and gave no plan yet, each with why, in words.
+    pub(super) fn held_back(&self) -> &[String] {
+        self.held_back.steps()
+    }
+
     /// The links that the kernel's tables describe, in words.
     pub(super) fn links(&self) -> &[String] {
         &self.links.descriptions
@@ -241,8 +254,9 @@ impl Planning {
         let fingerprint = trace.fingerprint();
         self.bindings = Some(bindings);
         if self.is_for(fingerprint) {
-            return;
+            return self.hold_back("a plan for such steps is being made, or is ready for the next");
         }
+        self.hold_back("it is like the one before: from here on a plan for such steps is made");
         let rates = self.rates(machine, history);
         let (policy, runtime) = (self.policy, runtime(history));
         let machine = rates.machine(machine, self.staging);
@@ -268,6 +282,10 @@ impl Planning {
         if let Err(why) = self.begin(Occasion::Drift(pace), make) {
             self.stay_with_the_plan(&why);
         }
+    }
+
+    fn hold_back(&mut self, why: &str) {
+        self.held_back.note(self.profile.step(), why);
     }
 
     fn begin(

@@ -13,6 +13,7 @@ use tidelog_planner::trace::{
 };
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
+use super::held_back::difference;
 use crate::executor::storages::{Description, Storages};
 
 /// A storage as the recorder sees it.
@@ -47,7 +48,8 @@ pub(super) struct Profile {
     /// Died during the step: their facts are needed until it ends.
     died: HashMap<StorageId, Seen>,
     alive_at_begin: Vec<StorageId>,
-    last_fingerprint: Option<u64>,
+    /// What the last step did, if it was recorded to its end.
+    last: Option<Trace>,
 }
 
 /// A trace, and which live storage is meant by each of its names.
@@ -64,6 +66,12 @@ impl Profile {
     /// Records no more steps: there is a plan, or there will be none.
     pub(super) fn stop(&mut self) {
         self.recording = false;
+        self.last = None;
+    }
+
+    /// The steps that have begun.
+    pub(super) fn step(&self) -> u64 {
+        self.step
     }
 
     pub(super) fn step_begins(&mut self) {
@@ -146,17 +154,39 @@ impl Profile {
     }
 
     /// Ends a step. A trace comes out once the step was complete and did the same as the one
-    /// before.
-    pub(super) fn step_ends(&mut self, complete: bool, storages: &Storages) -> Option<Profiled> {
+    /// before, else why none does. `None`: steps are not recorded.
+    pub(super) fn step_ends(
+        &mut self,
+        complete: bool,
+        storages: &Storages,
+    ) -> Option<Result<Profiled, String>> {
         self.in_step = false;
-        if !complete || !self.recording || self.ops.is_empty() {
-            self.last_fingerprint = None;
+        if !self.recording {
             return None;
         }
+        let before = self.last.take();
+        if !complete {
+            return Some(Err("it was cut short".to_owned()));
+        }
+        if self.ops.is_empty() {
+            return Some(Err("the budget was not reached yet".to_owned()));
+        }
         let profiled = self.make_trace(storages);
-        let fingerprint = profiled.trace.fingerprint();
-        let alike = self.last_fingerprint.replace(fingerprint) == Some(fingerprint);
-        (alike && profiled.trace.validate().is_ok()).then_some(profiled)
+        let why_not = match &before {
+            None => Some("it is the first that was recorded, or the one before was not".to_owned()),
+            Some(before) => difference(before, &profiled.trace),
+        };
+        if let Some(why) = why_not {
+            self.last = Some(profiled.trace);
+            return Some(Err(why));
+        }
+        // The next step may be compared with either of two that are alike.
+        self.last = before;
+        let valid = profiled.trace.validate();
+        Some(match valid {
+            Ok(()) => Ok(profiled),
+            Err(error) => Err(format!("its trace makes no sense: {error}")),
+        })
     }
 
     fn make_trace(&self, live: &Storages) -> Profiled {
@@ -194,7 +224,7 @@ struct Names<'a> {
     profile: &'a Profile,
     live: &'a Storages,
     storages: Vec<Storage>,
-    by_place: HashMap<(OpIndex, u16), PlanStorage>,
+    by_place: HashMap<(OpIndex, u16), (PlanStorage, StorageId)>,
     taken: HashSet<String>,
     meanings: HashMap<StorageId, Meaning>,
 }
@@ -223,14 +253,8 @@ impl Names<'_> {
         let size = Bytes(seen.map_or(0, |seen| seen.size));
         let born = seen.and_then(|seen| seen.born);
         let in_this_step = born.is_some_and(|(step, ..)| step == profile.step);
-        if let Some((step, op, slot)) = born
-            && !in_this_step
-            && step + 1 == profile.step
-            && let Some(&storage) = self.by_place.get(&(op, slot))
-            // Of another size it is another storage: that step was not like this one.
-            && self.storages[storage.0 as usize].size == size
-        {
-            return Meaning { storage, previous: true };
+        if let Some(previous) = self.previous(storage) {
+            return previous;
         }
         let identity = match born {
             Some((_, op, slot)) if in_this_step => Identity::Output { op, slot },
@@ -244,10 +268,32 @@ impl Names<'_> {
         };
         let named = PlanStorage(self.storages.len() as u32);
         if let Identity::Output { op, slot } = identity {
-            self.by_place.insert((op, slot), named);
+            self.by_place.insert((op, slot), (named, storage));
         }
         self.storages.push(Storage { identity, size, kind, movable });
         Meaning { storage: named, previous: false }
+    }
+
+    /// What a storage of the step before means, if this step makes one in its place. One that lives
+    /// on into a third step (a batch that was fetched ahead) does not: a trace has room for two
+    /// instances, so that one comes and goes as what is made between steps does.
+    fn previous(&self, storage: StorageId) -> Option<Meaning> {
+        let died = self.profile.died.get(&storage)?;
+        let (step, op, slot) = died.born?;
+        let &(meaning, successor) = self.by_place.get(&(op, slot))?;
+        // Of another size it is another storage: that step was not like this one.
+        let alike = self.storages[meaning.0 as usize].size == Bytes(died.size);
+        let lives_on = !self.profile.died.contains_key(&successor);
+        let previous = alike && lives_on && step + 1 == self.profile.step;
+        previous.then_some(Meaning { storage: meaning, previous })
+    }
+
+    /// Outlived the step before by chance, as what a collective still uses does: this step does not
+    /// use it, and makes nothing in its place that lives on. Steps with and without one are alike.
+    fn is_late(&self, storage: StorageId) -> bool {
+        !self.meanings.contains_key(&storage)
+            && self.previous(storage).is_none()
+            && self.profile.died.get(&storage).is_some_and(|it| it.since + 1 >= self.profile.step)
     }
 
     /// Alive after the step, and all through the one before: what is made between two steps, such
@@ -270,14 +316,13 @@ impl Names<'_> {
             .iter()
             .map(|&(storage, slot)| Birth { storage: self.meaning(storage).storage, slot })
             .collect();
-        let deaths = op
-            .deaths
-            .iter()
-            .map(|&storage| {
+        let mut deaths = Vec::with_capacity(op.deaths.len());
+        for &storage in &op.deaths {
+            if !self.is_late(storage) {
                 let Meaning { storage, previous } = self.meaning(storage);
-                Death { storage, previous }
-            })
-            .collect();
+                deaths.push(Death { storage, previous });
+            }
+        }
         Op {
             name: op.name.clone(),
             duration: op.duration,

@@ -1,0 +1,27 @@
+"""C and C++ that a test needs, built when it runs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+COMPILE_SECONDS = 300
+
+
+def build(folder, name, source, *words, compiler="cc"):
+    """Builds a shared library of this source; returns its path. Skips the test where the compiler is not there, or
+    lacks what `words` ask for.
+    """
+    text = Path(folder, f"{name}.{'c' if compiler == 'cc' else 'cpp'}")
+    text.write_text(source)
+    built = text.with_suffix(".so")
+    command = [compiler, "-O1", "-g", "-shared", "-fPIC", "-pthread", *words, str(text), "-o", str(built)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except FileNotFoundError:
+        pytest.skip(f"there is no compiler {compiler!r}")
+    except subprocess.CalledProcessError as error:
+        if "-fsanitize" in " ".join(words) and ("asan" in error.stderr or "sanitize" in error.stderr):
+            pytest.skip(f"{compiler} cannot build with {' '.join(words)}: {error.stderr.splitlines()[-1]}")
+        raise AssertionError(error.stderr) from None
+    return built

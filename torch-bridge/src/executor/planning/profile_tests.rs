@@ -1,0 +1,151 @@
+//! Which steps are alike, and which storages of a step are known again in the next.
+
+use tidelog_planner::residency::{OpUse, StorageId};
+use tidelog_planner::trace::{Identity, Storage, StorageKind};
+use tidelog_planner::units::OpIndex;
+
+use super::profile::{Profile, Profiled};
+use crate::executor::storages::Storages;
+
+/// A program that is profiled. Numbers of storages are never used again.
+struct Program {
+    profile: Profile,
+    storages: Storages,
+    next: u32,
+    op: u32,
+}
+
+impl Program {
+    fn new() -> Self {
+        let storages = Storages::default();
+        Self { profile: Profile::new(true), storages, next: 0, op: 0 }
+    }
+
+    fn born(&mut self, place: Option<OpIndex>) -> StorageId {
+        let storage = StorageId(self.next);
+        self.next += 1;
+        let place = place.map(|op| (op, 0));
+        self.storages.born(storage, true, place);
+        self.profile.born(storage, 64, place);
+        storage
+    }
+
+    fn parameter(&mut self, name: &str) -> StorageId {
+        let storage = self.born(None);
+        assert!(self.storages.name(storage, StorageKind::Parameter, name).is_ok());
+        storage
+    }
+
+    fn begin(&mut self) {
+        self.profile.step_begins();
+        self.op = 0;
+    }
+
+    fn op(&mut self, uses: &[StorageId]) {
+        let uses: Vec<OpUse> =
+            uses.iter().map(|&storage| OpUse { storage, modifies: false }).collect();
+        self.profile.op_begins(self.op, "op", self.op.into(), &uses);
+        self.op += 1;
+    }
+
+    /// An op that makes a storage.
+    fn make(&mut self, uses: &[StorageId]) -> StorageId {
+        self.op(uses);
+        self.born(Some(OpIndex(self.op - 1)))
+    }
+
+    fn die(&mut self, storage: StorageId) {
+        self.profile.died(storage);
+        self.storages.died(storage);
+    }
+
+    fn end(&mut self) -> Result<Profiled, String> {
+        self.profile.step_ends(true, &self.storages).expect("steps are recorded")
+    }
+}
+
+#[test]
+fn a_batch_that_is_fetched_ahead_and_let_go_late_holds_no_step_back() {
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    let (mut used, mut ahead): (Option<StorageId>, Option<StorageId>) = (None, None);
+    for step in 1..=4 {
+        program.begin();
+        let fetched = program.make(&[weight]);
+        used.take().into_iter().for_each(|used| program.die(used));
+        used = ahead.replace(fetched);
+        program.op(&used.map_or(vec![weight], |batch| vec![weight, batch]));
+        let ended = program.end();
+        if step > 3 {
+            let trace = ended.map_err(|why| format!("step {step}: {why}")).unwrap().trace;
+            // Both were there when the step began: the batch that the step before used, and the one
+            // that it fetched.
+            let (gone, batch) = (&trace.ops[0].deaths[0], &trace.ops[1].uses[1]);
+            assert!(!gone.previous && !batch.previous && gone.storage != batch.storage);
+            let arrives = |it: &Storage| it.identity == Identity::Arrival;
+            for storage in [gone.storage, batch.storage] {
+                assert!(arrives(&trace.storages[storage.0 as usize]));
+            }
+            assert_eq!(trace.storages.iter().filter(|it| arrives(it)).count(), 2);
+        }
+    }
+}
+
+#[test]
+fn one_that_goes_in_the_next_step_is_the_previous_instance() {
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    let mut kept: Option<StorageId> = None;
+    for step in 1..=4 {
+        program.begin();
+        program.op(&kept.map_or(vec![weight], |kept| vec![weight, kept]));
+        kept.take().into_iter().for_each(|kept| program.die(kept));
+        kept = Some(program.make(&[weight]));
+        let ended = program.end();
+        if step > 2 {
+            let trace = ended.map_err(|why| format!("step {step}: {why}")).unwrap().trace;
+            assert!(trace.ops[0].uses[1].previous && trace.ops[0].deaths[0].previous);
+        }
+    }
+}
+
+#[test]
+fn one_that_outlives_its_step_by_chance_holds_no_step_back() {
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    let mut late: Option<StorageId> = None;
+    let mut first = None;
+    for step in 1..=6 {
+        program.begin();
+        let made = program.make(&[weight]);
+        late.take().into_iter().for_each(|late| program.die(late));
+        program.op(&[weight, made]);
+        // A collective still uses it when the step ends.
+        if step == 4 {
+            late = Some(made);
+        } else {
+            program.die(made);
+        }
+        let ended = program.end();
+        if step > 2 {
+            let trace = ended.map_err(|why| format!("step {step}: {why}")).unwrap().trace;
+            assert_eq!(*first.get_or_insert(trace.fingerprint()), trace.fingerprint());
+        }
+    }
+}
+
+#[test]
+fn a_step_is_held_back_with_the_reason() {
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    let mut why = |ops: usize| {
+        program.begin();
+        (0..ops).for_each(|_| program.op(&[weight]));
+        program.end().err()
+    };
+    let reasons = [why(0), why(2), why(3), why(3)];
+    assert!(reasons[0].as_ref().unwrap().contains("budget was not reached"), "{reasons:?}");
+    assert!(reasons[1].as_ref().unwrap().contains("first that was recorded"), "{reasons:?}");
+    assert_eq!(reasons[2].as_deref(), Some("3 ops, 2 in the step before"));
+    assert_eq!(reasons[3], None);
+}
