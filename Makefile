@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-slow bench bench-ranks compare compare-spdk \
+	test-slow models bench bench-ranks compare compare-spdk \
 	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,7 +49,7 @@ docs: build ## The documents as a site, into target/site; fails where a link lea
 	$(PYTHON) scripts/docs/links.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
-figures: ## Take what demo, compare and benches/fit.py measured into docs/figures, and into the tables of pages
+figures: ## Take what demo, compare, models and benches/fit.py measured into docs/figures, and into the tables of pages
 	@python3 scripts/docs/figures.py --collect
 
 docs-links: setup ## Links to other sites, which need a network
@@ -132,6 +132,12 @@ wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: wi
 
 install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+# Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
+MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
+models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; goes on where it was cut off; ONLY=names; 30 minutes
+	-@scripts/integrations.sh
+	$(MODELS_PYTHON) benches/models/models.py $(ONLY)
 
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks

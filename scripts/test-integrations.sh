@@ -1,19 +1,7 @@
 #!/usr/bin/env bash
-# Tidelog with libraries that not every run of the tests pays for: training loops, kernels. They are installed into
-# an environment of their own, beside that of the other tests, whose torch they use.
+# Tidelog with libraries that not every run of the tests pays for: training loops, kernels (scripts/integrations.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-folder=target/integrations
-python=$folder/bin/python
-
-if ! cmp -s requirements-integrations.txt "$folder/installed"; then
-    .venv/bin/python -m venv --clear "$folder"
-    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-    .venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$packages/tests.pth"
-    "$python" -m pip install --quiet --constraint <(grep '^torch==' requirements.txt) -r requirements-integrations.txt
-    # As pip would have it, torchtitan takes older packages of Hugging Face than the rest.
-    "$python" -m pip install --quiet --no-deps torchtitan==0.3.0 spmd_types torch_checkpointing torchdata tyro \
-        einops docstring_parser typeguard
-    cp requirements-integrations.txt "$folder/installed"
-fi
-TIDELOG_INTEGRATIONS=1 "$python" -m pytest -q tests/torch/test_other_loops.py tests/torch/test_kernel_libraries.py
+scripts/integrations.sh
+TIDELOG_INTEGRATIONS=1 target/integrations/bin/python -m pytest -q tests/torch/test_other_loops.py \
+    tests/torch/test_kernel_libraries.py

@@ -2,7 +2,8 @@
 """Holds the figures in pages to the files of measured results in docs/figures.
 
     scripts/docs/figures.py            ends with 1 where a table is not what its file says; a part of `make tidy`
-    scripts/docs/figures.py --collect  takes what measurements left in target into docs/figures, and writes the tables
+    scripts/docs/figures.py --collect  takes what measurements left in target into docs/figures, and writes the tables;
+                                       with names (demo, models ...) only these
 
 A table stands between the comments <!-- figures: NAME --> and <!-- end of figures -->. Each file says what made
 it, when, and on what machine.
@@ -14,12 +15,13 @@ import json
 import os
 import platform
 import re
+import statistics
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/measurements.md")
+PAGES = ("README.md", "docs/measurements.md", "docs/models.md")
 TABLE = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)
 
 # Cases of `make compare` in words, in the order of the table.
@@ -38,7 +40,7 @@ CASES = {
 }
 LOOP = "loop, memory"
 
-BUSY_LOAD = 2  # above it, other programs ran beside the demo, whose load is 1
+BUSY_LOAD = 2  # above it, other programs ran beside what was measured, whose load is 1
 
 # Models of benches/fit.py in words.
 MODELS = {
@@ -52,11 +54,11 @@ MODELS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", action="store_true", help="take new results, and write the tables")
-    collecting = parser.parse_args().collect
-    if collecting:
-        for name, condense in COLLECTED.items():
-            collect(name, condense)
+    parser.add_argument("--collect", nargs="*", choices=COLLECTED, help="take new results, and write the tables")
+    names = parser.parse_args().collect
+    collecting = names is not None
+    for name in (names or COLLECTED) if collecting else ():
+        collect(name, COLLECTED[name])
     wrong = {page: right for page in PAGES if (right := corrected(text := (ROOT / page).read_text())) != text}
     for page, right in wrong.items():
         if collecting:
@@ -151,8 +153,33 @@ def of_fit(document):
     ]
 
 
-COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit}
-MADE_BY = {"compare": "make compare", "demo": "make demo", "fit": "python benches/fit.py"}
+def of_models(document):
+    """Each program, eager and compiled: what is in the tables."""
+    keys = ("program", "kind", "way", "verdict", "threads", "peak_bytes", "steps", "graphs", "breaks")
+    results = []
+    for row in document["results"]:
+        result = {"case": f"{row['program']}: {row['way']}", **{key: row[key] for key in keys if key in row}}
+        if "reason" in row:
+            result["reason"] = row["reason"].splitlines()[0][:200]
+        if "ratio" in row:
+            result["share"] = round(row["budget_bytes"] / row["peak_bytes"], 4)
+            result["plain_seconds"] = round(row["plain_seconds"], 4)
+            result["ratio"] = round(row["ratio"], 3)
+            result["kernels_per_step"] = row["kernels_launched"]
+            result["load"] = round(row["load"], 1)
+        if row.get("refused_at"):
+            result["refused"] = row["refused_at"][0]["reason"].split(" does not fit")[0]
+        results.append(result)
+    return results
+
+
+COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit, "models": of_models}
+MADE_BY = {
+    "compare": "make compare",
+    "demo": "make demo",
+    "fit": "python benches/fit.py",
+    "models": "make models",
+}
 
 
 # -- from docs/figures to tables ------------------------------------------------------------------
@@ -257,7 +284,83 @@ def fit():
     return table(("model", "expected", "took", "ratio", "measured"), rows)
 
 
-TABLES = {"headline": headline, "compare": compare, "demo": demo, "fit": fit}
+def models():
+    """Each program of `make models`."""
+    programs = {}
+    for each in results("models").values():
+        programs.setdefault((each["kind"], each["program"]), {})[each["way"]] = each
+    rows = []
+    for (kind, name), ways in programs.items():
+        eager, compiled = ways.get("eager"), ways.get("compiled")
+        graphs = f"{compiled['graphs']}, {compiled['breaks']}" if compiled and "graphs" in compiled else ""
+        kernels = str(compiled.get("kernels_per_step", "")) if compiled else ""
+        remarks = "; ".join(filter(None, (_remark(each) for each in ways.values())))
+        rows.append((name, kind, *_cells(eager), *_cells(compiled), kernels, graphs, remarks))
+    head = (
+        "program",
+        "kind",
+        "peak",
+        "step",
+        "eager",
+        "peak",
+        "step",
+        "compiled",
+        "kernels",
+        "graphs, breaks",
+        "remarks",
+    )
+    return table(head, rows)
+
+
+def _cells(result):
+    """The peak, the plain step, and what the block made of it."""
+    if result is None:
+        return "", "", "not run"
+    if "ratio" not in result:
+        return "", "", result["verdict"]
+    bits = "" if result["verdict"] == "same bits" else f"{result['verdict']}, "
+    peak, step = f"{result['peak_bytes'] / 2**20:.0f} MiB", f"{1000 * result['plain_seconds']:.0f} ms"
+    busy = "~" if result["load"] > BUSY_LOAD else ""
+    return peak, step, f"{bits}{busy}{result['ratio']:.2f} x"
+
+
+def _remark(result):
+    if "refused" in result:
+        needs = f"{result['way']} in {result['share']:.0%}" if "share" in result else result["way"]
+        return f"{needs}: `{result['refused'][:60]}` does not fit in less"
+    if result["verdict"] != "same bits":
+        # A reason may be anything: no table ends in it.
+        return f"{result['way']}: " + re.sub(r"[|<>`\s]+", " ", result.get("reason", ""))[:120]
+    return ""
+
+
+def models_together():
+    """How many programs of each kind have the same bits, and what their steps cost."""
+    kinds = {}
+    for each in results("models").values():
+        kinds.setdefault(each["kind"], {}).setdefault(each["way"], []).append(each)
+    rows = []
+    for kind, ways in kinds.items():
+        cells = []
+        for way in ("eager", "compiled"):
+            found = ways.get(way, [])
+            ratios = sorted(each["ratio"] for each in found if "ratio" in each)
+            same = sum(each["verdict"] == "same bits" for each in found)
+            busy = "~" if any(each.get("load", 0) > BUSY_LOAD for each in found) else ""
+            middle = f"{busy}{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""
+            cells += [f"{same} of {len(found)}", middle]
+        rows.append((kind, *cells))
+    return table(("kind", "eager: same bits", "step", "compiled: same bits", "step"), rows)
+
+
+TABLES = {
+    "headline": headline,
+    "compare": compare,
+    "demo": demo,
+    "fit": fit,
+    "models": models,
+    "models-together": models_together,
+}
 
 
 if __name__ == "__main__":

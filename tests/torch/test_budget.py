@@ -246,3 +246,24 @@ def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool, mover):
         got = [bits(parameter.grad) for parameter in model.parameters()]
     for number, (one, other) in enumerate(zip(expected, got, strict=True)):
         assert_same(one, other, f"gradient {number}")
+
+
+@pytest.mark.parametrize("first", range(4, 9))
+def test_outputs_behind_the_one_that_reaches_the_budget_are_known(pool, first):
+    """While all fits, outputs are registered one by one. `first`: how many matrices are there before."""
+    held = [torch.ones(64, 64) for _ in range(first)]
+    x, little = torch.randn(1, 8, 32, 16), torch.ones(16)  # a matrix more, and less than one
+    arguments = (None, None, 1, 8, 512, 4, 1e-5)
+    expected = [bits(each) for each in torch.native_group_norm(x, *arguments)]
+    with tidelog.offload(
+        pool=pool, memory=STAGING + 128 * KIB, staging=STAGING, pool_size=64 * MIB, mode="reactive"
+    ) as tide:
+        for _ in range(4):
+            out, mean, scale = torch.native_group_norm(x, *arguments)
+            held.append(out)
+            assert [bits(mean), bits(scale)] == expected[1:]
+            del mean, scale
+        assert little.sum() == 16
+        assert [bits(each) for each in held[first:]] == [expected[0]] * 4
+        assert tide.stats()["evictions"] > 0 and tide.peak_bytes <= tide.budget
+        tide.restore()

@@ -14,11 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import tidelog
 from tidelog import _compiled
-from tidelog._hook import Hook
 from tidelog._ops import Launch
-from tidelog._record import OUT
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
+from tidetest.launches import AllOut, launched
 
 pytestmark = [
     pytest.mark.host_memory("inductor's kernels in C++ are of the host"),
@@ -181,26 +180,6 @@ def peak(name, pool):
         return tide.ledger.peak
 
 
-@contextlib.contextmanager
-def launched(before=lambda tide: None):
-    """The names of what is launched meanwhile; `before` is called before each op."""
-    names = []
-    observed, launch = Hook._observed, Hook.launch
-
-    def observing(hook, *arguments):
-        before(hook)
-        return observed(hook, *arguments)
-
-    def launching(hook, func, *arguments):
-        names.append(func.name)
-        return launch(hook, func, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hook, "_observed", observing)
-        patch.setattr(Hook, "launch", launching)
-        yield names
-
-
 def compare(expected, got):
     for (label, one), (other_label, other) in zip(expected, got, strict=True):
         assert label == other_label
@@ -233,31 +212,16 @@ def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name, tmp_pa
 
 @pytest.mark.parametrize("mover", ["swap", "resize"])
 def test_every_storage_is_out_between_any_two_launches(pool, mover):
-    def push_all_out(hook):
-        ledger, session, performer = hook._ledger, hook._session, tides[0].performer
-        hook.end_touch()
-        for record in list(ledger.records.values()):
-            storage = record()
-            if storage is None or record.pins or not ledger.movable(storage):
-                continue
-            for _ in range(8):
-                performer.settle()
-                if record.state & OUT:
-                    break
-                performer.drive(session.evict(record.id))
-            assert record.state & OUT, record.describe()
-        rounds.append(len(ledger.records))
-
     expected, _ = plain("trains")
     started_afresh()
-    program, rounds, tides = Program(), [], []
+    program = Program()
     with block(program, pool, int(SHARE * peak("trains", pool)), mover) as tide:
-        tides.append(tide)
-        with launched(push_all_out) as names:
+        with launched(all_out := AllOut(tide)) as names:
             program.run(tide.step)
         got = program.result()
     compare(expected, got)
-    assert len(names) > 300 and len(rounds) > len(names) and min(rounds[-300:]) > 50
+    counts = all_out.counts
+    assert len(names) > 300 and len(counts) > len(names) and min(counts[-300:]) > 25
 
 
 def test_what_was_compiled_before_the_block_is_seen(pool):

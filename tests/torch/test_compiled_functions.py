@@ -15,6 +15,7 @@ import tidelog
 from tidelog import _compiled
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
+from tidetest.launches import AllOut, launched
 
 pytestmark = [
     pytest.mark.host_memory("inductor's kernels in C++ are of the host"),
@@ -141,6 +142,33 @@ def flex_attention(compile):
     return run, tensors
 
 
+def selective_checkpoint(compile):
+    """A policy says which results a checkpoint keeps: those of matrix products."""
+    from torch.utils import checkpoint
+
+    weights = parameters(12, WIDTH, WIDTH)
+
+    def policy(_context, op, *args, **kwargs):
+        kept = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return checkpoint.CheckpointPolicy.MUST_SAVE if kept else checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    def part(x, each):
+        return torch.tanh(torch.sin(x @ each) * x)
+
+    def function(x):
+        for each in weights:
+            x = checkpoint.checkpoint(
+                part,
+                x,
+                each,
+                use_reentrant=False,
+                context_fn=functools.partial(checkpoint.create_selective_checkpoint_contexts, policy),
+            )
+        return x
+
+    return trained(compile, weights, function)
+
+
 def branches(compile):
     tensors = [torch.randn(WIDTH, WIDTH) for _ in range(14)]
 
@@ -233,6 +261,7 @@ FUNCTIONS = {
     "flex_attention": flex_attention,
     "inference": inference,
     "inside an op": inside_an_op,
+    "selective checkpoint": selective_checkpoint,
     "views": views,
 }
 IN_EVERY_RUN = ("inference", "inside an op", "views")
@@ -254,12 +283,15 @@ def block(pool, mover, mode, tensors=MOST):
     )
 
 
-def outcome(function, compile, opened, early):
-    """The bits that it leaves, and the graphs that it took. `early`: it was compiled before the block."""
+def outcome(function, compile, opened, early, before=None):
+    """The bits that it leaves, and the graphs and kernels that it took. `early`: it was compiled before the block.
+    `before(tide)` makes what is called before each op."""
     from torch._dynamo.utils import counters
+    from torch._inductor import metrics
 
     torch._dynamo.reset()
     counters.clear()
+    metrics.reset()
     gc.collect()
     torch.manual_seed(3)
     run, tensors = function(compile)
@@ -268,19 +300,21 @@ def outcome(function, compile, opened, early):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with opened as tide:
-            for number in range(STEPS):
-                with tide.step() if tide is not None else contextlib.nullcontext():
-                    run(number)
+            with launched(before(tide)) if before is not None else contextlib.nullcontext():
+                for number in range(STEPS):
+                    with tide.step() if tide is not None else contextlib.nullcontext():
+                        run(number)
             result = [bits(each.detach()) for each in tensors]
             if tide is not None:
                 assert tide.stats()["evictions"] > 10
                 assert tide.peak_bytes <= tide.budget
-    return result, {"graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values())}
+    breaks, kernels = sum(counters["graph_break"].values()), metrics.generated_kernel_count
+    return result, {"graphs": counters["stats"]["unique_graphs"], "breaks": breaks, "kernels": kernels}
 
 
-def compare(pool, mover, mode, function, compile, early):
+def compare(pool, mover, mode, function, compile, early, before=None):
     expected, graphs = outcome(function, compile, no_block(), early)
-    got, graphs_in_block = outcome(function, compile, block(pool, mover, mode), early)
+    got, graphs_in_block = outcome(function, compile, block(pool, mover, mode), early, before)
     for place, (one, other) in enumerate(zip(expected, got, strict=True)):
         assert_same(one, other, f"tensor {place}")
     # What was compiled where no mode is, is compiled again for the inside of an op.
@@ -294,6 +328,22 @@ def compare(pool, mover, mode, function, compile, early):
 )
 def test_bits_and_graphs_are_the_same(pool, mover, mode, early, name):
     compare(pool, mover, mode, FUNCTIONS[name], torch.compile, early)
+
+
+@pytest.mark.parametrize("mover", ["swap", "resize"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "views" else pytest.mark.slow) for name in FUNCTIONS]
+)
+def test_bits_are_the_same_with_every_storage_out_between_any_two_launches(pool, mover, name):
+    made = []
+
+    def all_out(tide):
+        made.append(AllOut(tide))
+        return made[-1]
+
+    compare(pool, mover, "reactive", FUNCTIONS[name], torch.compile, False, all_out)
+    counts = made[-1].counts
+    assert len(counts) > 20 and min(counts[-10:]) > 5
 
 
 @pytest.mark.parametrize("early", [False, True])

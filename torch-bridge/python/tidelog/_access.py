@@ -77,6 +77,14 @@ class Access:
         ours = [record for record in records if record.access is self]
         self._hook.touch({each.id: MODIFIES if each is changed else 0 for each in ours})
 
+    def adopt_what_is_new(self) -> None:
+        """Tensors were made where the hook is off: from now on they count, and room is made for them."""
+        self._ledger.adopt_what_lives()
+        if self._ledger.quiet:
+            self._ledger.note_peak()
+        else:
+            self._hook.end_touch()
+
     def wrote(self, storage: Storage) -> None:
         """A storage was written by a call that is no op."""
         record = storage._tide

@@ -11,6 +11,7 @@ Where this torch keeps these things elsewhere, the block says so, and compiled f
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import math
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _errors, _patches
 from tidelog._access import Access
@@ -114,6 +116,8 @@ def install(access: Access, say: Callable[[str], None]) -> None:
     names = [name for name in _ASKS_FOR_MODES if hasattr(dynamo, name)]
     if not names or not hasattr(torch.utils._python_dispatch.TorchDispatchMode, "ignore_compile_internals"):
         hooks.missing = dynamo.__name__
+    elif not hasattr(dynamo, "CatchErrorsWrapper"):
+        hooks.missing = f"{dynamo.__name__}.CatchErrorsWrapper"
     elif _CODE in sys.modules:
         hooks.find()
     if hooks.missing is not None:
@@ -122,6 +126,8 @@ def install(access: Access, say: Callable[[str], None]) -> None:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
+    if hooks.missing is None:
+        _patches.replace(dynamo.CatchErrorsWrapper, "__call__", lambda original: _compiling(access, original))
 
 
 @functools.cache
@@ -151,6 +157,21 @@ def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
             hooks.complain()
             return True
         return original()
+
+    return wrapper
+
+
+def _compiling(access: Access, original: Wrapper) -> Wrapper:
+    """Dynamo compiles a function. What it makes meanwhile, such as the state of an optimizer whose
+    step it traces, no mode sees; also not inside of DDP, where Dynamo does not see to it itself."""
+    of_ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)
+
+    def wrapper(*args: Any) -> Any:
+        with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
+            compiled = original(*args)
+        if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
+            access.adopt_what_is_new()
+        return compiled
 
     return wrapper
 

@@ -26,7 +26,7 @@ from tidelog import _compiled, _errors, _launches, _patches, _pools
 from tidelog._access import Access
 from tidelog._launches import meaning_of_pointers, pointers_mean
 from tidelog._nested import is_in_op
-from tidelog._ops import Work
+from tidelog._ops import Work, memory_of
 from tidelog._patches import Wrapper
 from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
 from tidelog._threads import borrow
@@ -70,7 +70,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     Storage._aliased = False
     Storage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
-        _wrap(access, torch.Tensor, name, _read)
+        _wrap(access, torch.Tensor, name, _read, find=_read_from)
     for name in _TENSOR_WRITES:
         _wrap(access, torch.Tensor, name, _write, after=_modified)
     for name in _TENSOR_ALIASES:
@@ -196,17 +196,21 @@ def remove() -> None:
 
 
 def _wrap(
-    access: Access, owner: Any, name: str, before: Callable[..., None], after: Callable[..., None] | None = None
+    access: Access,
+    owner: Any,
+    name: str,
+    before: Callable[..., None],
+    after: Callable[..., None] | None = None,
+    find: Callable[[Any], Sequence[Storage]] | None = None,
 ) -> None:
     """`before` and `after` get the access, and the storages of the call's arguments, its subject's
-    first."""
+    first. `find` says which those of an argument are."""
     if not hasattr(owner, name):
         return
 
     def make(original: Wrapper) -> Wrapper:
         def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
-            found = map(_storage_of, (subject, *args))
-            storages = [storage for storage in found if storage is not None]
+            storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
             with _borrowed(access, storages):
                 before(access, *storages)
                 result = original(subject, *args, **kwargs)
@@ -230,8 +234,17 @@ def _storage_of(thing: Any) -> Storage | None:
         return thing
     try:
         return untyped_storage(thing)
-    except (NotImplementedError, RuntimeError, TypeError):
+    except (RuntimeError, TypeError):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
+
+
+def _storages_of(thing: Any) -> Sequence[Storage]:
+    return () if (storage := _storage_of(thing)) is None else (storage,)
+
+
+def _read_from(thing: Any) -> Sequence[Storage]:
+    """What a reader of a tensor reads: of a sparse one, its components."""
+    return memory_of(thing) if isinstance(thing, Tensor) else ()
 
 
 def _read(access: Access, *storages: Storage) -> None:

@@ -4,6 +4,7 @@ the session has yet to learn of them. No other class changes these."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import Session, birth_words
-from tidelog._ops import Op, info_of, is_wrapper
+from tidelog._ops import Op, info_of, is_wrapper, memory_of
 from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
 
 # The most births that are pending: most storages die before the session needs to learn of them.
@@ -95,6 +96,9 @@ class Ledger:
     def register(self, storage: Storage, func: Op) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
         reached."""
+        if not self.quiet:  # an output before this one has ended it
+            self.record_of(storage, func)
+            return
         size = nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
@@ -153,10 +157,20 @@ class Ledger:
         if tensor is not None:
             try:
                 storage = untyped_storage(tensor)
-            except (NotImplementedError, RuntimeError):
+            except RuntimeError:
+                for component in memory_of(tensor):
+                    self.record_of(component)
                 return None  # sparse and opaque layouts have no storage of their own
             return self.record_of(storage) if not is_wrapper(tensor) else None
         return None
+
+    def adopt_what_lives(self) -> None:
+        """Adopts every tensor that Python has."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Tensor):
+                self.adopt(thing)
+        if self.quiet and self.live > self.limit:
+            self._when_full()
 
     def _is_alias(self, storage: Storage) -> bool:
         """Whether the storage only shows memory that another one owns, and that counts there."""

@@ -113,6 +113,15 @@ def storages_of(
     return storages
 
 
+def memory_of(tensor: Tensor) -> list[Storage]:
+    """The storages of a tensor, asked for outside of an op: of a sparse one, those of its components."""
+    try:
+        return [untyped_storage(tensor)]
+    except RuntimeError:
+        with _disable_current_modes():  # components are had by ops
+            return storages_of((tensor,), {})
+
+
 def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | None, sizes: list[int] | None) -> None:
     """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where
     they are."""

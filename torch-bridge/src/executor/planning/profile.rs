@@ -224,7 +224,7 @@ struct Names<'a> {
     profile: &'a Profile,
     live: &'a Storages,
     storages: Vec<Storage>,
-    by_place: HashMap<(OpIndex, u16), PlanStorage>,
+    by_place: HashMap<(OpIndex, u16), (PlanStorage, StorageId)>,
     taken: HashSet<String>,
     meanings: HashMap<StorageId, Meaning>,
 }
@@ -268,7 +268,7 @@ impl Names<'_> {
         };
         let named = PlanStorage(self.storages.len() as u32);
         if let Identity::Output { op, slot } = identity {
-            self.by_place.insert((op, slot), named);
+            self.by_place.insert((op, slot), (named, storage));
         }
         self.storages.push(Storage { identity, size, kind, movable });
         Meaning { storage: named, previous: false }
@@ -280,10 +280,20 @@ impl Names<'_> {
     fn previous(&self, storage: StorageId) -> Option<Meaning> {
         let died = self.profile.died.get(&storage)?;
         let (step, op, slot) = died.born?;
-        let &storage = self.by_place.get(&(op, slot))?;
+        let &(meaning, successor) = self.by_place.get(&(op, slot))?;
         // Of another size it is another storage: that step was not like this one.
-        let alike = self.storages[storage.0 as usize].size == Bytes(died.size);
-        (alike && step + 1 == self.profile.step).then_some(Meaning { storage, previous: true })
+        let alike = self.storages[meaning.0 as usize].size == Bytes(died.size);
+        let lives_on = !self.profile.died.contains_key(&successor);
+        let previous = alike && lives_on && step + 1 == self.profile.step;
+        previous.then_some(Meaning { storage: meaning, previous })
+    }
+
+    /// Outlived the step before by chance, as what a collective still uses does: this step does not
+    /// use it, and makes nothing in its place that lives on. Steps with and without one are alike.
+    fn is_late(&self, storage: StorageId) -> bool {
+        !self.meanings.contains_key(&storage)
+            && self.previous(storage).is_none()
+            && self.profile.died.get(&storage).is_some_and(|it| it.since + 1 >= self.profile.step)
     }
 
     /// Alive after the step, and all through the one before: what is made between two steps, such
@@ -306,14 +316,13 @@ impl Names<'_> {
             .iter()
             .map(|&(storage, slot)| Birth { storage: self.meaning(storage).storage, slot })
             .collect();
-        let deaths = op
-            .deaths
-            .iter()
-            .map(|&storage| {
+        let mut deaths = Vec::with_capacity(op.deaths.len());
+        for &storage in &op.deaths {
+            if !self.is_late(storage) {
                 let Meaning { storage, previous } = self.meaning(storage);
-                Death { storage, previous }
-            })
-            .collect();
+                deaths.push(Death { storage, previous });
+            }
+        }
         Op {
             name: op.name.clone(),
             duration: op.duration,

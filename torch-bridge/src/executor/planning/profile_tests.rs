@@ -110,6 +110,31 @@ fn one_that_goes_in_the_next_step_is_the_previous_instance() {
 }
 
 #[test]
+fn one_that_outlives_its_step_by_chance_holds_no_step_back() {
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    let mut late: Option<StorageId> = None;
+    let mut first = None;
+    for step in 1..=6 {
+        program.begin();
+        let made = program.make(&[weight]);
+        late.take().into_iter().for_each(|late| program.die(late));
+        program.op(&[weight, made]);
+        // A collective still uses it when the step ends.
+        if step == 4 {
+            late = Some(made);
+        } else {
+            program.die(made);
+        }
+        let ended = program.end();
+        if step > 2 {
+            let trace = ended.map_err(|why| format!("step {step}: {why}")).unwrap().trace;
+            assert_eq!(*first.get_or_insert(trace.fingerprint()), trace.fingerprint());
+        }
+    }
+}
+
+#[test]
 fn a_step_is_held_back_with_the_reason() {
     let mut program = Program::new();
     let weight = program.parameter("weight");
