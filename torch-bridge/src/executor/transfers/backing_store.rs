@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::Endurance;
-use tidelog_engine::pool::{Pool, PoolStats, PutError, PutOptions};
+use tidelog_engine::pool::{Pool, PoolStats, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::{Gpu, HostTier, HostTierStats, tier};
@@ -219,10 +219,10 @@ impl BackingStore {
         label: &Label,
         kind: StorageKind,
         memory: Source,
-    ) -> Result<Ticket, PutError> {
+    ) -> Result<Ticket, Failure> {
         let lifetime = lifetime_of(kind);
         let options = PutOptions { lifetime, urgency: Urgency::Urgent, notify: None };
-        self.pool.put(self.log_key(label), memory, options)
+        Ok(self.pool.put(self.log_key(label), memory, options)?)
     }
 
     /// Such a copy is not needed.
