@@ -229,7 +229,7 @@ pub enum PutError {
         /// What a tensor of its durability could have had.
         available: ByteCount,
         /// How the share's space is used.
-        space: SpaceUse,
+        space: Box<SpaceUse>,
     },
     /// The index has no room for one more durable tensor, and may not grow into segments, because
     /// the pool was formatted before that could be. Opening it again allows it.
@@ -482,7 +482,7 @@ impl PutError {
     pub(super) fn from_begin(tensor: TensorKey, error: BeginError) -> Self {
         match error {
             BeginError::Full(Full { needed, available, space }) => {
-                Self::PoolFull { tensor, needed, available, space }
+                Self::PoolFull { tensor, needed, available, space: Box::new(space) }
             }
             BeginError::IndexFull(IndexFull { needed, room }) => {
                 Self::IndexFull { tensor, needed, room }

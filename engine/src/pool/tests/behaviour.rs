@@ -131,7 +131,7 @@ fn a_full_pool_says_so_with_figures_and_stays_usable() {
         panic!("not full: {refused}");
     };
     assert!(needed > available);
-    assert_eq!(*reported, space(&pool));
+    assert_eq!(**reported, space(&pool));
     assert!(refused.to_string().contains("pool is full"), "{refused}");
     for id in 0..stored {
         assert_eq!(get(&pool, id).unwrap(), content);

@@ -60,7 +60,7 @@ impl Runner<'_> {
             return Err(format!("the put was refused: {error}"));
         };
         let now = self.pool()?.stats().map_err(text)?.space;
-        if *space != now || needed <= available || *available > space.free {
+        if **space != now || needed <= available || *available > space.free {
             return Err(format!("full, but the figures are wrong: {error}; it has {now:?}"));
         }
         Ok(())

@@ -12,6 +12,9 @@ use crate::sim::commits::{Changes, SealChanges, Started};
 use crate::sim::coverage::Under;
 use crate::sim::model::{Content, Sealed};
 
+/// The seals that there are, with what they hold and how long that is.
+pub(in crate::sim) type FoundSeals = BTreeMap<u8, BTreeMap<(u16, bool), u64>>;
+
 fn called(name: u8) -> String {
     format!("seal {name}")
 }
@@ -72,10 +75,7 @@ impl Runner<'_> {
         self.read_sealed(name, key, content)
     }
 
-    /// The seals that there are, with what they hold and how long that is.
-    pub(in crate::sim) fn found_seals(
-        &self,
-    ) -> Result<BTreeMap<u8, BTreeMap<(u16, bool), u64>>, String> {
+    pub(in crate::sim) fn found_seals(&self) -> Result<FoundSeals, String> {
         let pool = self.pool()?;
         let seals = pool.seals().map_err(text)?.into_iter().map(|seal| {
             let number = seal.name.strip_prefix("seal ").and_then(|it| it.parse().ok());
