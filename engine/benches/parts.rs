@@ -7,7 +7,8 @@ use tidelog_engine::layout::{
     BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
 use tidelog_engine::log::{
-    AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, Space, StripeMap,
+    AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, RecoveredIndex,
+    Space, StripeMap,
 };
 use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
 use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
