@@ -72,8 +72,8 @@ def pytest_collection_modifyitems(items):
 
 
 def is_usual(item):
-    """Of a test's four pairs of mover and mode two are usual, in which each of both is seen once. Which two differs from
-    test to test, so that each pair is seen by half of the tests. The others are slow.
+    """Of a test's four pairs of mover and mode two are usual, in which each of both is seen once. Which two differs
+    from test to test, so that each pair is seen by half of the tests. The others are slow.
     """
     params = item.callspec.params if hasattr(item, "callspec") else {}
     pair = params.get("mover"), params.get("mode")

@@ -361,7 +361,8 @@ def test_nothing_grows_over_steps_with_checkpoints_and_shapes_that_change(pool, 
     warm, end = seen[len(seen) // 3], seen[-1]
     # What stands, what the last three hold besides, and what they have not been able to free yet.
     assert end.live < 5 * 12 * 4 * 300_000 and end.index <= 4 * warm.index, seen
-    assert (end.files, end.threads, end.descriptors) == (warm.files, warm.threads, warm.descriptors), seen
+    assert (end.files, end.descriptors) == (warm.files, warm.descriptors), seen
+    assert end.threads <= warm.threads + 2, seen  # a plan may be made beside the steps
     assert end.memory < warm.memory + 24 * MIB, seen
 
 
