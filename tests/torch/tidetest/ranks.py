@@ -64,7 +64,7 @@ class Run:
             with self.step():
                 for number in range(micro_batches):
                     with between(number) if between is not None else contextlib.nullcontext():
-                        loss = (forward or model)(self.batch()).square().mean()
+                        loss = (model if forward is None else forward)(self.batch()).square().mean()
                         loss.backward()
                         losses.append(loss.item())
                 if clip is not None:
