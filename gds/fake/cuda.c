@@ -1,5 +1,7 @@
 /* The symbols of libcuda that we use. */
+#define _GNU_SOURCE
 #include "fake.h"
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +21,17 @@ CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
 /* The context that a thread is in, or none. Whatever works in a context asks for one, as the driver does; not so where a
  * framework is played whose tensors are in host memory, for it has none. */
 static __thread void *current;
+#ifdef CUFILE_OLDER
+/* This library is a cuFile alone: contexts are those of the driver that the process has. */
+bool in_context(void) {
+    void *context = NULL;
+    CUresult (*get)(void **) = (CUresult (*)(void **))dlsym(RTLD_DEFAULT, "cuCtxGetCurrent");
+    return get && get(&context) == OK && context;
+}
+#else
 bool in_context(void) { return current || state.unified; }
+#endif
+void leave_context(void) { current = NULL; }
 CUresult cuCtxSetCurrent(void *context) { current = context; LOCKED(state.entered++); return OK; }
 CUresult cuCtxGetCurrent(void **context) { *context = current; return OK; }
 #define IN_CONTEXT if (!in_context()) return NO_CONTEXT
@@ -71,12 +83,8 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base == at) {
-            for (unsigned b = 0; b < batch_count; b++)
-                for (unsigned k = 0; k < 128 && !batches[b]->destroyed; k++) {
-                    const struct Transfer *t = &batches[b]->transfers[k];
-                    if (t->used && overlap(at, memory[i].length, t->memory, t->length))
-                        violated("memory is freed that an SSD uses", t->memory, t->length);
-                }
+            if (used_by_ssd(at, memory[i].length, false))
+                violated("memory is freed that an SSD uses", at, memory[i].length);
             if (is_pinned(at, memory[i].length)) violated("memory is freed that is pinned", at, memory[i].length);
             memory[i].base = 0;
             state.allocated--;
@@ -180,7 +188,7 @@ CUresult cuModuleLoadData(void **module, const void *image) {
     IN_CONTEXT;
     int code = LOCKED(planned("module"));
     if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
-    if (!code) { *module = &state.modules; LOCKED(state.modules++); }
+    if (!code) { *module = &state.modules; LOCKED((state.modules++, state.modules_loaded++)); }
     return code;
 }
 CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
@@ -229,20 +237,29 @@ CUresult cuStreamSynchronize(struct Stream *stream) {
     pthread_mutex_unlock(&fake_lock);
     return code;
 }
+static bool usable(const struct Event *event) {
+    if (event->destroyed) violated("an event is used that was destroyed", (uintptr_t)event, 0);
+    return !event->destroyed;
+}
 CUresult cuStreamWaitEvent(struct Stream *stream, struct Event *event, unsigned flags) {
     IN_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
-    append(stream, (struct Step){ .kind = WAIT, .event = event, .ticket = event->recorded });
+    int code = usable(event) ? OK : BAD_HANDLE;
+    if (!code) append(stream, (struct Step){ .kind = WAIT, .event = event, .ticket = event->recorded });
     pthread_mutex_unlock(&fake_lock);
-    return OK;
+    return code;
 }
 CUresult cuEventCreate(struct Event **event, unsigned flags) { (void)flags; IN_CONTEXT; *event = calloc(1, sizeof **event); return OK; }
-CUresult cuEventDestroy_v2(struct Event *event) { (void)event; return OK; } /* Steps may still name it. */
+/* Steps may still name it, which is lawful: it stays, and a use after shows. */
+CUresult cuEventDestroy_v2(struct Event *event) {
+    IN_CONTEXT;
+    return LOCKED(usable(event) ? (event->destroyed = true, OK) : BAD_HANDLE);
+}
 CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
     IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
-    int code = planned("record");
+    int code = usable(event) ? planned("record") : BAD_HANDLE;
     if (!code) append(stream, (struct Step){ .kind = RECORD, .event = event, .ticket = ++event->recorded });
     pthread_mutex_unlock(&fake_lock);
     return code;
@@ -250,7 +267,7 @@ CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
 CUresult cuEventQuery(struct Event *event) {
     IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
-    int code = planned("query");
+    int code = usable(event) ? planned("query") : BAD_HANDLE;
     tick();
     if (!code) code = event->happened >= event->recorded ? OK : NOT_READY;
     pthread_mutex_unlock(&fake_lock);
@@ -262,6 +279,7 @@ CUresult cuEventSynchronize(struct Event *event) {
     while (!happened) { /* Time passes for others meanwhile. */
         pthread_mutex_lock(&fake_lock);
         tick();
+        if (!usable(event)) { pthread_mutex_unlock(&fake_lock); return BAD_HANDLE; }
         happened = event->happened >= event->recorded;
         pthread_mutex_unlock(&fake_lock);
         sched_yield();
@@ -273,7 +291,7 @@ CUresult cuGetErrorName(CUresult code, const char **name) {
     static const struct { CUresult code; const char *name; } names[] = {
         { 0, "CUDA_SUCCESS" }, { 1, "CUDA_ERROR_INVALID_VALUE" }, { 2, "CUDA_ERROR_OUT_OF_MEMORY" }, { 100, "CUDA_ERROR_NO_DEVICE" },
         { 101, "CUDA_ERROR_INVALID_DEVICE" }, { 201, "CUDA_ERROR_INVALID_CONTEXT" }, { 214, "CUDA_ERROR_ECC_UNCORRECTABLE" },
-        { 226, "CUDA_ERROR_CONTAINED" }, { 500, "CUDA_ERROR_NOT_FOUND" }, { 600, "CUDA_ERROR_NOT_READY" },
+        { 226, "CUDA_ERROR_CONTAINED" }, { 400, "CUDA_ERROR_INVALID_HANDLE" }, { 500, "CUDA_ERROR_NOT_FOUND" }, { 600, "CUDA_ERROR_NOT_READY" },
         { 700, "CUDA_ERROR_ILLEGAL_ADDRESS" }, { 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" },
         { 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" }, { 719, "CUDA_ERROR_LAUNCH_FAILED" },
         { 801, "CUDA_ERROR_NOT_SUPPORTED" }, { 999, "CUDA_ERROR_UNKNOWN" },

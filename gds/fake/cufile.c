@@ -2,13 +2,23 @@
  * 5001 where compat mode is forbidden; its setting is read as false until somebody sets it, while what its configuration
  * says is a bit of its properties; features are told when it is open. -DCUFILE_OLDER has what an older one has.
  * Its transfers move their bytes when somebody asks for their state. */
+#define _GNU_SOURCE
 #include "fake.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+/* What the structures below are of: 1.17 has the call for flags of peer-to-peer DMA, and 1.11 not. */
+#ifdef CUFILE_OLDER
+#define VERSION 1110
+#else
+#define VERSION 1170
+#endif
 
 typedef struct { int code, cuda; } Answer;
 static Answer answer(int code) {
@@ -42,17 +52,28 @@ static bool direct(void) {
     return !state.force_compat && (state.major || state.p2p_flags & 1 || state.status & 1u << 11);
 }
 
+/* It has a log, in the current folder unless the environment names a file. */
+static void write_log(int code) {
+    const char *name = getenv("CUFILE_LOGFILE_PATH");
+    FILE *log = fopen(name ? name : "cufile.log", "a");
+    if (log) { fprintf(log, "cuFileDriverOpen: %d\n", code); fclose(log); }
+}
+
 Answer cuFileDriverOpen(void) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("driver_open");
+    state.driver_open_calls++;
+    if (!code && !in_context()) code = 5047;
     if (!code && state.driver_open) code = 5026;
     if (!code && !direct() && !compat_allowed()) { code = 5001; state.allow_compat = -1; }
     if (!code) { state.driver_open = true; state.driver_opens++; }
     pthread_mutex_unlock(&fake_lock);
+    write_log(code);
+    leave_context(); /* It looks at every GPU, and need not come back to the one that the thread was with. */
     return answer(code);
 }
 Answer cuFileDriverClose_v2(void) { state.driver_open = false; state.allow_compat = -1; state.driver_closes++; return answer(0); }
-Answer cuFileGetVersion(int *version) { *version = 1150; return answer(0); }
+Answer cuFileGetVersion(int *version) { *version = VERSION; return answer(0); }
 Answer cuFileDriverGetProperties(struct Properties *p) {
     *p = (struct Properties){ .major = state.major, .minor = state.minor, .direct_io_max = 16384, .status = state.status,
         .control = compat_allowed() ? 2 : 0, .features = state.driver_open ? state.features : 0, .pinned = 1 << 20, .batch_max = state.batch_max };
@@ -74,9 +95,19 @@ Answer cuFileSetParameterBool(unsigned parameter, bool value) {
     return answer(0);
 }
 #endif
+/* A file or a block device, open for reading and writing, and past the page cache. */
+static int refused(const struct Description *description) {
+    struct stat at;
+    int flags = fcntl(description->u.file, F_GETFL);
+    if (description->kind != 1 || flags < 0 || fstat(description->u.file, &at)) return 5022;
+    if (!S_ISREG(at.st_mode) && !S_ISBLK(at.st_mode)) return 5018;
+    if ((flags & O_ACCMODE) == O_WRONLY) return 5019;
+    return flags & O_DIRECT ? 0 : 5020;
+}
 Answer cuFileHandleRegister(struct Handle **handle, struct Description *description) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("handle_register");
+    if (!code) code = refused(description);
     for (struct Handle *each = handles; each && !code; each = each->next)
         if (each->registered && each->file == description->u.file) code = 5028;
     if (!code) {
@@ -109,11 +140,8 @@ Answer cuFileBufDeregister(const void *at) {
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (buffers[i].base == (uintptr_t)at) {
-            for (unsigned b = 0; b < batch_count; b++)
-                for (unsigned k = 0; k < 128 && !batches[b]->destroyed; k++)
-                    if (batches[b]->transfers[k].used && overlap(buffers[i].base, buffers[i].length,
-                            batches[b]->transfers[k].memory, batches[b]->transfers[k].length))
-                        violated("memory is deregistered that an SSD uses", buffers[i].base, buffers[i].length);
+            if (used_by_ssd(buffers[i].base, buffers[i].length, false))
+                violated("memory is deregistered that an SSD uses", buffers[i].base, buffers[i].length);
             buffers[i].base = 0; state.buffers--;
         }
     pthread_mutex_unlock(&fake_lock);
@@ -154,6 +182,7 @@ ssize_t cuFileRead(struct Handle *file, void *base, size_t length, off_t offset,
 Answer cuFileBatchIOSetUp(struct Batch **batch, unsigned capacity) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("batch_set_up");
+    if (!code && !in_context()) code = 5047;
     if (!code && (capacity == 0 || capacity > state.batch_max)) code = 5022;
     if (!code) {
         *batch = calloc(1, sizeof **batch);
@@ -170,6 +199,9 @@ Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *en
     pthread_mutex_lock(&fake_lock);
     int code = planned("batch_submit");
     if (!code && !in_context()) code = 5047;
+    /* Planned, it takes the first half and fails. */
+    int failure = code ? 0 : planned("batch_submit_part");
+    if (failure) count = (count + 1) / 2;
     if (!code && count > batch->capacity) { code = 5022; violated("a batch beyond its limit", 0, count); }
     for (unsigned i = 0; i < count && !code; i++) {
         struct Entry *e = &entries[i];
@@ -184,9 +216,9 @@ Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *en
             .offset = e->file_offset, .file = e->file->file, .cookie = e->cookie };
         state.submitted++;
     }
-    if (!code) { batch->cancelled = false; if (count > state.batch_longest) state.batch_longest = count; }
+    if (!code) { batch->cancelled = batch->silent = false; if (count > state.batch_longest) state.batch_longest = count; }
     pthread_mutex_unlock(&fake_lock);
-    return answer(code);
+    return answer(code ? code : failure);
 }
 
 Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count, struct Told *told, struct timespec *timeout) {
@@ -198,14 +230,14 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
     unsigned first = chance() % 128;
     for (unsigned i = 0; i < 128 && found < room && !code; i++) {
         struct Transfer *t = &batch->transfers[(first + i) % 128];
-        if (!t->used || (!batch->cancelled && (hangs(t) || chance() % (laziness + 1)))) continue;
+        if (!t->used || batch->silent || (!batch->cancelled && (hangs(t) || chance() % (laziness + 1)))) continue;
         struct Told *it = &told[found++];
         int failure = planned(t->write ? "write" : "read");
         it->cookie = t->cookie;
         if (batch->cancelled && chance() % 2) { it->status = 8; it->moved = 0; }
         else if (failure == -1) { it->status = 0x10; it->moved = t->length / 2 / 4096 * 4096; }
         else if (failure == -2) { it->moved = move(t); it->status = 0x10; near(t->memory)[0] ^= 1; } /* a flip on the way */
-        else if (failure == ETIMEDOUT) { it->status = 0x20; it->moved = 0; }
+        else if (failure == ETIMEDOUT) { it->status = 0x20; it->moved = 0; give_up(t); }
         else if (failure) { it->status = 0x40; it->moved = -failure; }
         else { it->moved = move(t); it->status = it->moved < 0 ? 0x40 : 0x10; }
         t->used = false;
@@ -217,7 +249,7 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
 Answer cuFileBatchIOCancel(struct Batch *batch) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("batch_cancel");
-    if (!code) batch->cancelled = true;
+    if (!code) { batch->cancelled = true; batch->silent = planned("silent_cancel"); }
     pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }

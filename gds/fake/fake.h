@@ -15,7 +15,7 @@
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
 
 /* Device addresses are host addresses with this added: no canonical address, so nobody follows one by mistake. */
 #define FAR 0x4000000000000000ull
@@ -30,6 +30,7 @@ extern pthread_mutex_t fake_lock;
 
 extern struct State {
     unsigned status, features, major, minor, batch_max, driver_opens, driver_closes;
+    unsigned driver_open_calls; /* also those that failed */
     bool configured_compat;  /* what cufile.json says of compat mode; it is allowed there unless somebody forbids it */
     int allow_compat;        /* what a program set, or -1 */
     bool force_compat, p2pdma, driver_open;
@@ -39,13 +40,14 @@ extern struct State {
     int ordering, flushes_by; /* how other devices' writes come to be seen: CUDA's numbers */
     unsigned flushes;
     unsigned entered, handles_made; /* contexts that threads were put into; files that were taken */
-    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
+    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, modules_loaded, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
     uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
 } state;
 extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
 extern bool held;         /* time stands still */
+extern struct Event *held_event; /* what is before this does not end */
 
 uint64_t chance(void);
 /* The code that a planned failure of this call answers, or 0. The lock is held. */
@@ -95,10 +97,17 @@ struct Transfer {
     int file;
     void *cookie;
 };
-struct Batch { struct Transfer transfers[128]; unsigned capacity; bool destroyed, cancelled; };
+/* A batch that is silent was cancelled and tells of nothing, though its transfers go on. */
+struct Batch { struct Transfer transfers[128]; unsigned capacity; bool destroyed, cancelled, silent; };
 extern struct Batch *batches[MAX];
 extern unsigned batch_count;
 
+/* Whether an SSD may use any of these bytes at any time; `writing`: only whether it may write them. The transfers are
+ * on their way, or are some of which cuFile has said that it does not wait any longer. */
+bool used_by_ssd(uint64_t at, size_t length, bool writing);
+/* cuFile does not wait any longer for this transfer. */
+void give_up(const struct Transfer *transfer);
+void forget_given_up(void);
 /* A transfer that is submitted now: no copy may be on its way that it depends on or that depends on its memory. */
 void check_transfer(uint64_t at, size_t length, bool write);
 /* Some time passes: now and then one stream that can, whichever, does one step. */
@@ -111,6 +120,8 @@ void drain(struct Stream *stream);
 
 /* Whether the calling thread is in a context. */
 bool in_context(void);
+/* It is in none any more. */
+void leave_context(void);
 
 /* ---- gdrapi.c ---- */
 

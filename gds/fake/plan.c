@@ -12,6 +12,8 @@ static struct { char what[32]; int after, code, times; } plans[16];
 struct State state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .configured_compat = true, .allow_compat = -1, .flushes_by = 1 };
 
 bool held;
+struct Event *held_event;
+void fake_hold_event(struct Event *event) { held_event = event; }
 
 uint64_t chance(void) {
     seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
@@ -38,10 +40,12 @@ int planned(const char *what) {
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
-    memset(plans, 0, sizeof plans); held = false; state.hangs = 0;
+    memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0;
+    /* What an earlier test has leaked stays so, and is nobody else's. */
+    forget_given_up(); state.handles = state.buffers = state.batches = state.allocated = 0;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.configured_compat = true; if (!state.driver_open) state.allow_compat = -1; state.force_compat = false; state.p2pdma = false; state.p2p_flags = 0; state.entered = state.handles_made = 0; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
-    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = 0;
+    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = state.driver_open_calls = 0;
     pthread_mutex_unlock(&fake_lock);
 }
 
@@ -54,6 +58,14 @@ void fake_plan(const char *what, int after, int code, int times) {
             plans[i].after = after; plans[i].code = code; plans[i].times = times;
             break;
         }
+    pthread_mutex_unlock(&fake_lock);
+}
+
+/* Calls of that name fail no longer. */
+void fake_plan_end(const char *what) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned i = 0; i < 16; i++)
+        if (!strcmp(plans[i].what, what)) plans[i].times = 0;
     pthread_mutex_unlock(&fake_lock);
 }
 
@@ -88,6 +100,7 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "copies")) return state.copies;
     if (!strcmp(what, "allocated")) return state.allocated;
     if (!strcmp(what, "modules")) return state.modules;
+    if (!strcmp(what, "modules_loaded")) return state.modules_loaded;
     if (!strcmp(what, "kernels")) return state.kernels;
     if (!strcmp(what, "host_bytes")) return state.host_bytes;
     if (!strcmp(what, "flushes")) return state.flushes;
@@ -95,6 +108,7 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "pageable")) return state.pageable;
     if (!strcmp(what, "host_memory")) return host_memory_bytes();
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
+    if (!strcmp(what, "driver_open_calls")) return state.driver_open_calls;
     if (!strcmp(what, "driver_closes")) return state.driver_closes;
     return ~0ull;
 }

@@ -12,19 +12,34 @@ unsigned stream_count;
 struct Batch *batches[MAX];
 unsigned batch_count;
 
+static struct Transfer given_up[MAX];
+static unsigned given_up_count;
+
+void give_up(const struct Transfer *transfer) {
+    if (given_up_count < MAX) given_up[given_up_count++] = *transfer;
+    else violated("too many transfers are given up", 0, 0);
+}
+
+void forget_given_up(void) { given_up_count = 0; }
+
+static bool uses(const struct Transfer *t, uint64_t at, size_t length, bool writing) {
+    return !(writing && t->write) && overlap(at, length, t->memory, t->length);
+}
+
+bool used_by_ssd(uint64_t at, size_t length, bool writing) {
+    for (unsigned i = 0; i < batch_count; i++)
+        for (unsigned k = 0; k < 128 && !batches[i]->destroyed; k++)
+            if (batches[i]->transfers[k].used && uses(&batches[i]->transfers[k], at, length, writing)) return true;
+    for (unsigned i = 0; i < given_up_count; i++)
+        if (uses(&given_up[i], at, length, writing)) return true;
+    return false;
+}
+
 /* A copy that happens now: no transfer may be on its way that writes what it touches, or reads what it writes. */
 static void check_copy(const struct Step *s) {
-    for (unsigned i = 0; i < batch_count; i++) {
-        if (batches[i]->destroyed) continue;
-        for (unsigned k = 0; k < 128; k++) {
-            const struct Transfer *t = &batches[i]->transfers[k];
-            if (!t->used) continue;
-            if (writes(s->kind) && overlap(s->to, s->length, t->memory, t->length))
-                violated("a copy writes what an SSD uses", s->to, s->length);
-            if (reads(s->kind) && !t->write && overlap(s->from, s->length, t->memory, t->length))
-                violated("a copy reads what an SSD writes", s->from, s->length);
-        }
-    }
+    if (writes(s->kind) && used_by_ssd(s->to, s->length, false)) violated("a copy writes what an SSD uses", s->to, s->length);
+    if (reads(s->kind) && used_by_ssd(s->from, s->length, true))
+        violated("a copy reads what an SSD writes", s->from, s->length);
 }
 
 void check_transfer(uint64_t at, size_t length, bool write) {
@@ -35,14 +50,8 @@ void check_transfer(uint64_t at, size_t length, bool write) {
             if (reads(s->kind) && !write && overlap(s->from, s->length, at, length))
                 violated("an SSD writes memory that a copy still reads", at, length);
         }
-    for (unsigned i = 0; i < batch_count; i++) {
-        if (batches[i]->destroyed) continue;
-        for (unsigned k = 0; k < 128; k++) {
-            const struct Transfer *t = &batches[i]->transfers[k];
-            if (t->used && !(write && t->write) && overlap(at, length, t->memory, t->length))
-                violated("two transfers use the same memory", at, length);
-        }
-    }
+    /* Two may read the same. */
+    if (used_by_ssd(at, length, write)) violated("two transfers use the same memory", at, length);
 }
 
 /* What the checksum kernel computes, of one unit. */
@@ -73,6 +82,7 @@ static void crc32c_in_parts(const unsigned char *data, size_t length, unsigned p
 static bool step(struct Stream *stream) {
     struct Step *s = stream->head;
     if (!s) return false;
+    if (s->kind == RECORD && s->event == held_event) return false;
     if (s->kind == WAIT && s->event->happened < s->ticket) return false;
     if (s->kind == RECORD) s->event->happened = s->ticket;
     if (reads(s->kind) || writes(s->kind)) {

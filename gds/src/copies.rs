@@ -180,6 +180,12 @@ unsafe impl GpuCopies for StreamCopies {
         Ok(self.done[slot as usize].has_happened()?)
     }
 
+    fn has_happened(&mut self, event: GpuEvent) -> Result<bool, CopyError> {
+        // SAFETY: who gave the event keeps it open until the transfer's release, which comes after
+        // this.
+        Ok(unsafe { self.fills.has_happened_raw(event.as_raw()) }?)
+    }
+
     fn checksum(&self, slot: u32) -> u32 {
         self.checksums.as_ref().map_or(0, |checksums| checksums.taken(slot))
     }

@@ -46,6 +46,84 @@ fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
             "round {round}: the ring has two chunks"
         );
     }
+    drop(queue);
+    fake.assert_lawful();
+    assert!(fake.count("buffers") > 0, "the window stays with the SSD");
+}
+
+/// As cuFile is free to do, and `KvikIO`'s example has it: `GetStatus` tells of nothing after a
+/// cancel.
+#[test]
+fn what_cufile_tells_nothing_of_after_a_cancel_ends_as_cancelled_and_its_memory_is_lost() {
+    let fake = FakeGpu::start(9, 0);
+    let directory = Directory::new("gds-silent").unwrap();
+    let size = WindowSize { chunk: 4 << 10, chunks: 4 };
+    let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], size, 4);
+    let file = directory.path().join("a");
+    for left in [2, 0] {
+        fake.hang(Some(&file));
+        (0..2).for_each(|_| read(&mut queue, BLOCK, on_gpu(memory.base(), BLOCK, None)));
+        let before = fake.count("submitted");
+        while fake.count("submitted") < before + 2 {
+            queue.advance().unwrap();
+        }
+        fake.plan("silent_cancel", 0, 1, -1);
+        queue.abort(None);
+        let ends = finish_within(&mut queue, Duration::from_secs(20));
+        assert_eq!(ends, [Err(Status::Errno(libc::ECANCELED)); 2]);
+        fake.hang(None);
+        // The chunks that are left serve on: none of the others is ever used again.
+        for _ in 0..8 {
+            read(&mut queue, BLOCK, on_gpu(memory.base(), BLOCK, None));
+            let expected = if left > 0 { Ok(()) } else { Err(Status::Errno(libc::ENOMEM)) };
+            assert_eq!(finish_within(&mut queue, Duration::from_secs(20)), [expected]);
+        }
+        fake.assert_lawful();
+    }
+    drop(queue);
+    fake.assert_lawful();
+    assert!(fake.count("buffers") > 0, "the window stays with the SSD");
+}
+
+/// The first half of a batch is on its way, and the call fails.
+#[test]
+fn a_batch_that_is_submitted_in_part_fails_as_a_whole_and_loses_what_nobody_tells_of() {
+    for (silent, code) in [(0, 5040), (1, 5040), (0, 5030), (0, 719)] {
+        let fake = FakeGpu::start(5, 1);
+        let directory = Directory::new("gds-part").unwrap();
+        let size = WindowSize { chunk: 4 << 10, chunks: 16 };
+        let memory: Vec<_> =
+            (0..4).map(|_| DeviceMemory::new(&fake.gpu(), BLOCK).unwrap()).collect();
+        let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], size, 16);
+        fake.plan("batch_submit_part", 0, code, 1);
+        fake.plan("silent_cancel", 0, silent, 1);
+        for one in &memory {
+            read(&mut queue, BLOCK, on_gpu(one.base(), BLOCK, None));
+        }
+        let ends = finish_within(&mut queue, Duration::from_secs(20));
+        let failed = |end: &&Result<(), Status>| matches!(end, Err(Status::ErrorLibrary { code: found, .. }) if *found == code);
+        assert_eq!(fake.count("submitted"), 2);
+        // What was on its way may have got there before it was cancelled.
+        let fewest = if silent == 1 { 4 } else { 2 };
+        assert!(ends.iter().filter(failed).count() >= fewest, "{ends:?}");
+        assert!(ends.iter().all(|end| end.is_ok() || failed(&end)), "{ends:?}");
+        read(&mut queue, BLOCK, on_gpu(memory[0].base(), BLOCK, None));
+        assert_eq!(finish_within(&mut queue, Duration::from_secs(20)), [Ok(())]);
+        drop(queue);
+        fake.assert_lawful();
+    }
+}
+
+/// How every request ended.
+fn finish_within(queue: &mut CuFileQueue, most: Duration) -> Vec<Result<(), Status>> {
+    let (begun, mut ends) = (Instant::now(), Vec::new());
+    while queue.in_flight() > 0 {
+        assert!(begun.elapsed() < most, "{} requests were never answered", queue.in_flight());
+        queue.advance().unwrap();
+        ends.extend(queue.completions().map(|end| end.result));
+    }
+    ends
 }
 
 #[test]

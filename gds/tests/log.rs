@@ -5,17 +5,22 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use common::tensors::{
     PAST_THE_HOST, TensorRoute, WAYS, bytes_of, from_host, get, host_bytes, id, on_gpu, pattern,
     pool, put, source,
 };
 use common::{by_cufile, one_file, pool_by_cufile};
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::{Feature, PathChoice};
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::{DeviceStats, TransferError};
+use tidelog_engine::schedule::{DeviceStats, Ticket, TransferError};
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::{CallerRegion, Gpu};
+use tidelog_gds::{CallerRegion, Gpu, StagedGpu};
 use tidelog_tests::machine::FakeGpu;
 
 #[test]
@@ -176,14 +181,80 @@ fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
 
 #[test]
 fn where_the_gpu_takes_no_checksums_the_host_does_and_the_statistics_say_why() {
+    // Of a GPU that no other test uses: a process loads the kernel once.
     let fake = FakeGpu::start(5, 2);
+    fake.driver(1 << 4, 1 << 1, 2, 128, 8);
     fake.plan("module", 0, 222, 1);
-    let (_media, pool) = pool(&fake, 3, TensorRoute::Staged(PathChoice::Auto));
+    let (_directory, file) = one_file("gds-no-kernel");
+    let gpu = Gpu::open(7).unwrap();
+    let gpu: Option<Arc<dyn GpuMemory>> = Some(Arc::new(StagedGpu(gpu)));
+    let pool = Pool::open(&file, &OpenOptions { gpu, ..OpenOptions::default() }).unwrap();
     compare(&fake, &pool);
     let Feature::Off(why) = pool.stats().unwrap().reactor.gpu.unwrap().checksums else {
         panic!("it was refused")
     };
     assert!(why.contains("load the checksum kernel") && why.contains("222"), "{why}");
+}
+
+/// The driver takes half a second to translate it.
+#[test]
+fn the_checksum_kernel_is_loaded_once_for_a_process_and_a_gpu() {
+    let fake = FakeGpu::start(5, 2);
+    drop(pool(&fake, 3, TensorRoute::Staged(PathChoice::Auto)));
+    let before = fake.count("modules_loaded");
+    for way in WAYS {
+        let (_media, pool) = pool(&fake, 3, way);
+        compare(&fake, &pool);
+    }
+    assert_eq!(fake.count("modules_loaded"), before);
+}
+
+/// A kernel that runs long is before it in its stream.
+#[test]
+fn what_waits_for_the_gpu_takes_no_staging_memory_and_holds_up_nobody() {
+    let fake = FakeGpu::start(6, 1);
+    let (_media, pool) = pool(&fake, 4, TensorRoute::Staged(PathChoice::Auto));
+    let (late, lagging) = (Event::new(&fake.gpu()).unwrap(), Stream::new(&fake.gpu()).unwrap());
+    fake.hold_event(Some(&late));
+    late.record(&lagging).unwrap();
+    let bytes = pattern(200_000, 1);
+    let tensors: Vec<DeviceMemory> = (0..4).map(|_| on_gpu(&fake, &bytes)).collect();
+    let put_as = |name: &str, tensor: &DeviceMemory, after: Option<&Event>| {
+        let id = TensorId::from_name(name);
+        pool.put(id, source(tensor, after), PutOptions::default()).unwrap()
+    };
+    let waiting: Vec<Ticket> =
+        (0..3).map(|at| put_as(&format!("late {at}"), &tensors[at], Some(&late))).collect();
+    let cancelled = put_as("cancelled", &tensors[0], Some(&late));
+    let ready = put_as("ready", &tensors[3], None);
+    let done = ready.wait_timeout(Duration::from_secs(20)).expect("it has waited for others");
+    assert_eq!(done.unwrap().waited, Duration::ZERO);
+    cancelled.cancel();
+    let stopped = cancelled.wait_timeout(Duration::from_secs(20)).expect("it has waited");
+    assert_eq!(stopped.unwrap_err(), TransferError::Cancelled);
+    assert!(cancelled.released(), "nothing of it was begun");
+    assert!(waiting.iter().all(|ticket| ticket.poll().is_none()));
+    std::thread::sleep(Duration::from_millis(20));
+    fake.hold_event(None);
+    for ticket in waiting {
+        let done = ticket.wait().unwrap();
+        assert!(done.waited >= Duration::from_millis(20), "{done:?}");
+    }
+    pool.close().unwrap();
+    fake.assert_lawful();
+}
+
+/// Naps of 20 microseconds would take 70 by default.
+#[test]
+fn the_thread_that_looks_at_copies_naps_as_long_as_it_means_to() {
+    let fake = FakeGpu::start(6, 1);
+    let (_media, _pool) = pool(&fake, 4, TensorRoute::Staged(PathChoice::Auto));
+    let slacks = fs::read_dir("/proc/self/task").unwrap().map(|thread| {
+        let thread = thread.unwrap().file_name();
+        fs::read_to_string(Path::new("/proc").join(thread).join("timerslack_ns"))
+    });
+    let exact = slacks.flatten().filter(|slack| slack.trim() == "1").count();
+    assert!(exact >= 1, "no thread of the pool has set it");
 }
 
 fn compare(fake: &FakeGpu, pool: &Pool) {

@@ -122,7 +122,7 @@ fn the_mode_in_force_is_told_and_compat_runs_only_when_it_was_named() {
     let fake = FakeGpu::start(1, 0);
     let driver = fake.open_driver();
     assert_eq!(driver.facts().mode, Mode::NvidiaFs { major: 2, minor: 17 });
-    assert_eq!(driver.facts().version, Some((1, 15)));
+    assert_eq!(driver.facts().version, Some((1, 17)));
     drop(driver);
     fake.driver(0, 1 << 1, 0, 128, 1);
     let refused = refusal(options(&fake));
@@ -131,7 +131,7 @@ fn the_mode_in_force_is_told_and_compat_runs_only_when_it_was_named() {
         "{refused}"
     );
     assert!(refused.contains("ask for compat mode by name"), "{refused}");
-    let named = Driver::open(fake.library(), Compat::Named).unwrap();
+    let named = Driver::open(&fake.gpu(), fake.library(), Compat::Named).unwrap();
     assert_eq!(named.facts().mode, Mode::Compat);
     drop(named);
     fake.configure(true, 1);
@@ -164,7 +164,7 @@ fn batches_are_tried_and_not_believed_of_a_bit() {
     fake.driver(1 << 4, 0, 2, 128, 1);
     drop(fake.open_driver());
     fake.plan("batch_set_up", 0, 5039, 1);
-    let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
+    let error = Driver::open(&fake.gpu(), fake.library(), Compat::Forbidden).unwrap_err();
     assert!(matches!(error, DriverOpenError::NoBatches(_)), "{error}");
     let told = error.to_string();
     assert!(told.contains("error 5039 (INTERNAL_BATCH_SETUP_ERROR)"), "{told}");
@@ -176,12 +176,12 @@ fn batches_are_tried_and_not_believed_of_a_bit() {
 fn compat_mode_that_somebody_else_allowed_is_refused_with_who_and_what_to_do() {
     let fake = FakeGpu::start(1, 0);
     let refused = || {
-        let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
+        let error = Driver::open(&fake.gpu(), fake.library(), Compat::Forbidden).unwrap_err();
         assert!(matches!(error, DriverOpenError::CompatAllowed { .. }), "{error}");
         error.to_string()
     };
     // Another user of this process.
-    let named = Driver::open(fake.library(), Compat::Named).unwrap();
+    let named = Driver::open(&fake.gpu(), fake.library(), Compat::Named).unwrap();
     let told = refused();
     assert!(
         told.contains("another user in this process") && told.contains("close that one"),
@@ -196,16 +196,18 @@ fn compat_mode_that_somebody_else_allowed_is_refused_with_who_and_what_to_do() {
         type Call = unsafe extern "C" fn() -> [i32; 2];
         let (open, close) =
             (fake.get::<Call>("cuFileDriverOpen"), fake.get::<Call>("cuFileDriverClose_v2"));
+        fake.go_to(0);
         assert_eq!(open(), [0, 0]);
         (open, close)
     };
     let told = refused();
     assert!(told.contains("another library in this process opened cuFile first"), "{told}");
     assert!(told.contains("set allow_compat_mode to false in cufile.json"), "{told}");
-    drop(Driver::open(fake.library(), Compat::Named).unwrap());
+    drop(Driver::open(&fake.gpu(), fake.library(), Compat::Named).unwrap());
     // SAFETY: as above.
     unsafe { close() };
     fake.configure(false, 0);
+    fake.go_to(0);
     // SAFETY: as above.
     unsafe { open() };
     drop(fake.open_driver());
@@ -218,14 +220,16 @@ fn an_older_library_does_without_what_it_lacks_and_names_it() {
     let fake = FakeGpu::start(1, 0);
     let older = CuFileLibrary::open(Some(&fake.older_library())).unwrap();
     let names = |library: &CuFileLibrary| library.missing().join(" ");
+    assert_eq!((older.version(), fake.library().version()), (Some((1, 11)), Some((1, 17))));
     assert_eq!(names(&older), "cuFileDriverGetP2PFlags cuFileSetParameterBool");
     assert_eq!(names(&fake.library()), "");
-    let error = Driver::open(Arc::clone(&older), Compat::Forbidden).unwrap_err().to_string();
+    let error =
+        Driver::open(&fake.gpu(), Arc::clone(&older), Compat::Forbidden).unwrap_err().to_string();
     assert!(
         error.contains("too old to be told otherwise") && error.contains("cufile.json"),
         "{error}"
     );
-    drop(Driver::open(older, Compat::Named).unwrap());
+    drop(Driver::open(&fake.gpu(), older, Compat::Named).unwrap());
 }
 
 #[test]
@@ -278,6 +282,28 @@ fn callers_threads_stay_with_the_gpu_that_they_are_with() {
             assert!(fake.context().is_null());
         });
     });
+    fake.assert_lawful();
+}
+
+/// Where no context is current `cuFileDriverOpen` and `cuFileBatchIOSetUp` fail, and the first
+/// leaves its thread in none.
+#[test]
+fn cufile_is_opened_in_the_gpus_context_which_the_thread_gives_back() {
+    let fake = FakeGpu::start(1, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let driver = Driver::open(&fake.gpu(), fake.library(), Compat::Forbidden).unwrap();
+            assert!(fake.context().is_null(), "the thread was with no GPU before");
+            drop(driver);
+        });
+    });
+    fake.driver(1 << 4, 1 << 1, 2, 128, 2);
+    for (with, gpu) in [(0, 0), (0, 1), (1, 0)] {
+        fake.go_to(with);
+        let gpu = Gpu::open(gpu).unwrap();
+        drop(Driver::open(&gpu, fake.library(), Compat::Forbidden).unwrap());
+        assert_eq!(fake.context() as usize, with + 1);
+    }
     fake.assert_lawful();
 }
 

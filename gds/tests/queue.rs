@@ -8,7 +8,7 @@ use std::fs;
 use common::tensors::on_gpu as holding;
 use common::{device, finish, on_gpu, small_queue};
 use tidelog_engine::memory::{GpuSlice, WindowSize};
-use tidelog_engine::path::Status;
+use tidelog_engine::path::{Device, DeviceSpec, OpenMode, Status};
 use tidelog_engine::units::DeviceIndex;
 use tidelog_gds::cuda::{CUDA, DeviceMemory, Event, Stream};
 use tidelog_gds::cufile::CUFILE;
@@ -134,6 +134,39 @@ fn run_all(
     }
 }
 
+/// cuFile takes files and block devices, open past the page cache, and no others.
+#[test]
+fn a_descriptor_that_cufile_refuses_is_named_with_its_code() {
+    let fake = FakeGpu::start(12, 0);
+    let directory = Directory::new("gds-descriptors").unwrap();
+    drop(device(directory.path(), "a", SIZE as u64));
+    let spec = DeviceSpec::new(directory.path().join("a"));
+    let mode = OpenMode { buffered: true, ..OpenMode::default() };
+    let buffered = Device::open(&spec, mode).unwrap();
+    let size = WindowSize { chunk: 32 << 10, chunks: 8 };
+    let refused = CuFileQueue::open(&fake.gpu(), &fake.open_driver(), vec![buffered], size, 4);
+    let why = refused.err().unwrap().to_string();
+    assert!(why.contains("/a: error 5020 (DIO_NOT_SET)"), "{why}");
+    assert_eq!(["handles", "buffers", "allocated"].map(|what| fake.count(what)), [0; 3]);
+}
+
+#[test]
+fn an_event_that_is_used_after_it_was_destroyed_is_seen() {
+    let fake = FakeGpu::start(13, 3);
+    let gpu = fake.gpu();
+    let (stream, event) = (Stream::new(&gpu).unwrap(), Event::new(&gpu).unwrap());
+    event.record(&stream).unwrap();
+    stream.wait_for(&event).unwrap();
+    let handle = event.as_raw();
+    drop(event);
+    stream.synchronize().unwrap();
+    fake.assert_lawful();
+    // SAFETY: the fake keeps what it has destroyed, to tell of its use.
+    let error = unsafe { stream.wait_for_raw(handle) }.unwrap_err();
+    assert_eq!(error.code, 400, "{error}");
+    assert!(fake.violations().1.starts_with("an event is used that was destroyed"));
+}
+
 /// Each request of the first device has a batch of its own, as long as there are any.
 #[test]
 fn a_device_that_hangs_keeps_its_batches_and_the_other_goes_on() {
@@ -212,8 +245,7 @@ fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     fake.assert_lawful();
 }
 
-fn open(directory: &Directory, name: &str) -> tidelog_engine::path::Device {
-    use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+fn open(directory: &Directory, name: &str) -> Device {
     Device::open(&DeviceSpec::new(directory.path().join(name)), OpenMode::default()).unwrap()
 }
 
@@ -342,14 +374,15 @@ fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
     let directory = Directory::new("gds-refused").unwrap();
     let memory = holding(&fake, &[1; BLOCK]);
     let mut queue = small_queue(&fake, vec![device(directory.path(), "a", SIZE as u64)]);
-    fake.plan("batch_submit", 0, 5040, 1);
+    fake.plan("batch_submit", 0, 5034, 1);
     submit_pieces(&mut queue, DmaDirection::Read, &memory, BLOCK);
     let failed = finish(&mut queue)[0].result.unwrap_err();
-    assert!(matches!(failed, Status::ErrorLibrary { code: 5040, .. }), "{failed}");
+    assert!(matches!(failed, Status::ErrorLibrary { code: 5034, .. }), "{failed}");
     submit_pieces(&mut queue, DmaDirection::Read, &memory, BLOCK);
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
-    drop(queue);
+    drop((queue, memory));
     fake.assert_lawful();
+    assert_eq!(fake.count("allocated"), 0, "nothing was taken, so nothing is lost");
 }
 
 #[test]

@@ -1,31 +1,37 @@
 #!/usr/bin/env bash
-# What can be shown on a machine with a GPU, in less than 8 minutes, from what was built elsewhere (`make gpu-build`
-# puts it into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed
-# there.
+# What can be shown on a machine with a GPU in half an hour, from what was built elsewhere (`make gpu-build` puts it
+# into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed there.
+# It runs in calls of less than ten minutes, one after the other: each goes on where the last one ended.
 #
-#     tests/hardware/gpu.sh [FOLDER]
+#     LOGS=FOLDER RETRY=0 tests/hardware/gpu.sh [BUILT]
 #
-# Each row is told when it is done (those of one pytest together), and all of them again at the end. Ends with 0 where
-# every row ran and passed, 1 where one failed, 2 where one could not run, 77 where there is no GPU. The rows that say
-# most come first: what does not fit into the time is told as not run.
+# Each row has a process and a limit of its own (those of the touch suite share one), is told when it is done, and all
+# again at the end. Ends with 0 where every row ran and passed, 1 where one failed, 2 where one could not run, 77 where
+# there is no GPU. The rows that say most come first: what does not fit into the time is told as not run. What may hang
+# comes with short limits (cuFile alone) or last.
 #
-# ONLY      a part of it: tests (Rust), torch, training, touch; all in this order if it is not given
+# ONLY      a part of it: facts, smoke, cufile, torch, training, tests (Rust), touch, late; all in this order if it is
+#           not given
 # LOGS      a folder that keeps what each row printed, and which passed: a later call of the same build does only
-#           the others
-# SECONDS_MAX  for all rows together (460)
+#           the others. All of it is in LOGS.tar.gz at the end
+# RETRY     0: what failed in an earlier call is told again and does not run (1)
+# SECONDS_MAX  for all rows together (560)
 # PYTHON    the interpreter that has PyTorch (python3)
 # TIDELOG_CUFILE  cuFile's library, where neither the loader nor PYTHON's packages have it
+# FAKE      a folder: a dry run without a GPU, on gds/fake, which is built there (it needs a C compiler)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 BUILT=${1:-target/gpu}
 PYTHON=${PYTHON:-python3}
-ONLY=${ONLY:-tests torch training touch}
+readonly PARTS="facts smoke cufile torch training tests touch late"
+ONLY=${ONLY:-$PARTS}
 # Of the time, what training leaves to the touch suite.
-readonly LIMIT=${SECONDS_MAX:-460} ROW_MAX=90 FOR_TOUCH=100 NO_GPU=77
+readonly LIMIT=${SECONDS_MAX:-560} ROW_MAX=90 SMOKE_MAX=30 CUFILE_MAX=20 FOR_TOUCH=100 NO_GPU=77
+row_max=$ROW_MAX
 
 for part in $ONLY; do
-    case $part in tests | torch | training | touch) ;; *)
-        echo "gpu.sh: ONLY=$part is no part; there are tests, torch, training, touch" >&2
+    case " $PARTS " in *" $part "*) ;; *)
+        echo "gpu.sh: ONLY=$part is no part; there are ${PARTS// /, }" >&2
         exit 64
         ;;
     esac
@@ -36,7 +42,12 @@ for built in gpu-tests tidelog-doctor tidelog-bench tidelog-plan libtidelog.so; 
         exit 64
     fi
 done
-if ! ldconfig -p 2>/dev/null | grep 'libcuda\.so' >/dev/null && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+if [ -n "${FAKE:-}" ]; then
+    mkdir -p "$FAKE" && FAKE=$(realpath "$FAKE") || exit 64
+    cc -O1 -shared -fPIC -pthread -Wl,-soname,libcuda.so -o "$FAKE/libcuda.so" gds/fake/*.c || exit 64
+    export LD_LIBRARY_PATH=$FAKE${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export TIDELOG_CUFILE=$FAKE/libcuda.so TIDELOG_GDRAPI=$FAKE/libcuda.so
+elif ! ldconfig -p 2>/dev/null | grep 'libcuda\.so' >/dev/null && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
     echo "gpu.sh: no GPU here (neither libcuda.so nor /dev/nvidia0): nothing ran"
     exit $NO_GPU
 fi
@@ -49,15 +60,17 @@ import sys
 lacking = [name for name in ("torch", "numpy", "pytest") if importlib.util.find_spec(name) is None]
 if lacking:
     sys.exit(f"{sys.executable} has no {' and no '.join(lacking)}")
+import os
 import torch
-if not torch.cuda.is_available():
+if not torch.cuda.is_available() and not os.environ.get("FAKE"):
     sys.exit(f"torch {torch.__version__} finds no GPU")
 from tidelog import Error, _movers
 try:
     mover = _movers.choose("auto", "resize")
 except Error as error:
     sys.exit(str(error))
-print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}, mover {mover.name}")
+name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (a dry run)"
+print(f"torch {torch.__version__} on {name}, mover {mover.name}")
 PYTHON
 }
 
@@ -75,7 +88,7 @@ PYTHON
 has_module() { "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
 
 TIDELOG_LIBRARY=$(realpath "$BUILT/libtidelog.so")
-export TIDELOG_LIBRARY
+export PYTHON TIDELOG_LIBRARY FAKE=${FAKE:-}
 # Deterministic matrix products need it.
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
 if [ -z "${TIDELOG_CUFILE:-}" ] && ! ldconfig -p 2>/dev/null | grep 'libcufile\.so' >/dev/null; then
@@ -99,12 +112,16 @@ trap 'rm -rf "$scratch" ${memory:+"$memory"}' EXIT
 export TMPDIR=$scratch
 logs=${LOGS:-$scratch/logs}
 mkdir -p "$logs"
-readonly PASSED=$logs/passed RESUME=$logs/training-rows
+readonly PASSED=$logs/passed BROKEN=$logs/failed RESUME=$logs/training-rows
+# cuFile writes its own words into the current folder, unless told otherwise.
+export CUFILE_LOGFILE_PATH=${CUFILE_LOGFILE_PATH:-$logs/cufile.log}
 # What passed says nothing of another build.
 build=$(find "$BUILT" torch-bridge/python -type f ! -name '*.pyc' -exec sha256sum {} + | sort | sha256sum)
-if [ "$(cat "$logs/build" 2>/dev/null)" != "$build" ]; then rm -f "$PASSED" "$RESUME"; fi
+if [ "$(cat "$logs/build" 2>/dev/null)" != "$build" ]; then rm -f "$PASSED" "$BROKEN" "$RESUME"; fi
 echo "$build" >"$logs/build"
-touch "$PASSED"
+touch "$PASSED" "$BROKEN"
+told_now=$scratch/told-now
+touch "$told_now"
 begun=$SECONDS
 rows=0 ran=0 failed=0
 table=""
@@ -119,17 +136,31 @@ put() {
     printf '%-7s %s\n' "$1" "$2"
 }
 
-# tell VERDICT NAME REST: the same, and what passed is kept.
+# tell VERDICT NAME REST: the same, and how it ended is kept.
 tell() {
     put "$1" "$2$3"
-    if [ "$1" = ok ]; then printf '%s\t%s\n' "$2" "$3" >>"$PASSED"; fi
+    echo "$2" >>"$told_now"
+    case $1 in ok) printf '%s\t%s\n' "$2" "$3" >>"$PASSED" ;; FAILED) printf '%s\t%s\n' "$2" "$3" >>"$BROKEN" ;; esac
 }
 
-passed() { cut -f 1 "$PASSED" | grep -qxF -- "$1"; }
+is_in() { cut -f 1 "$1" | grep -qxF -- "$2"; }
 
-# known NAME: a row that passed in an earlier call is told again, and does not run.
+passed() { is_in "$PASSED" "$1"; }
+
+# rest_of FILE NAME: what was told of a row in an earlier call.
+rest_of() { awk -F '\t' -v name="$2" '$1 == name { print $2; exit }' "$1"; }
+
+# known NAME: a row of this call is not run twice; one that passed in an earlier call is told again, and does not run.
 known() {
-    passed "$1" && put ok "$1$(awk -F '\t' -v name="$1" '$1 == name { print $2; exit }' "$PASSED") (in an earlier call)"
+    if is_in "$told_now" "$1"; then return 0; fi
+    if passed "$1"; then
+        put ok "$1$(rest_of "$PASSED" "$1") (in an earlier call)"
+    elif [ "${RETRY:-1}" = 0 ] && is_in "$BROKEN" "$1"; then
+        put FAILED "$1$(rest_of "$BROKEN" "$1") (in an earlier call)"
+    else
+        return 1
+    fi
+    echo "$1" >>"$told_now"
 }
 
 # run NAME SECONDS COMMAND…: its output goes to $log, its exit code to $code; false where it did not end, as $verdict
@@ -165,7 +196,7 @@ row() {
     local name=$1
     shift
     if known "$name"; then return; fi
-    if ! run "$name" $ROW_MAX "$@"; then
+    if ! run "$name" "$row_max" "$@"; then
         tell "$verdict" "$name" ": $reason"
         return
     fi
@@ -198,10 +229,12 @@ pytest_rows() {
     if [ ${#todo[@]} -eq 0 ]; then return; fi
     if [ "$(left)" -lt "$seconds" ]; then seconds=$(left); fi
     rm -f "$told"
+    local label=$prefix
+    if [ "$by" = test ]; then label="$prefix $names"; fi
     # What is under way when the time is up has 15 s to end.
     if [ -n "$lacks" ]; then
         verdict="not run" reason=$lacks
-    elif PYTHONPATH=tests/hardware${PYTHONPATH:+:$PYTHONPATH} run "$prefix" "$seconds" "$PYTHON" -m pytest -q -rsfE --tb=short --basetemp "$scratch/pytest" \
+    elif PYTHONPATH=tests/hardware${PYTHONPATH:+:$PYTHONPATH} run "$label" "$seconds" "$PYTHON" -m pytest -q -rsfE --tb=short --basetemp "$scratch/pytest" \
         -p rows --rows-by "$by" --rows-to "$told" --rows-until $(($(date +%s) + seconds - 15)) \
         "$@" "${paths[@]}"; then
         ended=""
@@ -223,18 +256,95 @@ pytest_rows() {
     if [ -z "$ended" ] && [ "$code" -ne 0 ]; then tail -n 30 "$log" >&2; fi
 }
 
-rust_rows() {
-    local tests test tool sanitizer
+# rust_tests PATTERN: the rows of the Rust tests whose names match, each a process.
+rust_tests() {
+    local tests test
     if ! tests=$("$BUILT/gpu-tests" --list 2>&1); then
         tell FAILED "the CUDA and cuFile tests" ": gpu-tests does not run here: $tests"
         return
     fi
-    for test in $(sed -n 's/: test$//p' <<<"$tests"); do
+    for test in $(sed -n 's/: test$//p' <<<"$tests" | grep -E "$1"); do
         row "$test" "$BUILT/gpu-tests" --exact "$test" --nocapture --test-threads 1
     done
+}
+
+# What this machine is: one row, whatever is missing.
+facts() {
+    echo "FACT $(uname -r), $(nproc) CPUs, $(free -g | awk '/^Mem/ { print $2 }') GiB"
+    # A pool in memory needs more than the half that containers give.
+    mount -o remount,size=90% /dev/shm 2>/dev/null || true
+    local folder
+    for folder in /var/tmp /dev/shm; do
+        echo "FACT $folder: $(df -hT "$folder" 2>/dev/null | awk 'NR == 2 { print $2 ", " $5 " free" }')"
+    done
+    ldconfig -p 2>/dev/null | grep -E 'libcuda\.so|libcufile\.so|libgdrapi|liburing' || true
+    ls -l /dev/nvidia* /dev/infiniband 2>/dev/null || true
+    nvidia-smi 2>&1 | head -n 20 || true
+    grep -H . /proc/sys/kernel/io_uring_disabled /proc/driver/nvidia/version /proc/driver/nvidia-fs/version 2>/dev/null || true
+    lsmod 2>/dev/null | grep -E 'nvidia|gdrdrv' || true
+    ulimit -l | sed 's/^/FACT page-locked memory: /'
+    "$PYTHON" - <<'PYTHON' || true
+import importlib.util, sys
+print(f"FACT Python {sys.version.split()[0]}, without", *(
+    name for name in ("torch", "numpy", "pytest", "xdist", "safetensors", "triton", "deepspeed")
+    if importlib.util.find_spec(name) is None
+))
+PYTHON
+}
+
+facts_rows() { row "this machine" bash -c "$(declare -f facts); facts"; }
+
+smoke_rows() {
+    row_max=$SMOKE_MAX
+    rust_tests '^checksum::the_checksum_kernel_agrees|^log::tensors_go_through_the_log_by_uring$'
+    if [ -n "$lacks" ]; then
+        tell "not run" "smoke: a block" ": $lacks"
+    else
+        row "smoke: a block" env PYTHONPATH=torch-bridge/python:tests/torch "$PYTHON" tests/hardware/smoke.py --pool "$scratch"
+    fi
+    row_max=$ROW_MAX
+}
+
+# Each alone: a library that does not return ends one row.
+cufile_rows() {
+    row_max=$CUFILE_MAX
+    rust_tests '^cufile::|by_cufile'
+    row_max=$ROW_MAX
+}
+
+# It compares rates with a link.
+RATES="copies::copies_to_chunks_on_the_gpu_are_faster_than_its_link"
+
+rust_rows() {
+    if [ -n "$FAKE" ]; then tell "not run" "$RATES" ": a fake has no link whose rate it could reach"; fi
+    rust_tests .
     local cufile=()
     if [ -n "${TIDELOG_CUFILE:-}" ]; then cufile=(--cufile "$TIDELOG_CUFILE"); fi
     row "tidelog-doctor proves its paths" "$BUILT/tidelog-doctor" check --scratch "$scratch" --compat "${cufile[@]}"
+}
+
+TORCH_TESTS="
+    test_training_gives_the_same_bits
+    test_an_eviction_waits_for_every_stream
+    test_cuda_itself_has_back_what_left
+    test_a_model_that_the_gpu_never_holds_whole
+    test_training_gives_the_same_bits_where_host_memory_takes_a_part
+    test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy
+    test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept
+    test_training_gives_the_same_bits_in_expandable_segments"
+CUFILE_TESTS="
+    test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
+    test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept"
+
+# torch_rows PREFIX NAMES WHICH: what may hang in cuFile comes apart from the rest.
+torch_rows() {
+    local name which="(not fake) and ($3)"
+    if [ -n "$FAKE" ]; then which="(fake or expandable or cuda_itself) and ($3)"; fi
+    for name in $2; do pytest_rows "$1" $ROW_MAX tests/torch/test_gpu.py::@ "$name" -k "$which"; done
+}
+
+sanitizer_rows() {
+    local tool sanitizer
     sanitizer=$(PATH="$PATH:/usr/local/cuda/bin" command -v compute-sanitizer)
     for tool in memcheck racecheck; do
         if [ -z "$sanitizer" ]; then
@@ -246,18 +356,6 @@ rust_rows() {
     done
 }
 
-TORCH_TESTS="
-    test_training_gives_the_same_bits
-    test_cuda_itself_has_back_what_left
-    test_a_model_that_the_gpu_never_holds_whole
-    test_training_gives_the_same_bits_where_host_memory_takes_a_part
-    test_training_gives_the_same_bits_in_expandable_segments
-    test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
-    test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy
-    test_an_eviction_waits_for_every_stream"
-
-torch_rows() { pytest_rows torch $((2 * ROW_MAX)) tests/torch/test_gpu.py::@ "$TORCH_TESTS" -k "not fake"; }
-
 # The comparison makes rows of its own, and keeps to the time itself.
 training_rows() {
     local pools=(${memory:+"memory=$memory"} "disk=$scratch") reserve=10 line
@@ -267,7 +365,9 @@ training_rows() {
     fi
     if [[ $ONLY == *touch* ]] && touch_is_left; then reserve=$FOR_TOUCH; fi
     local ended=""
-    run training "$(left)" "$PYTHON" tests/hardware/train.py --pool "${pools[@]}" --within $(($(left) - reserve)) --tools "$BUILT" \
+    local size=(--layers 8 --batch 8 --fraction 0.5 0.33 --segments native expandable)
+    if [ -n "$FAKE" ]; then size=(--device cpu --tiny --fraction 0.5); fi
+    run training "$(left)" "$PYTHON" tests/hardware/train.py "${size[@]}" --pool "${pools[@]}" --within $(($(left) - reserve)) --tools "$BUILT" \
         --resume "$RESUME" || ended=1
     if [ -f "$log" ]; then
         while read -r line; do
@@ -307,16 +407,30 @@ touch_is_left() {
 }
 
 touch_rows() {
-    local workers=() lacks=$lacks
+    local workers=() lacks=$lacks device=cuda
+    if [ -n "$FAKE" ]; then device=fake; fi
     if [ -z "$lacks" ] && ! has_module safetensors; then lacks="$PYTHON has no safetensors"; fi
     if has_module xdist; then workers=(-n 8); fi
-    pytest_rows "$TOUCH" "$LIMIT" tests/torch/@.py "$(touch_files)" --device cuda -m "not slow" "${workers[@]}"
+    pytest_rows "$TOUCH" "$LIMIT" tests/torch/@.py "$(touch_files)" --device "$device" -m "not slow" "${workers[@]}"
 }
 
 for part in $ONLY; do
-    case $part in tests) rust_rows ;; torch) torch_rows ;; training) training_rows ;; touch) touch_rows ;; esac
+    case $part in
+    facts) facts_rows ;;
+    smoke) smoke_rows ;;
+    cufile) cufile_rows ;;
+    torch) torch_rows torch "$TORCH_TESTS" "not gds" ;;
+    training) training_rows ;;
+    tests) rust_rows ;;
+    touch) touch_rows ;;
+    late) torch_rows "torch by cuFile" "$CUFILE_TESTS" "gds or cufile" && sanitizer_rows ;;
+    esac
 done
 
+if [ -n "${LOGS:-}" ]; then
+    printf '%s' "$table" >"$logs/table"
+    tar -C "$(dirname "$logs")" -czf "$logs.tar.gz" "$(basename "$logs")" && echo "all of it is in $logs.tar.gz"
+fi
 printf '\n%s' "$table"
 echo "$ran of $rows rows ran, $failed failed, $((SECONDS - begun)) s"
 if [ "$failed" -gt 0 ]; then exit 1; fi

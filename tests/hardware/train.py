@@ -78,6 +78,13 @@ def parse_arguments():
         default=[8, 4, 16],
         help="sequences a step, one comparison each, the first before the others",
     )
+    parser.add_argument(
+        "--segments",
+        choices=["native", "expandable"],
+        nargs="+",
+        default=["native"],
+        help="how torch's allocator has the GPU's memory in the first limited runs",
+    )
     parser.add_argument("--steps", type=int, default=6, help=f"steps of each run; the first {WARM_STEPS} are not timed")
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=2048, help="20 layers of 2048 are 1.01 billion parameters")
@@ -126,6 +133,10 @@ def rows_of(arguments):
         return [{"run": "limited", "batch": batch, "pool": pool, "fraction": fraction} for fraction in fractions]
 
     rows = [{"run": "plain", "batch": first}, *limited(first, fast)]
+    if "expandable" in arguments.segments:
+        rows += [{**row, "segments": "expandable"} for row in limited(first, fast)]
+    if "native" not in arguments.segments:
+        rows = [row for row in rows if row["run"] == "plain" or "segments" in row]
     rows += [{"run": name, "batch": first, "pool": disk} for name in ("hooks", "fsdp")]
     rows += [row for pool in slow for row in limited(first, pool, arguments.fraction[:1])]
     rows += [row for batch in others for row in [{"run": "plain", "batch": batch}, *limited(batch, fast)]]
@@ -141,7 +152,8 @@ SAME_MATHEMATICS = ("plain", "hooks", "limited")  # others update on the CPU, wh
 
 
 def name_of(wanted):
-    return NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['pool']}"
+    name = NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['pool']}"
+    return f"{name}, {wanted['segments']}" if "segments" in wanted else name
 
 
 class Comparison:
@@ -237,6 +249,8 @@ class Comparison:
             command += ["--pool-size", min(3 * plain["peak_bytes"] // 2, room)]
         # Deterministic matrix products need it (torch.use_deterministic_algorithms).
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if "segments" in wanted:
+            environment |= dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
         limit = None if left == float("inf") else left
         try:
             done = subprocess.run(
@@ -310,6 +324,18 @@ def line_of(result, mark):
         line += f" (from ops of {ops:.3f} s; a plain step takes {result['plain_seconds']:.3f} s)"
         if result["to_bound"] > mark:
             wrong.append(f"ABOVE THE MARK of {mark:.2f} x")
+    if memory := result.get("gpu_memory"):
+        line += (
+            f", {result['reserved_bytes'] / GIB:.2f} GiB reserved at most, {memory['not_ours'] / GIB:.2f} GiB not ours"
+        )
+        line += f", {memory['trims']} trims, {memory['device_allocations']} allocations of the driver"
+        line += f", {memory['out_of_memory']} times without memory"
+    if rates := result.get("rates"):
+        named = {name: each for name, each in rates.items() if name in ("ssd", "host") and each}
+        each = (
+            f"{name} {way} {rate['bytes_per_second'] / 1e9:.1f}" for name in named for way, rate in named[name].items()
+        )
+        line += f", planned with GB/s of {', '.join(each)}"
     line += ", " + result["bound_why_not"] if "bound_why_not" in result else ""
     line += ", same bits" if result["same"] else f", losses within {result['loss_difference']:.2g}"
     if result["different"]:

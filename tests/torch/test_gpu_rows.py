@@ -129,14 +129,35 @@ def test_a_sanitizer_that_the_sandbox_refuses_did_not_run(rows):
     refused = (
         "echo '========= COMPUTE-SANITIZER'; echo '========= Error: Device not supported. Please refer to'; exit 1"
     )
-    table = rows("tests", rust="", sanitizer=refused)[1]
-    assert [row.startswith("not run compute-sanitizer") and "Device not supported" in row for row in table] == [
-        False,
-        True,
-        True,
-    ]
-    table = rows("tests", rust="", sanitizer="echo '========= ERROR SUMMARY: 2 errors'; exit 1")[1]
-    assert [row.startswith("FAILED  compute-sanitizer") for row in table] == [False, True, True]
+    table = rows("late", rust="", sanitizer=refused)[1][1:]
+    assert len(table) == 2
+    assert all(row.startswith("not run compute-sanitizer") and "Device not supported" in row for row in table)
+    table = rows("late", rust="", sanitizer="echo '========= ERROR SUMMARY: 2 errors'; exit 1")[1][1:]
+    assert [row.startswith("FAILED  compute-sanitizer") for row in table] == [True, True]
+
+
+def test_what_failed_does_not_run_again_where_that_is_asked(rows, monkeypatch):
+    tests = 'case $1 in --list) echo "bad: test";; *) echo "$2" >>"$asked"; echo "panicked: why"; exit 1;; esac'
+    assert rows("tests", rust=tests)[1][0] == "FAILED  bad: panicked: why"
+    monkeypatch.setenv("RETRY", "0")
+    assert rows("tests", rust=tests)[1][0] == "FAILED  bad: panicked: why (in an earlier call)"
+    assert (rows.folder / "asked").read_text() == "bad\n"
+    assert (rows.folder / "logs.tar.gz").exists()
+
+
+def test_what_a_part_ran_another_does_not_run_again(rows):
+    tests = f'case $1 in --list) printf "%s: test\n" {SANITIZED} cufile::one other;; *) echo "$2" >>"$asked";; esac'
+    code, table = rows("cufile smoke tests", rust=tests)
+    ran = (rows.folder / "asked").read_text().split()
+    assert ran == ["cufile::one", SANITIZED, "other"], "cuFile's alone, the smoke's, then the others"
+    assert code == 0 and len(table) == 5
+
+
+def test_a_row_that_hangs_ends_alone(rows):
+    """cuFile's rows have a process and a short limit each."""
+    tests = "case $1 in --list) printf '%s: test\\n' cufile::hangs cufile::goes;; *) [ $2 = cufile::goes ] || sleep 60;; esac"
+    _, table = rows("cufile", seconds=100, rust=tests)
+    assert table == ["FAILED  cufile::hangs: not done within 20 s", "ok      cufile::goes"]
 
 
 def test_cufile_is_looked_for_among_pythons_packages(rows):

@@ -75,6 +75,15 @@ LIMITED = {
     "data_path": "posix",
 }
 LIMITED |= {"to_bound": 1.05, "bound_seconds": 0.95, "plain_seconds": 0.5, "plan": {"compute_ns": 600_000_000}}
+MEASURED = {
+    "gpu_memory": {"not_ours": 1 << 28, "trims": 2, "device_allocations": 70, "out_of_memory": 1},
+    "reserved_bytes": 3 << 29,
+    "rates": {
+        "ssd": {"read": {"bytes_per_second": 5_000_000_000}, "write": {"bytes_per_second": 3_000_000_000}},
+        "host": None,
+        "links": [],
+    },
+}
 OTHER = {"same": False, "different": True, "loss_difference": 0.25}
 
 
@@ -83,6 +92,12 @@ OTHER = {"same": False, "different": True, "loss_difference": 0.25}
     [
         (PLAIN, "FACT", "same bits"),
         (LIMITED, "FACT", "1.05 x the bound of 0.950 s (from ops of 0.600 s; a plain step takes 0.500 s), same bits"),
+        (
+            {**LIMITED, **MEASURED},
+            "FACT",
+            "1.50 GiB reserved at most, 0.25 GiB not ours, 2 trims, 70 allocations of the driver, 1 times without "
+            "memory, planned with GB/s of ssd read 5.0, ssd write 3.0, same bits",
+        ),
         ({**LIMITED, "to_bound": 1.11}, "FAILED", "ABOVE THE MARK of 1.10 x: "),
         ({**LIMITED, **OTHER}, "FAILED", "DIFFERENT LOSSES: "),
         ({**LIMITED, **OTHER, "to_bound": 2.0}, "FAILED", "ABOVE THE MARK of 1.10 x and DIFFERENT LOSSES: "),
@@ -155,6 +170,13 @@ def test_what_does_not_fit_into_the_time_is_listed():
     lines = done.stdout.splitlines()
     assert len(lines) == 5 and all(line.startswith("LEFT") for line in lines), done.stdout
     assert "the time was up" in lines[0] and "its run without limit is missing" in lines[1]
+
+
+def test_limited_runs_are_made_with_expandable_segments_too(script, monkeypatch):
+    words = ["train.py", *SMALL, "--segments", "native", "expandable"]
+    monkeypatch.setattr(sys, "argv", words)
+    names = [script.name_of(row) for row in script.rows_of(script.parse_arguments())]
+    assert names[0] == "no limit" and names[2] == f"{names[1]}, expandable"
 
 
 def test_what_makes_no_sense_is_refused():

@@ -135,6 +135,12 @@ impl<T> PendingCopies<T> {
         }
     }
 
+    /// Whether an event has happened. Where the GPU does not tell, what waits for it tells of that.
+    pub(crate) fn has_happened(&mut self, event: GpuEvent) -> bool {
+        let opened = self.opened.as_mut();
+        opened.is_none_or(|opened| opened.copies.has_happened(event).unwrap_or(true))
+    }
+
     /// Waits for all that are under way; `next_ended` hands them out afterwards. Returns whether
     /// none touches its chunk any more.
     pub(crate) fn wait(&mut self) -> bool {

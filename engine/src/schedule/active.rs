@@ -1,6 +1,7 @@
 //! One transfer on its way through the reactor.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::completion::Notify;
 use super::finish::Finish;
@@ -119,6 +120,8 @@ pub(super) struct Active {
     checksums: Vec<u32>,
     bytes: u64,
     matched: bool,
+    /// How long it was held back because its bytes were not on the GPU yet.
+    pub(super) waited: Duration,
     failure: Option<TransferError>,
     /// For errors to name it.
     pub(super) subject: Subject,
@@ -150,6 +153,7 @@ impl Active {
             checksums: Vec::new(),
             bytes: 0,
             matched: true,
+            waited: Duration::ZERO,
             failure: None,
             subject: Subject::default(),
             shared: Arc::new(TicketShared::new(0)),
@@ -178,6 +182,7 @@ impl Active {
         }
         (self.job, self.pieces, self.urgency, self.subject) = (job, pieces, urgency, subject);
         (self.begun, self.queued, self.bytes, self.matched) = (0, false, 0, true);
+        self.waited = Duration::ZERO;
         (self.finish, self.notify, self.told) = (Some(finish), notify, false);
         Arc::clone(&self.shared)
     }
@@ -221,6 +226,11 @@ impl Active {
     /// Whether its pieces have to be copied from a GPU before anything else.
     pub(super) fn reads_gpu(&self) -> bool {
         self.gpu.is_some() && !matches!(self.job, Job::Read { .. })
+    }
+
+    /// What must have happened on the GPU before its bytes there are what it is to read.
+    pub(super) fn after(&self) -> Option<GpuEvent> {
+        self.gpu.filter(|_| self.reads_gpu())?.after
     }
 
     /// Whether somebody still waits for its pieces on a GPU.
@@ -466,10 +476,10 @@ impl Active {
         (self.unchecked, self.copying, self.gpu, self.landed) = (0, 0, None, None);
         self.release();
         let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(TicketMemory::Dma));
-        let (bytes, matched) = (self.bytes, self.matched);
+        let (bytes, matched, waited) = (self.bytes, self.matched, self.waited);
         let outcome = match &self.failure {
             Some(failure) => Err(failure.clone()),
-            None => Ok(Done { bytes, matched }),
+            None => Ok(Done { bytes, matched, waited }),
         };
         let result = match self.failure.take() {
             Some(failure) => Err(failure),

@@ -135,7 +135,7 @@ impl Submitted {
 }
 
 fn done() -> TransferOutcome {
-    Ok(Done { bytes: 2 * BYTES as u64, matched: true })
+    Ok(Done { bytes: 2 * BYTES as u64, matched: true, waited: Duration::ZERO })
 }
 
 #[test]

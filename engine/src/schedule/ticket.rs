@@ -264,7 +264,7 @@ impl Promise {
     /// What was promised is done.
     pub(crate) fn keep(self) {
         self.0.release();
-        self.0.finish(Ok(Done { bytes: 0, matched: true }), None);
+        self.0.finish(Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO }), None);
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is asked of the reactor, and what it returns.
 
+use std::time::Duration;
+
 use super::subject::{About, Subject};
 use crate::memory::{Destination, GpuError, Source};
 use crate::path::{DeviceCapabilities, DeviceError, Extent, PlacementHandle, Refusal};
@@ -152,6 +154,8 @@ pub struct Done {
     pub bytes: u64,
     /// For a verification: whether every checksum matched. Else true.
     pub matched: bool,
+    /// How long nothing of it was begun, because its bytes on the GPU were not there yet.
+    pub waited: Duration,
 }
 
 /// A transfer that did not end well.

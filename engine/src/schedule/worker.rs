@@ -165,6 +165,7 @@ impl Worker {
             }
             let moved = !self.commands.is_empty();
             self.process_commands();
+            self.enter_held_back();
             let moved = self.complete() || moved;
             let moved = self.complete_copies() || self.on_gpu.is_copying() || moved;
             let again = self.launch_again();
@@ -240,6 +241,18 @@ impl Worker {
             active.conclude();
             return self.ended.push_back(active);
         }
+        let id = active.id();
+        if let Some(after) = active.after()
+            && self.on_gpu.hold_back(id, after)
+        {
+            self.transfers.insert(id, active);
+            return;
+        }
+        self.enter(active);
+    }
+
+    /// Enters a transfer into the queues, with all of its pieces.
+    fn enter(&mut self, mut active: Box<Active>) {
         let id = active.id();
         active.queued = true;
         if self.on_gpu.is_reached() {

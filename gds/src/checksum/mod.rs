@@ -8,12 +8,17 @@
 
 #[cfg(test)]
 mod on_host;
+#[cfg(test)]
+mod on_ptx;
+#[cfg(test)]
+mod ptx;
 
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
+use tidelog_engine::memory::process::PerProcess;
 
 use crate::cuda::{CudaError, DevicePointer, Gpu, HostWords, Stream};
 
@@ -39,20 +44,38 @@ pub const fn parts_of(unit: u32) -> u32 {
     }
 }
 
-/// The kernel, loaded on one GPU.
-pub struct Crc32c {
+/// The kernel, loaded on one GPU. The driver takes half a second to translate it, so a process has
+/// it once for each GPU, for good.
+#[derive(Clone)]
+pub struct Crc32c(Arc<LoadedKernel>);
+
+struct LoadedKernel {
     gpu: Arc<Gpu>,
-    module: sys::CUmodule,
     function: sys::CUfunction,
 }
 
-// SAFETY: modules belong to the context, and functions to their module; the driver's functions on
-// them may be called from any thread.
-unsafe impl Send for Crc32c {}
+// SAFETY: modules belong to the context, and functions to their module, which is never unloaded;
+// the driver's functions on them may be called from any thread.
+unsafe impl Send for LoadedKernel {}
+// SAFETY: as above.
+unsafe impl Sync for LoadedKernel {}
+
+static LOADED: PerProcess<Mutex<Vec<Crc32c>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 impl Crc32c {
-    /// Loads it.
+    /// Loads it, where that was not done before.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let mut loaded = LOADED.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let known = loaded.iter().find(|kernel| kernel.0.gpu.ordinal() == gpu.ordinal());
+        if let Some(kernel) = known {
+            return Ok(kernel.clone());
+        }
+        let kernel = Self::load(gpu)?;
+        loaded.push(kernel.clone());
+        Ok(kernel)
+    }
+
+    fn load(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let image = CString::new(PTX).unwrap_or_else(|_| unreachable!("text has no zero in it"));
         let _entered = gpu.enter()?;
         // SAFETY: the image is PTX that ends with a zero, and lives across the call, which copies
@@ -63,7 +86,7 @@ impl Crc32c {
         // SAFETY: the module was just loaded.
         let function = unsafe { result::module::get_function(module, name) }
             .map_err(CudaError::of("find the checksum kernel"))?;
-        Ok(Self { gpu: Arc::clone(gpu), module, function })
+        Ok(Self(Arc::new(LoadedKernel { gpu: Arc::clone(gpu), function })))
     }
 
     /// Has the checksums of `length` bytes computed in `stream`, one for each `unit` of them: for
@@ -96,13 +119,13 @@ impl Crc32c {
         ];
         // More are refused by the driver, and more data is on no GPU.
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let _entered = self.gpu.enter()?;
+        let _entered = self.0.gpu.enter()?;
         // SAFETY: five arguments of the types that the kernel declares, copied by the call; the
         // kernel reads `length` bytes and writes a word for each block, which is what the caller
         // vouches for.
         unsafe {
             result::launch_kernel(
-                self.function,
+                self.0.function,
                 (blocks, 1, 1),
                 (THREADS, 1, 1),
                 0,
@@ -111,15 +134,6 @@ impl Crc32c {
             )
         }
         .map_err(CudaError::of("start the checksum kernel"))
-    }
-}
-
-impl Drop for Crc32c {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: loaded in `new`, unloaded once; the driver waits for what still runs.
-            let _ = unsafe { result::module::unload(self.module) };
-        }
     }
 }
 

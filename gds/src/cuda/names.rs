@@ -28,7 +28,7 @@ pub fn name_of(code: i32) -> &'static str {
 /// The function, in the driver's library as it was opened already: nothing is opened for a name.
 fn find() -> Option<GetName> {
     const NO_LOAD: i32 = libc::RTLD_NOLOAD;
-    ["libcuda.so", "libcuda.so.1"].into_iter().find_map(|name| {
+    ["libcuda.so.1", "libcuda.so"].into_iter().find_map(|name| {
         // SAFETY: no initialiser runs, as the library is loaded or not found.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | NO_LOAD) }.ok()?;
         // SAFETY: the type is the header's for this name, but for the number.

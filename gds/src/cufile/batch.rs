@@ -1,15 +1,44 @@
 //! Batches: one call for many transfers. A batch is used again only when all of its entries have
-//! ended.
+//! ended. After a cancel, or a submission that failed half-way, cuFile may never tell of some:
+//! these are given up, with what they name.
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::path::Status;
 
-use super::driver::{Driver, RegisteredFile};
+use super::driver::Driver;
 use super::error::{CuFileError, entry_result};
+use super::registered::RegisteredFile;
 use super::sys;
 use crate::cuda::DevicePointer;
+
+/// How long a batch that was cancelled may tell nothing until it counts as one that never will.
+/// What it still has then is lost, not ended: an SSD may have it.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// A batch was not submitted as a whole.
+#[derive(Debug)]
+pub(crate) enum BatchSubmitError {
+    /// Nothing of it happened.
+    Refused(CuFileError),
+    /// Some of it may be on its way: the batch tells of that, or falls
+    /// [silent](CuFileBatch::is_silent).
+    InPart(CuFileError),
+}
+
+impl From<CuFileError> for BatchSubmitError {
+    fn from(error: CuFileError) -> Self {
+        match error {
+            CuFileError::Call { code, .. } if !sys::SUBMIT_REFUSED.contains(&code) => {
+                Self::InPart(error)
+            }
+            CuFileError::Cuda { .. } => Self::InPart(error),
+            error => Self::Refused(error),
+        }
+    }
+}
 
 /// One transfer of a batch.
 pub(crate) struct CuFileTransfer<'a> {
@@ -31,8 +60,10 @@ pub(crate) struct CuFileBatch {
     entries: Vec<sys::BatchEntry>,
     events: Vec<sys::BatchEvent>,
     capacity: usize,
-    /// Entries that were submitted and have not ended.
-    outstanding: usize,
+    /// The cookies of entries that were submitted and have not ended.
+    outstanding: Vec<u32>,
+    /// Where entries may never end: since when it has told of none.
+    silent_since: Option<Instant>,
 }
 
 // SAFETY: a batch's handle may be used from any thread, by one at a time, which `&mut self` sees
@@ -58,13 +89,24 @@ impl CuFileBatch {
             entries: Vec::with_capacity(capacity),
             events: vec![sys::BatchEvent::EMPTY; capacity],
             capacity,
-            outstanding: 0,
+            outstanding: Vec::with_capacity(capacity),
+            silent_since: None,
         })
     }
 
     /// Whether nothing of it is on its way, so that it may be filled.
     pub(crate) fn is_idle(&self) -> bool {
-        self.outstanding == 0
+        self.outstanding.is_empty()
+    }
+
+    /// Whether it will not tell what became of its [outstanding](Self::outstanding) entries.
+    pub(crate) fn is_silent(&self) -> bool {
+        !self.is_idle() && self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE)
+    }
+
+    /// The cookies of entries that have not ended.
+    pub(crate) fn outstanding(&self) -> &[u32] {
+        &self.outstanding
     }
 
     /// Whether another entry fits.
@@ -86,22 +128,32 @@ impl CuFileBatch {
         });
     }
 
-    /// Submits what was added. On an error all of it is as if it had never been added, or on its
-    /// way: the caller cancels to know.
+    /// Submits what was added.
+    ///
+    /// # Errors
+    /// All of it is as if it had never been added, or some of it may be on its way. That was
+    /// cancelled then.
     ///
     /// # Safety
     /// The memory of every entry stays allocated, and nobody touches it in a way that races with
     /// its transfer, until the entry has ended.
-    pub(crate) unsafe fn submit(&mut self) -> Result<(), CuFileError> {
+    pub(crate) unsafe fn submit(&mut self) -> Result<(), BatchSubmitError> {
         let submit = self.driver.library().functions.batch_submit.clone()?;
         let count = self.entries.len();
         // SAFETY: the entries are valid and as many as is said; their memory is passed on to the
         // caller.
         let answer = unsafe { submit(self.handle, count as u32, self.entries.as_mut_ptr(), 0) };
+        self.silent_since = None;
+        self.outstanding.extend(self.entries.iter().map(|entry| entry.cookie as usize as u32));
         self.entries.clear();
-        CuFileError::check(answer, format!("submit a batch of {count} transfers"))?;
-        self.outstanding = count;
-        Ok(())
+        let submitted = CuFileError::check(answer, format!("submit a batch of {count} transfers"));
+        submitted.map_err(BatchSubmitError::from).inspect_err(|error| match error {
+            BatchSubmitError::Refused(_) => self.outstanding.clear(),
+            BatchSubmitError::InPart(_) => {
+                self.cancel();
+                self.silent_since = Some(Instant::now());
+            }
+        })
     }
 
     /// Tells of every entry that has ended: its cookie, and the bytes moved or why not.
@@ -109,11 +161,11 @@ impl CuFileBatch {
         &mut self,
         mut ended: impl FnMut(u32, Result<u32, Status>),
     ) -> Result<(), CuFileError> {
-        if self.outstanding == 0 {
+        if self.is_idle() {
             return Ok(());
         }
         let status = self.driver.library().functions.batch_status.clone()?;
-        let mut count = self.outstanding as u32;
+        let mut count = self.outstanding.len() as u32;
         let mut at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `count` says how many events there is room for, and becomes how many there are.
         let answer = unsafe {
@@ -121,19 +173,24 @@ impl CuFileBatch {
         };
         CuFileError::check(answer, "tell how a batch is doing")?;
         for event in &self.events[..(count as usize).min(self.events.len())] {
-            if let Some(result) = entry_result(event) {
-                self.outstanding = self.outstanding.saturating_sub(1);
-                ended(event.cookie as usize as u32, result);
+            let cookie = event.cookie as usize as u32;
+            let place = self.outstanding.iter().position(|it| *it == cookie);
+            if let (Some(place), Some(result)) = (place, entry_result(event)) {
+                self.outstanding.swap_remove(place);
+                self.silent_since = self.silent_since.map(|_| Instant::now());
+                ended(cookie, result);
             }
         }
         Ok(())
     }
 
-    /// Asks that everything in it ends soon. Returns whether cuFile took the request.
-    pub(crate) fn cancel(&mut self) -> bool {
-        let Ok(cancel) = &self.driver.library().functions.batch_cancel else { return false };
+    /// Asks that everything in it ends soon.
+    pub(crate) fn cancel(&mut self) {
+        let Ok(cancel) = &self.driver.library().functions.batch_cancel else { return };
         // SAFETY: the handle is set up.
-        unsafe { cancel(self.handle) }.code == 0
+        if unsafe { cancel(self.handle) }.code == 0 {
+            self.silent_since = Some(Instant::now());
+        }
     }
 }
 
@@ -141,7 +198,7 @@ impl Drop for CuFileBatch {
     fn drop(&mut self) {
         // A batch that is on its way is left to the process's end: destroying it would not stop the
         // SSD.
-        if self.outstanding > 0 {
+        if !self.is_idle() {
             return;
         }
         if let Ok(destroy) = &self.driver.library().functions.batch_destroy {

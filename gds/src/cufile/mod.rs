@@ -10,11 +10,16 @@
 mod batch;
 mod driver;
 mod error;
+mod facts;
 mod library;
+mod log;
+mod registered;
 pub(crate) mod sys;
 
-pub(crate) use batch::{CuFileBatch, CuFileTransfer};
-pub use driver::{Compat, Driver, DriverInfo, DriverOpenError, Mode};
-pub(crate) use driver::{RegisteredFile, RegisteredMemory};
+pub(crate) use batch::{BatchSubmitError, CuFileBatch, CuFileTransfer};
+pub use driver::{Compat, Driver, DriverOpenError};
 pub use error::{CUFILE, CuFileError, name_of};
+pub use facts::{DriverInfo, Mode};
 pub use library::{CuFileLibrary, NoLibrary};
+pub use log::keep_log;
+pub(crate) use registered::{RegisteredFile, RegisteredMemory};

@@ -21,6 +21,10 @@ pub(crate) const CUDA_DRIVER_ERROR: c_int = 5011;
 pub(crate) const NOT_DIRECT: [c_int; 7] = [5001, 5004, 5005, 5007, 5010, 5033, 5048];
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
 pub(crate) const DRIVER_ALREADY_OPEN: c_int = 5026;
+/// Codes by which a submission says that nothing of it was taken: what was passed is wrong, the
+/// library is in no state to take it, or it has no room. All others leave that open.
+pub(crate) const SUBMIT_REFUSED: [c_int; 13] =
+    [5001, 5006, 5008, 5009, 5015, 5020, 5022, 5024, 5027, 5034, BATCH_FULL, 5047, 5049];
 /// `CU_FILE_BATCH_FULL`.
 pub(crate) const BATCH_FULL: c_int = 5037;
 

@@ -97,7 +97,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     // The thread that opens a path drives it: it is nobody's who counts on another GPU.
     gpu.stay().map_err(unavailable)?;
     let library = CuFileLibrary::open(options.library.as_deref()).map_err(unavailable)?;
-    let driver = Driver::open(library, options.compat).map_err(unavailable)?;
+    let driver = Driver::open(&gpu, library, options.compat).map_err(unavailable)?;
     let twins: Result<Vec<Device>, _> = devices.iter().map(Device::try_clone).collect();
     let twins = twins.map_err(|source| PathError::System {
         kind: PathKind::Gds,

@@ -11,7 +11,7 @@ use tidelog_engine::path::backend::{
 use tidelog_engine::units::DeviceIndex;
 
 use super::Registered;
-use crate::cufile::{CuFileBatch, CuFileError, CuFileTransfer, Driver, sys};
+use crate::cufile::{BatchSubmitError, CuFileBatch, CuFileError, CuFileTransfer, Driver, sys};
 
 /// Batches on their way at once: enough that one is filled while others fly. For each of many
 /// devices there are some.
@@ -34,6 +34,8 @@ pub(super) struct Batches {
 struct Member {
     batch: CuFileBatch,
     device: Option<DeviceIndex>,
+    /// Why it was not submitted as a whole, where that is so.
+    refused: Option<Status>,
 }
 
 impl Batches {
@@ -52,13 +54,22 @@ impl Batches {
         &mut self,
         told: &mut Vec<(u32, TransferStatus)>,
     ) -> Result<(), CuFileError> {
-        let mut ended = |slot, result| told.push((slot, told_of(result)));
-        for Member { batch, device } in &mut self.all {
-            batch.poll(&mut ended)?;
-            if batch.is_idle()
-                && let Some(device) = device.take()
-            {
+        let mut at = 0;
+        while let Some(Member { batch, device, refused }) = self.all.get_mut(at) {
+            let refused = *refused;
+            batch.poll(|slot, result| told.push((slot, told_of(result, refused))))?;
+            let is_silent = batch.is_silent();
+            if let Some(device) = device.take_if(|_| is_silent || batch.is_idle()) {
                 self.shares.release(device);
+            }
+            if is_silent {
+                let status = refused.unwrap_or(Status::Errno(libc::ECANCELED));
+                let lost = |slot: &u32| (*slot, TransferStatus::Lost(status));
+                told.extend(batch.outstanding().iter().map(lost));
+                // It is not destroyed: that would not stop an SSD.
+                self.all.swap_remove(at);
+            } else {
+                at += 1;
             }
         }
         Ok(())
@@ -137,7 +148,8 @@ impl Batches {
         if let Some(at) = self.all.iter().position(|member| member.batch.is_idle()) {
             return Ok(Some(at));
         }
-        self.all.push(Member { batch: CuFileBatch::new(&self.driver, u32::MAX)?, device: None });
+        let batch = CuFileBatch::new(&self.driver, u32::MAX)?;
+        self.all.push(Member { batch, device: None, refused: None });
         Ok(Some(self.all.len() - 1))
     }
 
@@ -185,49 +197,43 @@ impl Batches {
         members: &[WindowTransfer],
         told: &mut Vec<(u32, TransferStatus)>,
     ) -> bool {
+        let member = &mut self.all[at];
         // SAFETY: passed on to the caller.
-        match unsafe { self.all[at].batch.submit() } {
-            Ok(()) => {
-                self.full_in_a_row = 0;
-                if let Some(first) = members.first() {
-                    self.shares.take(first.device);
-                    self.all[at].device = Some(first.device);
-                }
-                told.extend(members.iter().map(|member| (member.slot, TransferStatus::Taken)));
-                true
-            }
+        let (taken, refused) = match unsafe { member.batch.submit() } {
+            Ok(()) => (true, None),
             // Nothing happened; what is in flight, here or elsewhere, will make room.
-            Err(CuFileError::Call { code: sys::BATCH_FULL, .. })
+            Err(BatchSubmitError::Refused(CuFileError::Call { code: sys::BATCH_FULL, .. }))
                 if self.full_in_a_row < FULL_MAX =>
             {
                 self.full_in_a_row += 1;
-                false
+                return false;
             }
-            Err(error) => {
-                let ended = self.abandon(at, error.status());
-                told.extend(members.iter().map(|member| (member.slot, ended)));
-                true
-            }
+            Err(BatchSubmitError::Refused(error)) => (false, Some(error.status())),
+            // Nobody says how much of it had begun by then.
+            Err(BatchSubmitError::InPart(error)) => (true, Some(error.status())),
+        };
+        let status = match refused {
+            Some(status) if !taken => TransferStatus::Failed(status),
+            _ => TransferStatus::Taken,
+        };
+        told.extend(members.iter().map(|transfer| (transfer.slot, status)));
+        if let Some(first) = members.first().filter(|_| taken) {
+            self.full_in_a_row = 0;
+            self.shares.take(first.device);
+            (member.device, member.refused) = (Some(first.device), refused);
         }
-    }
-
-    /// A batch was refused, and nobody says how much of it had begun by then. Returns what became
-    /// of its transfers.
-    fn abandon(&mut self, at: usize, status: Status) -> TransferStatus {
-        let Member { mut batch, .. } = self.all.swap_remove(at);
-        if batch.cancel() {
-            return TransferStatus::Failed(status);
-        }
-        // Destroying what may be on its way would not stop it.
-        std::mem::forget(batch);
-        TransferStatus::Lost(status)
+        true
     }
 }
 
 /// What an entry of a batch says of its transfer.
-fn told_of(result: Result<u32, Status>) -> TransferStatus {
+fn told_of(result: Result<u32, Status>, refused: Option<Status>) -> TransferStatus {
     match result {
         Ok(moved) => TransferStatus::Moved(moved),
+        // It was cancelled because of others.
+        Err(status @ Status::Errno(libc::ECANCELED)) => {
+            TransferStatus::Failed(refused.unwrap_or(status))
+        }
         // cuFile stopped waiting; nobody says that the SSD stopped writing.
         Err(status @ Status::Errno(libc::ETIMEDOUT)) => TransferStatus::Lost(status),
         Err(status) => TransferStatus::Failed(status),

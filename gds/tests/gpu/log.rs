@@ -41,7 +41,8 @@ fn by_the_kernel(test: &str, path: PathChoice) {
 }
 
 fn by_cufile(test: &str, compat: Compat) {
-    let (Some(gpu), Some(_)) = (gpu(test), driver(test, compat)) else { return };
+    let Some(gpu) = gpu(test) else { return };
+    let Some(_) = driver(test, &gpu, compat) else { return };
     let gds = GdsOptions { compat, ..GdsOptions::default() };
     let backend: Option<Arc<dyn Backend>> = Some(Arc::new(GdsBackend(gds)));
     through_the_log(test, &gpu, &OpenOptions { backend, ..OpenOptions::default() });

@@ -18,6 +18,8 @@
 //!                                      +--> Evicted: cancelled, failed
 //! ```
 //!
+//! With [`Config::recheck`] a copy that was written is checked (another `Evict`) before `Release`.
+//!
 //! What holds, whatever the order of events:
 //! - An op is [`Progress::Ready`] only when everything it uses is in memory, up to date, and its
 //!   outputs have room. Its storages do not leave before it ends.

@@ -10,6 +10,7 @@ use crate::trace::PlanStorage;
 pub(super) enum TransferKind {
     Write,
     Verify,
+    Recheck,
     Fetch,
 }
 

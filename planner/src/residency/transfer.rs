@@ -77,6 +77,13 @@ impl Residency {
         self.actions.push(ResidencyAction::Evict { storage: id, transfer, copy, target });
     }
 
+    /// Makes sure that what was written is what the memory holds still.
+    fn check_again(&mut self, id: StorageId, target: Target) {
+        let transfer = self.take_off(id, TransferKind::Recheck, false);
+        let copy = CopyKind::Recheck;
+        self.actions.push(ResidencyAction::Evict { storage: id, transfer, copy, target });
+    }
+
     /// Begins to bring a storage back. The caller has made sure of the room.
     pub(super) fn begin_fetch(&mut self, id: StorageId, urgency: FetchUrgency) {
         let Some(target) = self.get(id).map(|storage| storage.target) else { return };
@@ -160,7 +167,8 @@ impl Residency {
                 self.stats.bytes_verified.0 += bytes;
                 Verdict::Good
             }
-            (TransferKind::Verify, MigrationOutcome::Differs) => {
+            (TransferKind::Recheck, MigrationOutcome::Matched) => Verdict::Good,
+            (TransferKind::Verify | TransferKind::Recheck, MigrationOutcome::Differs) => {
                 self.stats.verify_misses += 1;
                 Verdict::Bad
             }
@@ -185,7 +193,13 @@ impl Residency {
                 self.unwritable.push(id);
                 self.fail(id, flight.transfer, MigrationDirection::Out, info);
             }
-            Verdict::Good if flight.leaving && !flight.stale => self.release(id),
+            Verdict::Good if flight.leaving && !flight.stale => {
+                if self.config.recheck && flight.kind == TransferKind::Write {
+                    self.check_again(id, target);
+                } else {
+                    self.release(id);
+                }
+            }
             _ if flight.leaving => self.begin_eviction(id, target),
             _ => self.offer(id),
         }
@@ -297,7 +311,7 @@ impl Residency {
 fn misfit(kind: TransferKind, outcome: &MigrationOutcome) -> FailureInfo {
     let what = match kind {
         TransferKind::Write => "write",
-        TransferKind::Verify => "check",
+        TransferKind::Verify | TransferKind::Recheck => "check",
         TransferKind::Fetch => "fetch",
     };
     FailureInfo { message: format!("the {what} ended as {outcome:?}, which was not asked for") }

@@ -42,13 +42,17 @@ pub struct Config {
     /// The most host memory that copies may take, where storages are a GPU's. 0: all copies go to
     /// the log.
     pub host_memory: Bytes,
+    /// What nobody reports may write a storage while it is copied out: what was written is checked
+    /// against the memory once more before that goes.
+    pub recheck: bool,
 }
 
 impl Config {
-    /// Headroom of a sixteenth of what storages may take, no lookahead, no host memory.
+    /// Headroom of a sixteenth of what storages may take, no lookahead, no host memory, and what is
+    /// written is not checked again.
     pub fn new(budget: Bytes, staging: Bytes) -> Self {
         let headroom = Bytes(budget.0.saturating_sub(staging.0) / 16);
-        Self { budget, staging, headroom, lookahead: 0, host_memory: Bytes(0) }
+        Self { budget, staging, headroom, lookahead: 0, host_memory: Bytes(0), recheck: false }
     }
 }
 
@@ -59,6 +63,8 @@ pub enum CopyKind {
     Write,
     /// There is a copy; the memory is checked against its checksums, and nothing is written.
     Verify,
+    /// The same, of the copy that was just written.
+    Recheck,
 }
 
 /// How soon a fetch is needed.

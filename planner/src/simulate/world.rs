@@ -185,7 +185,7 @@ impl<'a> World<'a> {
             ResidencyAction::Evict { storage, transfer, copy, target } => {
                 let way = match copy {
                     CopyKind::Write => LinkId::Out(target),
-                    CopyKind::Verify => LinkId::Verify(target),
+                    CopyKind::Verify | CopyKind::Recheck => LinkId::Verify(target),
                 };
                 self.launch(storage, transfer, way, false);
             }

@@ -110,6 +110,9 @@ def run_limited(arguments):
         sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
     figures = {key: last[key] for key in ("bytes_written", "bytes_read", "stall_seconds")}
     figures |= {key: stats[key] for key in ("data_path", "gpu", "plan", "notices")}
+    figures |= {"gpu_memory": stats["gpu_memory"], "rates": stats["machine"]}
+    if arguments.device == "cuda":
+        figures["reserved_bytes"] = torch.cuda.max_memory_reserved()
     figures["staging_in_budget"] = 0 if arguments.device == "cuda" else tide.staging
     finish(arguments, losses, seconds, peak_bytes=tide.peak_bytes, limit=arguments.limit, **figures)
 

@@ -12,7 +12,15 @@ impl Directory {
     /// # Errors
     /// The operating system's.
     pub fn new(name: &str) -> io::Result<Self> {
-        let path = PathBuf::from(format!("/var/tmp/tidelog-{}-{name}", std::process::id()));
+        Self::new_in(Path::new("/var/tmp"), name)
+    }
+
+    /// The same, in another folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn new_in(folder: &Path, name: &str) -> io::Result<Self> {
+        let path = folder.join(format!("tidelog-{}-{name}", std::process::id()));
         fs::create_dir(&path)?;
         Ok(Self(path))
     }

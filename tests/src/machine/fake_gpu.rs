@@ -14,6 +14,7 @@ use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tidelog_engine::memory::WindowSize;
 use tidelog_engine::path::Device;
 use tidelog_gds::Gpu;
+use tidelog_gds::cuda::Event;
 use tidelog_gds::cufile::{Compat, CuFileLibrary, Driver};
 use tidelog_gds::queue::CuFileQueue;
 
@@ -67,6 +68,7 @@ fn loaded() -> &'static Loaded {
         unsafe {
             std::env::set_var("TIDELOG_CUFILE", &path);
             std::env::set_var("TIDELOG_GDRAPI", &path);
+            std::env::set_var("CUFILE_LOGFILE_PATH", path.with_file_name("cufile.log"));
         }
         Loaded { path, library }
     })
@@ -150,6 +152,13 @@ impl FakeGpu {
         unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
     }
 
+    /// What is before this event in its stream does not end, or goes on.
+    pub fn hold_event(&self, event: Option<&Event>) {
+        let event = event.map_or(std::ptr::null_mut(), Event::as_raw);
+        // SAFETY: declared so in plan.c; the event is compared with others, and not followed.
+        unsafe { self.get::<unsafe extern "C" fn(*mut c_void)>("fake_hold_event")(event) };
+    }
+
     /// Transfers of this file are not answered; with none, all are.
     pub fn hang(&self, file: Option<&Path>) {
         let inode = file.map_or(0, |file| std::fs::metadata(file).unwrap().ino());
@@ -204,7 +213,7 @@ impl FakeGpu {
 
     /// cuFile's driver, as the fake has it.
     pub fn open_driver(&self) -> Arc<Driver> {
-        Driver::open(self.library(), Compat::Forbidden).unwrap()
+        Driver::open(&self.gpu(), self.library(), Compat::Forbidden).unwrap()
     }
 
     /// A queue of this depth to these devices.

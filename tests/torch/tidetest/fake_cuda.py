@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tidelog import _device, _movers
+from tidetest.fake_allocator import Pool
 
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
 _library = None
@@ -28,6 +29,7 @@ def library(folder):
         _library = ctypes.CDLL(str(built))
         _library.fake_count.restype = ctypes.c_uint64
         os.environ["TIDELOG_CUFILE"] = str(built)
+        os.environ["CUFILE_LOGFILE_PATH"] = str(built.with_name("cufile.log"))
     return _library
 
 
@@ -40,6 +42,9 @@ class Event:
         handle = ctypes.c_void_p()
         assert _library.cuEventCreate(ctypes.byref(handle), 0) == 0
         self.cuda_event = handle.value
+
+    def __del__(self):
+        _library.cuEventDestroy_v2(ctypes.c_void_p(self.cuda_event))
 
     def record(self, stream):
         assert _library.cuEventRecord(ctypes.c_void_p(self.cuda_event), stream.handle) == 0
@@ -91,14 +96,14 @@ class FakeCuda:
         self.library.fake_reset(ctypes.c_uint64(seed), ctypes.c_uint(laziness))
         self.library.fake_unify(True)
         self.stream = Stream()
-        self.cached, self.emptied = 0, 0
-        self.segments = []  # of the caching allocator
+        self.pool, self.emptied = Pool(capacity=1 << 40), 0
+        self.segments = []  # of the caching allocator, for what lies in pools
         for name, value in {
             "Event": Event,
             "Stream": Stream,
             "current_stream": lambda device=None: self.stream,
             "synchronize": lambda device=None: self.library.cuCtxSynchronize(),
-            "memory_reserved": lambda device=None: self.cached,
+            "memory_stats_as_nested_dict": lambda device=None: self.pool.stats(),
             "empty_cache": self._empty_cache,
             "get_allocator_backend": lambda: "native",
             "memory_snapshot": lambda include_traces: self.segments,
@@ -110,9 +115,13 @@ class FakeCuda:
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream.handle.value)
         monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
 
+    def poke(self, address, value):
+        """A kernel past the dispatcher writes a byte, and is done."""
+        ctypes.memset(address, value, 1)
+
     def _empty_cache(self):
         self.emptied += 1
-        self.cached = 0
+        self.pool.empty()
 
     @contextlib.contextmanager
     def on(self, stream):
@@ -177,6 +186,9 @@ class RealCuda:
 
     def host_bytes(self):
         return 0  # nobody counts them here
+
+    def poke(self, address, value):
+        assert ctypes.CDLL("libcuda.so.1").cuMemsetD8_v2(ctypes.c_uint64(address), value, ctypes.c_size_t(1)) == 0
 
     def write_late(self, stream, tensor, source):
         with torch.cuda.stream(stream):

@@ -16,9 +16,12 @@ use tidelog_doctor::next::Advice;
 use tidelog_doctor::outcome::DoctorFailure;
 use tidelog_doctor::page::DoctorPage;
 use tidelog_doctor::paths::try_all;
+use tidelog_gds::cufile::keep_log;
 use tidelog_gds::topology::{Sysfs, nvml_gpus};
 
 fn main() -> ExitCode {
+    // Before any thread is there. The doctor leaves nothing in the current folder.
+    keep_log();
     let cli: DoctorCli = match parse() {
         Ok(cli) => cli,
         Err(ended) => return ended,

@@ -60,7 +60,7 @@ impl Advice<'_> {
             Err(why) => return self.for_no_gpu(&why.into()),
         };
         match by {
-            By::Gds => match open_cufile(arguments) {
+            By::Gds => match open_cufile(&gpu, arguments) {
                 Err(why) => self.for_cufile(&why),
                 Ok(()) => self.for_host(By::Posix, area),
             },
@@ -87,6 +87,7 @@ impl Advice<'_> {
                     "sudo apt install libnvidia-compute-{major}  # in a container: docker run --gpus all"
                 )
             }
+            NoGpu::Cuda(CudaUnavailable::Stub) => "unset LD_LIBRARY_PATH".into(),
             NoGpu::Cuda(_) => "nvidia-smi".into(),
         }
     }
@@ -105,6 +106,7 @@ impl Advice<'_> {
                 "sudo sed -i 's/\"allow_compat_mode\": *true/\"allow_compat_mode\": false/' /etc/cufile.json"
             }
             DriverOpenError::Call(_) => "gdscheck -p",
+            DriverOpenError::Cuda(_) => "nvidia-smi",
         }
         .into()
     }

@@ -9,8 +9,9 @@ use serde::{Serialize, Serializer};
 use tidelog_engine::memory::peer::PeerMemory;
 use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice, PathKind};
 use tidelog_gds::cuda::{CudaUnavailable, gpu_count};
+use tidelog_gds::cufile::{CuFileLibrary, DriverOpenError, NoLibrary};
 use tidelog_gds::gdr::{self, GdrError, MappedMemory};
-use tidelog_gds::{Compat, GdsBackend, GdsOptions, Gpu, cufile};
+use tidelog_gds::{Compat, Driver, GdsBackend, GdsOptions, Gpu};
 
 use crate::cli::CheckArgs;
 use crate::trial::{Route, TrialError};
@@ -121,10 +122,10 @@ pub fn of_gpu(
 }
 
 /// Why there is no such way where there is no GPU: the library that would be missing next is told
-/// with it.
+/// with it. cuFile is looked for and not opened: without a GPU its open may not return.
 pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     let library = match by {
-        By::Gds => open_cufile(arguments).err().map(|error| error.to_string()),
+        By::Gds => find_cufile(arguments).err().map(|error| error.to_string()),
         By::Gdrcopy => gdr::GdrLibrary::open(None).err().map(|error| error.to_string()),
         _ => None,
     };
@@ -132,13 +133,17 @@ pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     TrialError::Unavailable(format!("{why}{library}"))
 }
 
-/// Opens cuFile as the data path does, and closes it.
+/// Looks for cuFile where the data path does.
+fn find_cufile(arguments: &CheckArgs) -> Result<Arc<CuFileLibrary>, NoLibrary> {
+    CuFileLibrary::open(arguments.cufile.as_deref())
+}
+
+/// Opens cuFile on a GPU as the data path does, and closes it.
 ///
 /// # Errors
 /// Why the path cannot.
-pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::DriverOpenError> {
-    let library = cufile::CuFileLibrary::open(arguments.cufile.as_deref())?;
-    cufile::Driver::open(library, arguments.compat()).map(drop)
+pub fn open_cufile(gpu: &Gpu, arguments: &CheckArgs) -> Result<(), DriverOpenError> {
+    Driver::open(gpu, find_cufile(arguments)?, arguments.compat()).map(drop)
 }
 
 /// Has gdrcopy map as little of a GPU's memory as it can, and gives it back. Returns what it was.

@@ -236,6 +236,21 @@ fn without_a_gpu_each_way_from_one_says_why() {
     }
 }
 
+/// Where no driver of CUDA's is there, opening cuFile was seen not to return.
+#[test]
+fn where_no_gpu_opens_cufile_is_looked_for_and_never_opened() {
+    let machine = Machine::new("gpu-no-cufile");
+    let scratch = Directory::new("doctor-gpu-no-cufile-area").unwrap();
+    let fake = FakeGpu::start(1, 2);
+    fake.driver(1 << 4, 1 << 1, 2, 128, 0);
+    let absent = |gds: &Row| assert_eq!(gds.verdict, Verdict::Absent, "{gds:?}");
+    absent(of(&rows(&machine, &arguments(&scratch)), By::Gds));
+    fake.driver(1 << 4, 1 << 1, 2, 128, 1);
+    fake.plan("retain", 0, 46, -1);
+    absent(of(&rows(&machine, &arguments(&scratch)), By::Gds));
+    assert_eq!(fake.count("driver_open_calls"), 0);
+}
+
 /// The tool itself, which finds the fake as it would find the driver.
 #[test]
 fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
@@ -250,7 +265,8 @@ fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
         let mut command =
             command(&["check", "--scratch", area, "--size", "2MiB", "--output", form]);
         machine.stands_in_for_this_one(&mut command);
-        command.env("LD_LIBRARY_PATH", libraries.path());
+        command.env("LD_LIBRARY_PATH", libraries.path()).current_dir(libraries.path());
+        command.env_remove("CUFILE_LOGFILE_PATH").env("XDG_STATE_HOME", libraries.at("state"));
         command.env("TIDELOG_CUFILE", &cuda).env("TIDELOG_GDRAPI", gdrcopy);
         ran(command)
     };
@@ -262,6 +278,8 @@ fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
         assert!(told.out.contains(expected), "{expected:?} is not in\n{}", told.out);
     }
     assert!(told.out.lines().count() <= 60, "{}", told.out);
+    assert!(!libraries.path().join("cufile.log").exists(), "in the current folder");
+    assert!(libraries.path().join("state/tidelog/cufile.log").exists(), "cuFile was opened");
     assert!(!told.out.contains("\nNext\n"), "none that would not be refused: {}", told.out);
     let page = run(Path::new("/nowhere/libgdrapi.so"), "json").json();
     let rows = page["paths"].as_array().unwrap();

@@ -68,8 +68,9 @@ class Tide:
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
         device = self.device
-        self._heap = heap = device.heap(self.budget)
         limit = self.budget - settings.buffers
+        # A GPU's rings are not torch's.
+        self._heap = heap = device.heap(limit if device.option else self.budget)
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
         self._ranks = Ranks()
@@ -99,6 +100,7 @@ class Tide:
         # First of all: others are told of a rank that ends before its first collective, too.
         self._ranks.introduce()
         try:
+            self._heap.make_way()
             self.session.open(self._settings.session)
         except BaseException as error:
             self._leave_ranks(error)
@@ -116,7 +118,8 @@ class Tide:
             self._adopt_what_lives()
             self._names.name_all()
             ledger.collect_dead()
-            self._heap.begin(before - sum(record.size for record in ledger.records.values()))
+            base = before - sum(record.size for record in ledger.records.values())
+            self._heap.begin(base, lambda: ledger.live)
             self.performer.settle()
             if ledger.marked:
                 self._heap.take_over()
@@ -171,9 +174,10 @@ class Tide:
     def _end_block(self) -> None:
         global _active
         self.ledger.collect_dead()
+        failure = ""
         try:
             self._stop_migrations()
-            self._restore_what_fits()
+            failure = self._restore_what_fits()
         finally:
             self.access.is_open = False
             self._async_uses.forget()
@@ -185,7 +189,7 @@ class Tide:
             if self.ledger.has_away():
                 _left_behind.append(self)
                 records = self.ledger.records.values()
-                self._leave_behind([record for record in records if record.state & _record.AWAY])
+                self._leave_behind([record for record in records if record.state & _record.AWAY], failure)
             else:
                 self._close()
 
@@ -202,8 +206,9 @@ class Tide:
                 with contextlib.suppress(_errors.Error):
                     self.access.bring_back(storage, written=storage)
 
-    def _restore_what_fits(self) -> None:
-        ledger = self.ledger
+    def _restore_what_fits(self) -> str:
+        """Returns why the first that did not come back, although the budget has room, did not."""
+        ledger, failure = self.ledger, ""
         # What is coming has its memory already, so it comes first.
         records = ledger.records.values()
         with self._restoring() as progress:
@@ -212,16 +217,24 @@ class Tide:
                 if storage is None or not record.state & _record.AWAY:
                     continue
                 if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                    had_memory, before = record.state & _record.COMING, ledger.live
                     # Damaged on the device: it is named with those that stay.
-                    with contextlib.suppress(_errors.Error):
+                    try:
                         self.access.bring_back(storage)
+                    except _errors.Error as error:
+                        failure = failure or str(error)
+                    else:
+                        if not had_memory and ledger.live < before + record.size:
+                            # CUDA has no more: from here on each would only push another out.
+                            return failure or "CUDA had memory for it only after another had left"
                 progress.add(record.size)
+        return failure
 
     def _restoring(self) -> Progress:
         away = sum(record.size for record in self.ledger.records.values() if record.state & _record.AWAY)
         return Progress("restoring tensors", "B", away)
 
-    def _leave_behind(self, left: list[Record]) -> None:
+    def _leave_behind(self, left: list[Record], failure: str) -> None:
         for record in left:
             # What is coming has memory, and a device may be writing it.
             if record.state & _record.OUT:
@@ -229,9 +242,12 @@ class Tide:
         names = [record.describe() for record in left]
         size = sum(record.size for record in left)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        why = f"do not fit the budget of {self.budget} bytes"
+        if failure:
+            why = f"could not all come back ({failure})"
         warnings.warn(
-            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they do "
-            f"not fit the budget of {self.budget} bytes: {shown}. They are safe until this process "
+            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they {why}: "
+            f"{shown}. They are safe until this process "
             "ends; touching one raises an error. Enter another offload block to use them, or call "
             "restore() on this one to bring them back.",
             _errors.LeftBehindWarning,
@@ -391,6 +407,7 @@ class Tide:
         """Figures of the block so far, as a dict."""
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
+        stats["gpu_memory"] = self._heap.figures()
         stats["unmovable"] = [
             record.describe()
             for record in list(self.ledger.records.values())

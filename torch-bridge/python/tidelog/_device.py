@@ -11,6 +11,7 @@ any stream.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +31,7 @@ _base: Any = torch._C.StorageBase  # unpatched, see `_record`
 _is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
-def _is_page_locked(storage: Storage) -> bool:
+def is_page_locked(storage: Storage) -> bool:
     """Whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to
     it while the op that asked for that has returned long ago, and memory that came back would not be
     locked."""
@@ -52,7 +53,7 @@ class Host:
         return storage.device.type == "cpu"
 
     def movable(self, storage: Storage) -> bool:
-        return resizable(storage) and not _is_shared(storage) and not _is_page_locked(storage)
+        return resizable(storage) and not _is_shared(storage) and not is_page_locked(storage)
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""
@@ -190,6 +191,20 @@ class Gpu(Host):
             for segment in segments
             if segment["device"] == self.device.index and tuple(segment["segment_pool_id"]) != _USUAL_POOL
         ]
+
+
+def place_cufile_log() -> None:
+    """cuFile writes its log into the current folder, unless the environment or its configuration
+    say otherwise: by default it is in the user's folder for such files."""
+    configuration = os.environ.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")
+    with contextlib.suppress(OSError), open(configuration, encoding="utf-8", errors="replace") as lines:
+        if any(line.strip().startswith('"dir"') for line in lines):
+            return
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(home, "tidelog")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        os.environ.setdefault("CUFILE_LOGFILE_PATH", os.path.join(folder, "cufile.log"))
 
 
 def choose(device: str | torch.device, model: nn.Module | None) -> Host:

@@ -106,6 +106,19 @@ class HostMemory(TypedDict):
     bytes_back: int
 
 
+class GpuMemory(TypedDict):
+    """What torch's allocator holds of the GPU's memory, and for whom."""
+
+    reserved: int  # all of it; the libraries of CUDA have more, past torch
+    kept: int  # free, for later
+    tensors: int  # the block's tensors, which the budget bounds
+    not_ours: int  # workspaces, temporaries of ops, and what C++ alone holds
+    trims: int  # how often the block had what is free go back to the driver
+    device_allocations: int  # calls of the driver, since the process began
+    device_frees: int
+    out_of_memory: int
+
+
 class Space(TypedDict):
     """The space of the share."""
 
@@ -192,6 +205,7 @@ class Stats(TypedDict):
     endurance: list[Wear] | None
     scrubbed: Scrubbed | None
     host_memory: HostMemory | None
+    gpu_memory: GpuMemory | None  # where the budget is of a GPU's memory
     made: str | None  # the pool that was made for this block
     totals: Totals
     last_step: Totals

@@ -6,10 +6,17 @@ budget, the second costs a fifth of a step. So blocks stay in the heap, where th
 and the heap is trimmed when the process outgrows its allowance.
 """
 
+from __future__ import annotations
+
 import ctypes
+import re
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
+
+from tidelog._figures import GpuMemory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
@@ -17,9 +24,17 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 # What the process may hold above its tensors before the heap is trimmed: fragments, and blocks
 # between two uses.
 _ALLOWANCE_BYTES = 28 << 20
-# The kernel is asked how much that is whenever so much was allocated.
+# The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
 _LOOK_EVERY_BYTES = 4 << 20
+# Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
+_KEPT_BYTES_MIN = 256 << 20
+_KEPT_PARTS = 10
 _PAGE_BYTES = 4096
+# What the allocator would say if it had been asked for anything yet.
+_NOTHING_YET = {
+    **{name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")},
+    **dict.fromkeys(("num_device_alloc", "num_device_free", "num_ooms"), 0),
+}
 
 
 class Heap:
@@ -33,9 +48,12 @@ class Heap:
         libc = ctypes.CDLL(None)
         self._libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
-    def begin(self, base: int) -> None:
-        """`base`: what the process holds beside its tensors."""
+    def begin(self, base: int, live: Callable[[], int]) -> None:
+        """`base`: what the process holds beside its tensors. `live` is for the heap of a GPU."""
         self._most = base + self._tensors_max + _ALLOWANCE_BYTES
+
+    def make_way(self) -> None:
+        """The rings of a session are in nobody's way."""
 
     def take_over(self) -> None:
         """Sets glibc's thresholds."""
@@ -58,25 +76,45 @@ class Heap:
             if anonymous_bytes() > self._most:
                 self.release()
 
+    def figures(self) -> GpuMemory | None:
+        """Nothing of a GPU."""
+        return None
+
 
 class Cache:
     """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks
-    are used again as long as that fits, and go back to the driver where it does not."""
+    are used again as long as that fits, and go back to the driver where it does not.
+
+    To empty the cache costs a wait for the GPU and every block anew. What the allocator gave to
+    others than the block's tensors (the workspaces of cuBLAS, what C++ alone holds) does not come
+    back by it, so it is no reason for it.
+    """
 
     def __init__(self, device: torch.device, tensors_max: int) -> None:
         self._device = device
-        self._most = tensors_max + _ALLOWANCE_BYTES
+        self._tensors_max = tensors_max
+        self._kept_max = max(_KEPT_BYTES_MIN, tensors_max // _KEPT_PARTS)
+        self._live: Callable[[], int] = lambda: tensors_max  # until a ledger is there to be asked
         self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES
+        self._trims = 0
 
-    def begin(self, base: int) -> None:
-        """What the process holds in the host's memory is not asked here."""
+    def begin(self, base: int, live: Callable[[], int]) -> None:
+        """What the process holds in the host's memory is not asked here. `live`: the bytes of the
+        block's tensors that are in memory."""
+        self._live = live
+
+    def make_way(self) -> None:
+        """The driver gets back what is free: the rings of a session are allocated past torch."""
+        self.release()
 
     def take_over(self) -> None:
         """The budget is reached: what is cached beyond it goes."""
-        self.release()
+        if self._is_too_much():
+            self.release()
 
     def release(self) -> None:
         """Blocks that no tensor has a part of go back to the driver."""
+        self._trims += 1
         torch.cuda.empty_cache()
 
     def allocated(self, size: int) -> None:
@@ -84,14 +122,45 @@ class Cache:
         if self._unseen < self._look_every:
             return
         self._unseen = 0
-        if self._is_too_much():
-            self.release()
-        # What is still too much is in blocks that tensors have parts of. To empty the cache costs a
-        # wait for the GPU and every block anew, so what did not help is not done again soon.
+        if not self._is_too_much():
+            self._look_every = _LOOK_EVERY_BYTES
+            return
+        self.release()
+        # What is still too much is in blocks that tensors have parts of: what did not help is not
+        # done again soon.
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
 
+    def figures(self) -> GpuMemory | None:
+        """What the allocator holds now, and for whom."""
+        stats, live = self._stats(), self._live()
+        reserved, given = (stats[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
+        return {
+            "reserved": reserved,
+            "kept": reserved - given,
+            "tensors": live,
+            "not_ours": max(given - live, 0),
+            "trims": self._trims,
+            "device_allocations": stats["num_device_alloc"],
+            "device_frees": stats["num_device_free"],
+            "out_of_memory": stats["num_ooms"],
+        }
+
     def _is_too_much(self) -> bool:
-        return torch.cuda.memory_reserved(self._device) > self._most
+        stats = self._stats()
+        kept: int = stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"]
+        return kept > self._kept_max and kept + self._live() > self._tensors_max + self._kept_max
+
+    def _stats(self) -> Any:
+        # As it comes from C++: what else torch makes of it takes a hundred times as long.
+        return torch.cuda.memory_stats_as_nested_dict(self._device) or _NOTHING_YET
+
+
+def asked_for(error: Exception) -> int:
+    """The bytes that the caching allocator did not find, by its message; 0 where that does not
+    say."""
+    said = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", str(error))
+    units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    return int(float(said[1]) * units[said[2]]) if said else 0
 
 
 def anonymous_bytes() -> int:

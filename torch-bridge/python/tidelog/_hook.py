@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,7 +94,10 @@ class Hook(TorchDispatchMode):
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
         if ledger.quiet:
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            try:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            except OutOfMemoryError as error:
+                return self._looked_at(error, func, args, kwargs or {})
             kind = type(result)
             if kind is Tensor:
                 try:
@@ -194,7 +197,11 @@ class Hook(TorchDispatchMode):
             return self._observed(func, info, args, kwargs)
         steps.next_op = index + 1
         steps.notice()
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except OutOfMemoryError as error:
+            steps.next_op = index
+            return self._looked_at(error, func, args, kwargs)
         kind = type(result)
         if kind is Tensor:
             try:
@@ -277,6 +284,9 @@ class Hook(TorchDispatchMode):
             steps.next_op = index + 1
         try:
             result = func(*args, **kwargs)
+        except OutOfMemoryError as error:
+            self._make_room(error, func, needs)
+            result = func(*args, **kwargs)
         finally:
             self._uses = {}
         born = self._register(result, index, info)
@@ -290,6 +300,28 @@ class Hook(TorchDispatchMode):
                 self._ledger.measure_again(storage)
         steps.op_ran(index, func, born)
         return result
+
+    # -- an op for which CUDA had no memory, though the budget had ---------------------------------
+
+    def _looked_at(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Runs an op again that was not looked at, this time in full."""
+        self._refuse_second_run(error, func)
+        if self._ledger.quiet:
+            self._steps.budget_reached()
+        return self._observed(func, info_of(func), args, kwargs)
+
+    def _make_room(self, error: OutOfMemoryError, func: Op, needs: int) -> None:
+        self._refuse_second_run(error, func)
+        self._steps.make_room(error, func, self._uses, needs)
+
+    def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
+        """Only what writes nothing, and draws no random numbers, gives the same a second time."""
+        info = info_of(func)
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if info.written or info.launches or info.nests or draws:
+            raise error
+
+    # -- records ----------------------------------------------------------------------------------
 
     def _records_of(self, storages: Iterable[Storage]) -> list[Record]:
         ledger = self._ledger

@@ -73,6 +73,8 @@ class ResizeMover:
 
     @staticmethod
     def give(storage: Storage, size: int, message: str | None) -> int:
+        if nbytes(storage) and _swap is not None:
+            return SwapMover.give(storage, size, message)  # it was left, with a size and no memory
         try:
             _, _, address, _ = _in_one_go(
                 _guard.lifting(storage),
@@ -87,9 +89,14 @@ class ResizeMover:
 
     @staticmethod
     def leave(storage: Storage, size: int, message: str) -> None:
-        """The block ends and the storage stays out. Its size comes back, its memory is never
-        touched: views of it then meet the guard, which names the tensor, and not a bounds check."""
-        ResizeMover.give(storage, size, message)
+        """The block ends and the storage stays out. Its size comes back, and no memory with it: views
+        of it then meet the guard, which names the tensor, and not a bounds check."""
+        if _swap is not None:
+            SwapMover.empty(storage, size, message)
+        elif storage.device.type == "cpu":  # memory that is never touched, which costs nothing there
+            ResizeMover.give(storage, size, message)
+        else:
+            _guarding(storage, message)()
 
 
 class SwapMover:
@@ -100,8 +107,13 @@ class SwapMover:
 
     @staticmethod
     def take(storage: Storage, message: str | None) -> None:
+        SwapMover.empty(storage, nbytes(storage), message)
+
+    @staticmethod
+    def empty(storage: Storage, size: int, message: str | None) -> None:
+        """It has a size, and no memory."""
         # Sizes change hands with pointers, so the one without memory says that it has as much.
-        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, nbytes(storage))
+        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, size)
         _in_one_go(
             _guard.lifting(storage),
             partial(_swap, storage, empty),

@@ -151,6 +151,8 @@ def offload(
         staging = default_staging(memory)
     assert isinstance(staging, int)
     place = _device.choose(device, model)
+    if data_path.startswith("gds"):
+        _device.place_cufile_log()
     buffers = place.staging_in(staging, data_path, pool)
     if memory <= buffers:
         raise BudgetError(

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 
 from tidelog import _logging, _record
 from tidelog._device import Host
-from tidelog._errors import Error
+from tidelog._errors import BudgetError, Error
 from tidelog._figures import Phase, SecondsOfAStep, StepFigures, Totals
-from tidelog._heap import Cache, Heap
+from tidelog._heap import Cache, Heap, asked_for
 from tidelog._ledger import Ledger
 from tidelog._native import Session, StepMark
 from tidelog._ops import Op, info_of
 from tidelog._performer import Performer
+
+# What is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
+_ROOM_BYTES_MIN = 20 << 20
 
 
 class Plan:
@@ -151,6 +154,25 @@ class Steps:
         """Reports that the op has run and waits until the budget holds with its outputs."""
         self._performer.drive(self._session.op_end())
         self._ledger.note_peak()
+
+    def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int) -> None:
+        """CUDA has no memory for an op that is running, though the budget has: fragments, libraries
+        and other processes have it. Storages leave, and what is cached goes back to the driver."""
+        ledger = self._ledger
+        spare = max(ledger.limit - ledger.live, 0)
+        if not any("CUDA had no memory" in notice for notice in self.notices):
+            self.notices.append(
+                f"CUDA had no memory for {func}, with {spare} bytes of the budget left: tensors left to make "
+                "room, and it ran again. A smaller memory= spares that (said once)"
+            )
+        wanted, made = 2 * max(needs, asked_for(error), _ROOM_BYTES_MIN // 2), False
+        while wanted and not made:
+            with contextlib.suppress(BudgetError):  # so much cannot leave
+                name = b"memory that CUDA did not have"
+                self._performer.drive(self._session.op_begin(-1, 0, name, uses, spare + wanted))
+                made = True
+            wanted //= 2
+        self._heap.release()
 
     def op_ran(self, index: int, func: Op, born: int) -> None:
         """An op that was looked at in full has run."""

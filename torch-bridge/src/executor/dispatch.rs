@@ -7,9 +7,8 @@ use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{
-    Attributes, CopyKind, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin,
-    OpProgress, OpUse, Residency, ResidencyAction, StorageId, StorageState as Residence,
-    TransferId,
+    Attributes, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin, OpProgress, OpUse,
+    Residency, ResidencyAction, StorageId, StorageState as Residence, TransferId,
 };
 use tidelog_planner::units::{Bytes, OpIndex};
 
@@ -322,10 +321,17 @@ impl Executor {
     /// A transfer that was submitted has ended.
     pub(super) fn complete(&mut self, completion: TransferEnd) {
         let TransferEnd { transfer: id, outcome, at } = completion;
+        if let Ok(done) = &outcome {
+            self.transfers.has_waited(id, done.waited);
+        }
         let Some(transfer) = self.transfers.get(id) else { return };
         let outcome = match outcome {
-            Ok(done) if transfer.direction == TransferDirection::Out(CopyKind::Verify) => {
-                if done.matched { MigrationOutcome::Matched } else { MigrationOutcome::Differs }
+            Ok(done) if transfer.direction.compares() => {
+                if done.matched {
+                    MigrationOutcome::Matched
+                } else {
+                    MigrationOutcome::Differs
+                }
             }
             Ok(_) => MigrationOutcome::Done,
             Err(TransferError::Cancelled) => MigrationOutcome::Cancelled,

@@ -75,6 +75,8 @@ impl Session {
         let machine = Residency::new(Config {
             lookahead: LOOKAHEAD_OPS,
             host_memory: Bytes(host_memory),
+            // Kernels that nobody reports run on a GPU whenever it gets to them.
+            recheck: matches!(store.place(), MemoryPlace::Gpu(_)),
             ..Config::new(Bytes(budget.min(BYTES_MAX)), planning.staging())
         });
         let store = Arc::new(store);

@@ -16,6 +16,13 @@ pub(super) enum TransferDirection {
     In,
 }
 
+impl TransferDirection {
+    /// Whether memory is compared with the copy that is there, and nothing is written.
+    pub(super) fn compares(self) -> bool {
+        matches!(self, Self::Out(CopyKind::Verify | CopyKind::Recheck))
+    }
+}
+
 /// A transfer. It knows its storage as that was when the machine decided: the storage may be gone
 /// when the transfer ends.
 pub(super) struct StorageTransfer {

@@ -78,6 +78,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
         let device_size = device_size(&devices, config)?;
         let options = FormatOptions {
             device_size: Some(device_size),
+            stripe_unit: stripe_unit(config.place, ByteCount(config.staging)),
             buffered: config.buffered,
             share_count: config.share_count,
             ..FormatOptions::default()
@@ -98,6 +99,18 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     };
     let pool = Pool::open(&devices, &options)?;
     Ok(OpenedPool { pool, made })
+}
+
+/// The stripe unit of a pool that is made. A piece of a transfer is no longer, and so is a copy
+/// between the host and a GPU: one of 256 KiB takes the link no longer than the host takes to ask
+/// for it. For a GPU's tensors it is up to four times that, as long as eight fit into staging
+/// memory.
+fn stripe_unit(place: MemoryPlace, staging: ByteCount) -> ByteCount {
+    const PIECES_MIN: u64 = 8;
+    let usual = FormatOptions::default().stripe_unit;
+    let MemoryPlace::Gpu(_) = place else { return usual };
+    let longer = [ByteCount::mib(1), ByteCount::kib(512)];
+    longer.into_iter().find(|unit| unit.0 * PIECES_MIN <= staging.0).unwrap_or(usual)
 }
 
 /// Says where a new pool lies, and on which file systems: a directory that nothing is mounted on is
@@ -171,4 +184,18 @@ fn free_space(device: &DeviceSpec) -> Result<u64, Failure> {
         ))
     })?;
     Ok(figures.f_bavail * figures.f_frsize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_for_a_gpu_have_units_that_are_worth_a_copy_and_fit_into_staging_memory() {
+        let of_gpu = |staging| stripe_unit(MemoryPlace::Gpu(0), staging);
+        assert_eq!(of_gpu(ByteCount::mib(16)), ByteCount::mib(1));
+        assert_eq!(of_gpu(ByteCount::mib(4)), ByteCount::kib(512));
+        assert_eq!(of_gpu(ByteCount::kib(256)), ByteCount::kib(256));
+        assert_eq!(stripe_unit(MemoryPlace::Host, ByteCount::mib(16)), ByteCount::kib(256));
+    }
 }

@@ -228,7 +228,7 @@ impl Window {
 
     /// Whether devices have transfers, or may still use their memory.
     pub fn is_any_in_flight(&self) -> bool {
-        self.active.is_any_in_flight()
+        self.active.is_any_in_flight() || self.ring.is_any_lost()
     }
 
     /// Adds memory of the caller's that devices reach: aligned transfers of it need no copy.

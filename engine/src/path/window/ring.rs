@@ -25,12 +25,14 @@ pub(super) struct ChunkRing {
     size: WindowSize,
     free: Vec<u32>,
     shares: Shares,
+    /// Whether a device may touch a chunk at any time that is nobody's.
+    is_any_lost: bool,
 }
 
 impl ChunkRing {
     pub(super) fn new(size: WindowSize, devices: usize) -> Self {
         let shares = Shares::new(size.chunks as usize, devices);
-        Self { size, free: (0..size.chunks).rev().collect(), shares }
+        Self { size, free: (0..size.chunks).rev().collect(), shares, is_any_lost: false }
     }
 
     /// What it is made of.
@@ -62,6 +64,12 @@ impl ChunkRing {
     pub(super) fn quarantine(&mut self, device: DeviceIndex, chunk: Chunk) {
         debug_assert!(!self.free.contains(&chunk.0));
         self.shares.lose(device);
+        self.is_any_lost = true;
+    }
+
+    /// Whether one was given up: the window's memory is the devices' for good.
+    pub(super) fn is_any_lost(&self) -> bool {
+        self.is_any_lost
     }
 
     /// Whether every chunk that could ever be handed out is gone.
@@ -98,7 +106,7 @@ mod tests {
         let mut ring = ChunkRing::new(WindowSize { chunk: 4 << 10, chunks: 2 }, 1);
         let chunk = ring.take(DEVICE).unwrap();
         ring.quarantine(DEVICE, chunk);
-        assert!(!ring.is_exhausted());
+        assert!(ring.is_any_lost() && !ring.is_exhausted());
         let last = ring.take(DEVICE).unwrap();
         assert!(ring.take(DEVICE).is_none());
         ring.quarantine(DEVICE, last);

@@ -96,7 +96,10 @@ fn closing_ends_what_was_submitted_and_takes_no_more() {
         Transfer::Write { source: tensor.clone().into(), pieces: striped(tensor.len(), 2, 0) };
     let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
     assert_eq!(reactor.close(), Ok(()));
-    assert_eq!(ticket.poll(), Some(Ok(Done { bytes: 1 << 20, matched: true })));
+    assert_eq!(
+        ticket.poll(),
+        Some(Ok(Done { bytes: 1 << 20, matched: true, waited: Duration::ZERO }))
+    );
     let stripe = CHUNK as usize;
     assert_eq!(disks[1].peek(0, stripe), tensor[stripe..2 * stripe]);
     ticket.cancel();
@@ -147,7 +150,10 @@ fn a_reactor_dropped_inside_a_finish_ends_without_deadlock() {
     let ticket = reactor.submit(transfer, Urgency::Ahead, None, finish).unwrap();
     drop(reactor);
     go.send(()).unwrap();
-    assert_eq!(ticket.wait_timeout(SOON), Some(Ok(Done { bytes: 10, matched: true })));
+    assert_eq!(
+        ticket.wait_timeout(SOON),
+        Some(Ok(Done { bytes: 10, matched: true, waited: Duration::ZERO }))
+    );
 }
 
 #[test]

@@ -9,7 +9,9 @@
 //! are, without a chunk and without the host; their checksums come with the completions.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use nix::sys::prctl::set_timerslack;
 
 use super::completion::may_read_again;
 use super::{BeginResult, PieceInFlight, QueuePlace, Worker};
@@ -26,6 +28,9 @@ use crate::schedule::transfer::{Piece, TransferError};
 /// takes about this.
 const NAP: Duration = Duration::from_micros(20);
 
+/// So many transfers that are held back are looked at in a round: a look costs about a microsecond.
+const LOOKS_MAX: usize = 16;
+
 /// The chunks that are on the GPU's side of a transfer.
 pub(super) struct OnGpu {
     copies: PendingCopies<Copied>,
@@ -33,6 +38,16 @@ pub(super) struct OnGpu {
     reached: bool,
     /// Copied from the GPU, for devices that had no room.
     ready: VecDeque<(PieceInFlight, DmaBuffer)>,
+    /// Transfers whose bytes on the GPU are not there yet, in the order in which they came. They
+    /// take nothing meanwhile: chunks, and places in the GPU's streams, are for those that can go.
+    held_back: VecDeque<HeldBack>,
+}
+
+/// A transfer that waits for what the GPU does before it.
+struct HeldBack {
+    transfer: u64,
+    after: GpuEvent,
+    since: Instant,
 }
 
 /// What a copy is of.
@@ -52,9 +67,13 @@ impl OnGpu {
     ) -> Result<(Self, Option<GpuStats>), StartError> {
         let Some(gpu) = options.gpu.as_deref() else {
             let (copies, ready) = (PendingCopies::none(), VecDeque::new());
-            return Ok((Self { copies, reached: false, ready }, None));
+            let held_back = VecDeque::new();
+            return Ok((Self { copies, reached: false, ready, held_back }, None));
         };
         let opened = gpu.open(chunks as u32, staging)?;
+        // By default the kernel ends a sleep up to 50 us later than it was asked to, which is
+        // longer than the time-out of a poll. Where it refuses, looks are rarer, and nothing else.
+        let _ = set_timerslack(1);
         let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
         // Pieces are no longer than a chunk of staging memory, so each fits into one of the window.
         let window = WindowSize::new(options.staging.0, options.chunk.0 as u32);
@@ -66,7 +85,8 @@ impl OnGpu {
         };
         let (copies, reached) =
             (PendingCopies::of(opened, chunks as u32), stats.reached == Feature::On);
-        Ok((Self { copies, reached, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
+        let (ready, held_back) = (VecDeque::with_capacity(chunks), VecDeque::new());
+        Ok((Self { copies, reached, ready, held_back }, Some(stats)))
     }
 
     /// Whether the data path reads and writes the GPU's memory itself.
@@ -74,9 +94,19 @@ impl OnGpu {
         self.reached
     }
 
-    /// Whether copies are under way.
+    /// Whether copies are under way, or transfers wait for the GPU.
     pub(super) fn is_copying(&self) -> bool {
-        self.copies.is_any()
+        self.copies.is_any() || !self.held_back.is_empty()
+    }
+
+    /// Keeps a transfer until an event has happened. False: it has.
+    pub(super) fn hold_back(&mut self, transfer: u64, after: GpuEvent) -> bool {
+        // Events of one stream happen in order, so what comes after another waits at least as long.
+        if self.copies.has_happened(after) {
+            return false;
+        }
+        self.held_back.push_back(HeldBack { transfer, after, since: Instant::now() });
+        true
     }
 
     /// Has a caller's event happen when every byte that is on its way to the GPU is there.
@@ -91,6 +121,25 @@ impl OnGpu {
 }
 
 impl Worker {
+    /// Begins the transfers whose bytes are on the GPU by now.
+    pub(super) fn enter_held_back(&mut self) {
+        for _ in 0..self.on_gpu.held_back.len().min(LOOKS_MAX) {
+            let Some(held) = self.on_gpu.held_back.pop_front() else { return };
+            // What was cancelled meanwhile has ended, and its event may be gone.
+            if !self.transfers.contains_key(&held.transfer) {
+                continue;
+            }
+            if !self.on_gpu.copies.has_happened(held.after) {
+                self.on_gpu.held_back.push_back(held);
+                continue;
+            }
+            if let Some(mut active) = self.transfers.remove(&held.transfer) {
+                active.waited = held.since.elapsed();
+                self.enter(active);
+            }
+        }
+    }
+
     /// Gives the next piece to its device, which reads or writes the GPU's memory itself.
     pub(super) fn begin_reached(
         &mut self,

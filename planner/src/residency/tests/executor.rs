@@ -90,7 +90,8 @@ impl World {
             ResidencyAction::Evict { storage, transfer, copy, target } => {
                 let actual = &self.storages[&storage.0];
                 let written = Kind::Write(target);
-                let kind = if copy == CopyKind::Verify { Kind::Verify } else { written };
+                let kind = if copy == CopyKind::Write { written } else { Kind::Verify };
+                assert!(copy != CopyKind::Recheck || self.machine.config.recheck);
                 let expected = (kind == Kind::Verify).then_some(target);
                 assert_eq!(actual.copy.map(|copy| copy.target), expected, "{actual:?}");
                 assert_eq!(actual.memory, Memory::Holds(actual.truth), "{actual:?}");

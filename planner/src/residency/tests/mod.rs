@@ -71,7 +71,7 @@ fn perform(machine: &mut Residency) {
         }
         for action in taken {
             let (transfer, outcome) = match action {
-                ResidencyAction::Evict { transfer, copy: CopyKind::Verify, .. } => {
+                ResidencyAction::Evict { transfer, copy, .. } if copy != CopyKind::Write => {
                     (transfer, MigrationOutcome::Matched)
                 }
                 ResidencyAction::Evict { transfer, .. }

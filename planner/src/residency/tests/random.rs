@@ -48,8 +48,9 @@ fn world(seed: u64) -> World {
     };
     // Half of the runs without host memory, the others with too little of it.
     let host_memory = Bytes(random.below(2) * random.below(50));
-    let mut machine =
-        Residency::new(Config { host_memory, ..machine(20 + random.below(40)).config });
+    let config = machine(20 + random.below(40)).config;
+    let recheck = random.percent(50);
+    let mut machine = Residency::new(Config { host_memory, recheck, ..config });
     machine.set_headroom(Bytes(random.below(3) * 6));
     machine.set_lookahead(random.below(3) as u32 * 3);
     World::new(machine, random, trouble)

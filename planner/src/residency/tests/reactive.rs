@@ -77,6 +77,35 @@ fn a_check_that_differs_turns_into_a_write() {
 }
 
 #[test]
+fn what_was_written_is_checked_again_before_its_memory_goes() {
+    let mut machine = Residency::new(Config { recheck: true, ..machine(20).config });
+    populate(&mut machine, &[10]);
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
+    assert_eq!(actions(&mut machine), [evict(0, 0, CopyKind::Write)]);
+    // A kernel that nobody reported wrote it meanwhile: what was written is obsolete.
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(actions(&mut machine), [evict(0, 1, CopyKind::Recheck)]);
+    machine.completed(TransferId(1), MigrationOutcome::Differs);
+    assert_eq!(actions(&mut machine), [forget(0), evict(0, 2, CopyKind::Write)]);
+    machine.completed(TransferId(2), MigrationOutcome::Done);
+    assert_eq!(actions(&mut machine), [evict(0, 3, CopyKind::Recheck)]);
+    machine.completed(TransferId(3), MigrationOutcome::Matched);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
+    let stats = machine.stats();
+    assert_eq!([stats.verify_hits, stats.verify_misses, stats.releases], [0, 1, 1]);
+
+    // A clean copy is checked once.
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    machine.op_end();
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
+    assert_eq!(actions(&mut machine), [evict(0, 5, CopyKind::Verify)]);
+    machine.completed(TransferId(5), MigrationOutcome::Matched);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
+}
+
+#[test]
 fn an_op_is_not_refused_for_what_a_transfer_keeps_alive() {
     for dies in [true, false] {
         let mut machine = machine(30);

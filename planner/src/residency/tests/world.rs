@@ -175,6 +175,7 @@ impl World {
     }
 
     pub(super) fn pin(&mut self, storage: u32) {
+        self.perform();
         self.storages.get_mut(&storage).expect("it lives").pins += 1;
         self.machine.pin(id(storage));
     }
@@ -237,7 +238,17 @@ impl World {
         let resident =
             matches!(self.machine.state(id(storage)), Some(StorageState::Resident { .. }));
         let actual = self.storages.get_mut(&storage).expect("it lives");
-        if quiet && resident && matches!(actual.memory, Memory::Holds(_)) {
+        let holds = matches!(actual.memory, Memory::Holds(_));
+        let written = self
+            .flights
+            .values_mut()
+            .find(|flight| flight.storage == storage && matches!(flight.kind, Kind::Write(_)));
+        let written = written.filter(|_| holds && self.machine.config.recheck);
+        let is_torn = written.is_some();
+        if let Some(flight) = written {
+            flight.torn = true;
+        }
+        if is_torn || (holds && quiet && resident) {
             self.versions += 1;
             actual.truth = self.versions;
             actual.memory = Memory::Holds(self.versions);

@@ -163,10 +163,12 @@ impl Counters {
         }
         match direction {
             TransferDirection::Out(copy) => {
-                self.totals.evictions += u64::from(done);
+                // A second check belongs to the eviction that wrote what it checks.
+                self.totals.evictions += u64::from(done && copy != CopyKind::Recheck);
                 match copy {
                     CopyKind::Write => self.went_out(target, kind, moved),
                     CopyKind::Verify => self.totals.clean_drops += u64::from(done),
+                    CopyKind::Recheck => {}
                 }
             }
             TransferDirection::In => {
@@ -199,7 +201,7 @@ impl Counters {
     /// What a transfer keeps busy; a comparison, nothing.
     fn link(&mut self, transfer: &StorageTransfer) -> Option<&mut Busy> {
         match (transfer.direction, transfer.target) {
-            (TransferDirection::Out(CopyKind::Verify), _) => None,
+            (TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck), _) => None,
             (TransferDirection::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
             (TransferDirection::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
             (TransferDirection::In, Target::Ssd) => Some(&mut self.reads),

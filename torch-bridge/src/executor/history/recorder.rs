@@ -12,6 +12,7 @@ use std::time::Instant;
 use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::{Ending, MemorySample, MigrationDirection, Target};
 use tidelog_planner::report::TransferSpan;
+use tidelog_planner::residency::CopyKind;
 use tidelog_planner::units::{Bytes, Nanos};
 
 use super::counters::{BytesByKind, place_of};
@@ -149,6 +150,10 @@ impl StepRecorder {
 
     /// A transfer ended, or is under way while its step ends.
     pub(super) fn transferred(&mut self, transfer: &StorageTransfer, ending: Ending, now: Instant) {
+        // A second check belongs to the eviction that wrote what it checks.
+        if transfer.direction == transfer::TransferDirection::Out(CopyKind::Recheck) {
+            return;
+        }
         let Some(step) = &mut self.current else { return };
         let &StorageTransfer { kind, bytes, target, asked, submitted, .. } = transfer;
         let direction = match transfer.direction {
@@ -244,7 +249,7 @@ fn push<T>(list: &mut Vec<T>, item: T, truncated: &mut bool) {
 mod tests {
     use std::time::Duration;
 
-    use tidelog_planner::residency::{CopyKind, StorageId};
+    use tidelog_planner::residency::StorageId;
     use tidelog_planner::trace::StorageKind;
 
     use super::*;

@@ -166,7 +166,7 @@ impl BackingStore {
                 let options = PutOptions { lifetime, urgency, notify };
                 self.pool.put(key, source(), options).map_err(|error| error.to_string())
             }
-            TransferDirection::Out(CopyKind::Verify) => {
+            TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck) => {
                 self.pool.verify(key, source(), notify).map_err(|error| error.to_string())
             }
             TransferDirection::In => {
@@ -191,7 +191,7 @@ impl BackingStore {
             TransferDirection::Out(CopyKind::Write) => {
                 tier.put(tensor, memory.gpu_source(request), urgency, notify)
             }
-            TransferDirection::Out(CopyKind::Verify) => {
+            TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck) => {
                 tier.verify(tensor, memory.gpu_source(request), notify)
             }
             TransferDirection::In => {

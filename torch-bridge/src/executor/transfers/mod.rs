@@ -8,7 +8,7 @@ mod backing_store;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::Target;
@@ -158,6 +158,14 @@ impl Transfers {
     /// The oldest completion that nobody has seen.
     pub(super) fn completion(&self) -> Option<TransferEnd> {
         self.store.completion()
+    }
+
+    /// A transfer could begin so much later than it was submitted: its bytes were not there yet,
+    /// which says nothing of how fast they move.
+    pub(super) fn has_waited(&mut self, id: TransferId, time: Duration) {
+        if let Some(InFlight { transfer, .. }) = self.in_flight.get_mut(&id) {
+            transfer.submitted = transfer.submitted.map(|submitted| submitted + time);
+        }
     }
 
     /// A transfer that has not ended.

@@ -1,0 +1,158 @@
+"""torch's caching allocator, played: segments that the driver gives, blocks in them, fragments, workspaces, and no
+memory left. The tensors are in the host's memory; of each storage that is made, freed or resized it is told.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp: sizes are multiples of 512 bytes; up to 1 MiB a block comes
+from segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from one of its own; the smallest free block that is
+large enough is taken, and cut; what is free and adjacent is joined. Where the driver has no more, free segments go back
+to it, and after that the allocator gives up.
+"""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tidelog import _movers
+from tidelog._ops import storages_in, storages_of
+from tidelog._record import nbytes
+from tidetest import MIB
+
+_SMALLEST, _SMALL, _LARGE = 512, MIB, 10 * MIB
+_SMALL_SEGMENT, _LARGE_SEGMENT, _ROUND = 2 * MIB, 20 * MIB, 2 * MIB
+WORKSPACE = 32 * MIB  # of cuBLAS on Hopper, taken at the first matrix product and kept
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+
+
+class _Block:
+    __slots__ = ("free", "offset", "segment", "size")
+
+    def __init__(self, segment, offset, size):
+        self.segment, self.offset, self.size, self.free = segment, offset, size, True
+
+
+class _Segment:
+    def __init__(self, size, small):
+        self.size, self.small = size, small
+        self.blocks = [_Block(self, 0, size)]  # in the order of their offsets
+
+
+class Pool:
+    """The allocator itself."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity  # bytes that the driver has for it
+        self.segments = []
+        self.given = 0
+        self.allocations = self.frees = self.failures = 0
+
+    @property
+    def reserved(self):
+        return sum(segment.size for segment in self.segments)
+
+    def malloc(self, size):
+        size = max(-(-size // _SMALLEST) * _SMALLEST, _SMALLEST)
+        small = size <= _SMALL
+        block = self._find(size, small)
+        if block is None:
+            wanted = _SMALL_SEGMENT if small else _LARGE_SEGMENT if size < _LARGE else -(-size // _ROUND) * _ROUND
+            if self.reserved + wanted > self.capacity:
+                self.empty()
+            if self.reserved + wanted > self.capacity:
+                self.failures += 1
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB.")
+            self.allocations += 1
+            self.segments.append(_Segment(wanted, small))
+            block = self.segments[-1].blocks[0]
+        rest = block.size - size
+        if rest >= (_SMALLEST if small else _SMALL + 1):
+            blocks = block.segment.blocks
+            blocks.insert(blocks.index(block) + 1, _Block(block.segment, block.offset + size, rest))
+            block.size = size
+        block.free = False
+        self.given += block.size
+        return block
+
+    def _find(self, size, small):
+        fitting = [
+            block
+            for segment in self.segments
+            if segment.small is small
+            for block in segment.blocks
+            if block.free and block.size >= size
+        ]
+        return min(fitting, key=lambda block: block.size, default=None)
+
+    def free(self, block):
+        block.free = True
+        self.given -= block.size
+        joined = []
+        for each in block.segment.blocks:
+            if joined and joined[-1].free and each.free:
+                joined[-1].size += each.size
+            else:
+                joined.append(each)
+        block.segment.blocks = joined
+
+    def empty(self):
+        """As torch.cuda.empty_cache."""
+        kept = [segment for segment in self.segments if len(segment.blocks) > 1 or not segment.blocks[0].free]
+        self.frees += len(self.segments) - len(kept)
+        self.segments = kept
+
+    def stats(self):
+        """As torch._C._cuda_memoryStats, in part."""
+        return {
+            "reserved_bytes": {"all": {"current": self.reserved}},
+            "allocated_bytes": {"all": {"current": self.given}},
+            "num_device_alloc": self.allocations,
+            "num_device_free": self.frees,
+            "num_ooms": self.failures,
+        }
+
+
+class Allocating(TorchDispatchMode):
+    """While it is on, storages take their memory from a pool. It is entered before a block is."""
+
+    def __init__(self, pool, monkeypatch):
+        super().__init__()
+        self.pool = pool
+        self._blocks = {}  # by the address of the storage, as C++ knows it
+        self._workspace = None
+        self.fail_next = 0  # so many ops that make storages find no memory, whatever there is
+        resize = _movers._resize
+
+        def resized(storage, size):
+            self._give_back(storage._cdata)
+            if size:
+                self._take(storage, size)
+            return resize(storage, size)
+
+        monkeypatch.setattr(_movers, "_resize", resized)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self._workspace is None and str(func).startswith(_PRODUCTS):
+            self._workspace = self.pool.malloc(WORKSPACE)
+        result = func(*args, **(kwargs or {}))
+        known = {storage._cdata for storage in storages_of(args, kwargs or {})}
+        made = []
+        storages_in(result, made)
+        for storage in made:
+            if storage._cdata not in known and storage._cdata not in self._blocks and storage.device.type == "cpu":
+                if self.fail_next:
+                    self.fail_next -= 1
+                    raise torch.OutOfMemoryError("CUDA out of memory, as a test asked.")
+                self._take(storage, nbytes(storage))
+                weakref.finalize(storage, self._give_back, storage._cdata)
+        return result
+
+    def has_memory(self, tensor):
+        return tensor.untyped_storage()._cdata in self._blocks
+
+    def _take(self, storage, size):
+        if size:
+            self._blocks[storage._cdata] = self.pool.malloc(size)
+
+    def _give_back(self, cdata):
+        block = self._blocks.pop(cdata, None)
+        if block is not None:
+            self.pool.free(block)
