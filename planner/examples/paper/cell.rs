@@ -7,11 +7,12 @@ use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::instances::freer;
 use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
 use tidelog_planner::report::simulated;
-use tidelog_planner::simulate::{Policy, Simulation, simulate};
-use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
+use tidelog_planner::simulate::{Policy, SimulateError, Simulation, simulate};
+use tidelog_planner::tidelog::{Goal, Idea, Search, TidelogOptions, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
@@ -26,6 +27,12 @@ const SCORES: [(&str, Score); 3] = [
     ("algorithm1, as printed", Score::PerByte),
     ("algorithm1, size x time", Score::Benefit),
 ];
+
+/// Storages in pieces are in pieces of at most so much.
+const PIECE: Bytes = Bytes(64 << 20);
+
+/// The plan of a search's first step.
+pub(super) const AT_ONCE: &str = "tidelog, at once";
 
 /// ZeRO may take all that the published machine had, half for each GPU.
 const ZERO_HOST_BYTES: u64 = 750_000_000_000;
@@ -56,6 +63,9 @@ pub(super) struct Cell {
     pub(super) impossible: Vec<(&'static str, String)>,
     /// Tidelog without one of its ideas.
     pub(super) ablations: Vec<PolicyResult>,
+    /// The shortest iteration that the search found, and those where there is more freedom.
+    pub(super) shortest: u64,
+    pub(super) freed: Vec<(&'static str, u64)>,
     /// The step as a page, of tidelog's plan.
     pub(super) page: Option<String>,
 }
@@ -63,6 +73,11 @@ pub(super) struct Cell {
 impl Cell {
     pub(super) fn title(&self) -> String {
         format!("{}, {}", self.part.title(), self.machine())
+    }
+
+    /// Whether it is the first stage on the first machine of its set.
+    pub(super) fn is_first(&self) -> bool {
+        self.part.is_first() && self.capacity == self.part.set.capacities[0]
     }
 
     /// What came out for a policy that every cell has.
@@ -107,20 +122,38 @@ pub(super) fn plan(
         outcomes: vec![outcome("lru", &simulate(trace, &machine, Policy::Lru)?, 0.0)],
         impossible: Vec::new(),
         ablations: Vec::new(),
+        shortest: 0,
+        freed: Vec::new(),
         page: None,
     };
     published(&mut cell, traces, &machine)?;
-    for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
-        let options = tidelog::TidelogOptions { goal, ..tidelog::TidelogOptions::default() };
-        let (made, seconds) = timed(|| tidelog(trace, &machine, options));
-        let (_, simulation) = made?;
-        if goal == Goal::Time && part.is_first() && capacity == part.set.capacities[0] {
+    let (made, seconds) = timed(|| -> Result<_, SimulateError> {
+        let mut search = Search::new(trace, &machine, TidelogOptions::thorough())?;
+        search.advance(1)?;
+        Ok(search)
+    });
+    let mut search = made?;
+    let best = |search: &Search<'_>, goal| search.best_for(goal).expect("a step is done").1;
+    cell.outcomes.push(outcome(AT_ONCE, &best(&search, Goal::default()), seconds));
+    let (made, seconds) = timed(|| search.run(|_| true));
+    made?;
+    cell.shortest = search.prices()[0].time.0;
+    for (name, goal) in [("tidelog", Goal::default()), ("tidelog, fewest bytes", Goal::Wear)] {
+        let simulation = best(&search, goal);
+        if goal == Goal::default() && cell.is_first() {
             cell.page = Some(simulated(trace, &machine, &simulation).to_html());
         }
         cell.outcomes.push(outcome(name, &simulation, seconds));
     }
     if host {
         return Ok(cell);
+    }
+    if cell.is_first() {
+        for (what, trace, machine) in freer(trace, &machine, PIECE) {
+            let mut search = Search::new(&trace, &machine, TidelogOptions::thorough())?;
+            search.run(|_| true)?;
+            cell.freed.push((what, search.prices()[0].time.0));
+        }
     }
     let file = |kind: &str| bounds.join(format!("{}-{}{kind}.json", part.file(), capacity / GIB));
     let search = || lower_bound(trace, &machine, EFFORT);
@@ -201,11 +234,7 @@ fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<PolicyResult>, Fail
     let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
     ideas
         .map(|without| {
-            let options = tidelog::TidelogOptions {
-                without,
-                published: 0,
-                ..tidelog::TidelogOptions::default()
-            };
+            let options = TidelogOptions { without, published: 0, ..TidelogOptions::default() };
             let (made, seconds) = timed(|| tidelog(trace, machine, options));
             let name =
                 without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));

@@ -7,6 +7,7 @@ use super::sets::TracePart;
 use super::small::Small;
 use super::{GIB, ratio};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use tidelog_planner::lifetime::Lifetimes;
 
@@ -75,6 +76,10 @@ pub(super) fn table(cell: &Cell) -> String {
             .map_or(String::new(), |known| format!("; published: {known}"));
         let _ = writeln!(text, "    {policy:31} does not run: {why}{published}");
     }
+    for (what, time) in &cell.freed {
+        let over = ratio(*time, cell.shortest);
+        let _ = writeln!(text, "    with {what:26} {over:6.3} x the shortest iteration found");
+    }
     if let Some(floor) = cell.floor {
         let floor = gigabytes(floor);
         let _ = writeln!(
@@ -89,13 +94,15 @@ pub(super) fn table(cell: &Cell) -> String {
 pub(super) fn small_in_words(small: &Small) -> String {
     format!(
         "{} small instances: {} runs beat the bound, which says more than the kernels' time in {}; of {} every plan was \
-         tried: {} of tidelog's are the best, the worst takes {:.3} x the best\n",
+         tried: {} of tidelog's are the best, the worst takes {:.3} x the best; with more freedom {} of {} take longer\n",
         small.instances,
         small.beaten.len(),
         small.telling,
         small.enumerated,
         small.best,
-        f64::from(small.worst_per_mille) / 1000.0
+        f64::from(small.worst_per_mille) / 1000.0,
+        small.slower,
+        small.freed
     )
 }
 
@@ -121,7 +128,8 @@ pub(super) fn json(results: &Results) -> Value {
                 "host_memory": if cell.host { cell.part.set.host_gib * GIB } else { 0 },
                 "ideal_ns": cell.ideal, "lower_bound_ns": cell.bound, "write_floor": cell.floor,
                 "policies": rows_of(cell, &cell.outcomes), "does_not_run": impossible,
-                "ablations": rows_of(cell, &cell.ablations),
+                "ablations": rows_of(cell, &cell.ablations), "shortest_ns": cell.shortest,
+                "with_more_freedom_ns": cell.freed.iter().copied().collect::<BTreeMap<_, _>>(),
             })
         })
         .collect();

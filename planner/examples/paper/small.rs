@@ -5,10 +5,10 @@ use serde::Serialize;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
-use tidelog_planner::instances::{every_plan, random_machine, random_trace};
+use tidelog_planner::instances::{every_plan, freer, random_machine, random_trace};
 use tidelog_planner::policies::flashneuron;
 use tidelog_planner::simulate::{Policy, SimulateError, run_many, simulate};
-use tidelog_planner::tidelog::{self, tidelog};
+use tidelog_planner::tidelog::{Search, TidelogOptions, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
 use tidelog_random::Random;
@@ -19,6 +19,9 @@ const SEED: u64 = 20_260;
 /// The bound is on the steady state: a run may owe to later iterations what memory holds at its
 /// end.
 const ITERATIONS: u32 = 40;
+
+/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large.
+const PIECE: Bytes = Bytes(16);
 
 /// Every op is an instant.
 const EFFORT: Effort = Effort { instants: 1 << 20, steps: 60 };
@@ -37,6 +40,12 @@ pub(super) struct Small {
     pub(super) best: u32,
     #[serde(rename = "worst_over_best_per_mille")]
     pub(super) worst_per_mille: u32,
+    /// How often a step or a machine with more freedom was planned, how often that took longer, and
+    /// how much longer at most.
+    pub(super) freed: u32,
+    pub(super) slower: u32,
+    #[serde(rename = "worst_over_less_freedom_per_mille")]
+    pub(super) worst_freed_per_mille: u64,
 }
 
 pub(super) fn small() -> Result<Small, SimulateError> {
@@ -52,6 +61,7 @@ pub(super) fn small() -> Result<Small, SimulateError> {
         if number % 2 == 0 {
             small.against_every_plan(&trace, &machine)?;
         }
+        small.with_more_freedom(&trace, &machine)?;
     }
     Ok(small)
 }
@@ -65,7 +75,7 @@ impl Small {
     ) -> Result<(), SimulateError> {
         let bound = lower_bound(trace, machine, EFFORT)?.time;
         self.telling += u32::from(bound > trace.duration());
-        let mut plans = vec![tidelog(trace, machine, tidelog::TidelogOptions::default())?.0];
+        let mut plans = vec![tidelog(trace, machine, TidelogOptions::default())?.0];
         for score in Score::ALL {
             let options =
                 algorithm1::Algorithm1Options { score, ..algorithm1::Algorithm1Options::default() };
@@ -96,11 +106,27 @@ impl Small {
         for plan in &plans {
             best = best.min(simulate(trace, machine, Policy::Planned(plan))?.time.0);
         }
-        let found = tidelog(trace, machine, tidelog::TidelogOptions::default())?.1.time.0;
+        let found = tidelog(trace, machine, TidelogOptions::default())?.1.time.0;
         self.enumerated += 1;
         self.best += u32::from(found <= best);
         let per_mille = u32::try_from(found * 1000 / best.max(1)).unwrap_or(u32::MAX);
         self.worst_per_mille = self.worst_per_mille.max(per_mille);
+        Ok(())
+    }
+
+    fn with_more_freedom(&mut self, trace: &Trace, machine: &Machine) -> Result<(), SimulateError> {
+        let shortest = |trace: &Trace, machine: &Machine| -> Result<u64, SimulateError> {
+            let mut search = Search::new(trace, machine, TidelogOptions::default())?;
+            search.run(|_| true)?;
+            Ok(search.prices()[0].time.0)
+        };
+        let time = shortest(trace, machine)?;
+        for (_, trace, machine) in freer(trace, machine, PIECE) {
+            let found = shortest(&trace, &machine)?;
+            self.freed += 1;
+            self.slower += u32::from(found > time);
+            self.worst_freed_per_mille = self.worst_freed_per_mille.max(found * 1000 / time.max(1));
+        }
         Ok(())
     }
 }

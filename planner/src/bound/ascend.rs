@@ -33,6 +33,7 @@ const LAST_WARMTH: f64 = 0.00005;
 const KEEP: f64 = 0.9;
 const KEEP_SQUARE: f64 = 0.98;
 
+#[derive(Debug)]
 pub(super) struct DualAscent {
     /// Links as shares of the time that they take, memory in its own unit.
     point: IntervalValues,
@@ -40,10 +41,15 @@ pub(super) struct DualAscent {
     unit: f64,
     instants: Vec<u32>,
     aim: Aim,
+    /// The step that comes next, and how far each price went in those before.
+    step: u32,
+    strides: Vec<[Stride; KINDS]>,
+    /// The best certificate found so far, and where.
+    best: (Nanos, Prices, IntervalValues),
 }
 
 /// What the search is for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Aim {
     /// ns per byte written to SSDs, on top of the prices.
     pub(super) write_penalty: f64,
@@ -69,7 +75,7 @@ impl DualAscent {
         let round_trip =
             1e9 / relaxation.tiers[0].read.0 as f64 + 1e9 / relaxation.tiers[0].write.0 as f64;
         let unit = (round_trip + aim.beside()) * 40.0 / instants.len() as f64;
-        let point = instants
+        let point: IntervalValues = instants
             .iter()
             .map(|op| {
                 let Some(coarse) = coarse else {
@@ -82,29 +88,32 @@ impl DualAscent {
                 coarse.point[(at + coarse.point.len() - 1) % coarse.point.len()]
             })
             .collect();
-        Self { point, unit, instants, aim }
+        let strides = vec![[Stride::default(); KINDS]; point.len()];
+        let nothing = vec![[0.0; KINDS]; point.len()];
+        let best = (Nanos(0), Prices::default(), nothing);
+        let mut ascent = Self { point, unit, instants, aim, step: 0, strides, best };
+        // Prices of nothing prove the time of the kernels.
+        let prices = ascent.whole_prices(relaxation, &ascent.best.2);
+        (ascent.best.0, ascent.best.1) = (relaxation.value(&prices).unwrap_or_default(), prices);
+        ascent
     }
 
-    /// Climbs, and returns the best certificate found.
-    pub(super) fn run(&mut self, relaxation: &Relaxation, steps: u32) -> (Nanos, Prices) {
+    /// Climbs a part of the way: `most` of the round's `steps`. Returns whether some are left.
+    pub(super) fn climb(&mut self, relaxation: &Relaxation, steps: u32, most: u32) -> bool {
         let mut moved: Box<dyn MovedBytes + '_> = match relaxation.tiers.len() {
             1 => Box::new(Flow::<{ states(1) }>::new(relaxation)),
             _ => Box::new(Flow::<{ states(2) }>::new(relaxation)),
         };
-        // Prices of nothing prove the time of the kernels.
-        let nothing = vec![[0.0; KINDS]; self.point.len()];
-        let mut best = (Nanos(0), self.whole_prices(relaxation, &nothing), nothing);
-        best.0 = relaxation.value(&best.1).unwrap_or_default();
-        let mut strides = vec![[Stride::default(); KINDS]; self.point.len()];
         let writing = 1e9 / relaxation.tiers[0].write.0 as f64;
         let warmest = FIRST_WARMTH * (writing + self.aim.beside());
         let [first_step, last_step] = self.aim.steps();
-        for step in 0..=steps {
+        let until = self.step.saturating_add(most).min(steps + 1);
+        for step in self.step..until {
             if step % CERTIFY_EVERY == 0 || step == steps {
                 let prices = self.whole_prices(relaxation, &self.point);
                 let value = relaxation.value(&prices).unwrap_or_default();
-                if best.0 < value {
-                    best = (value, prices, self.point.clone());
+                if self.best.0 < value {
+                    self.best = (value, prices, self.point.clone());
                 }
             }
             let progress = f64::from(step) / f64::from(steps.max(1));
@@ -113,16 +122,23 @@ impl DualAscent {
             let slope = self.slope(relaxation, &mut *moved, warmth);
             let turns = f64::from(step + 1);
             let seen = [1.0 - KEEP.powf(turns), 1.0 - KEEP_SQUARE.powf(turns)];
-            for ((entry, slope), strides) in self.point.iter_mut().zip(slope).zip(&mut strides) {
+            let strides = &mut self.strides;
+            for ((entry, slope), strides) in self.point.iter_mut().zip(slope).zip(strides) {
                 for ((price, slope), stride) in entry.iter_mut().zip(slope).zip(strides) {
                     *price += rate * stride.along(slope, seen);
                 }
                 project(entry);
             }
         }
-        let (value, prices, point) = best;
-        self.point = point;
-        (value, prices)
+        self.step = until;
+        until <= steps
+    }
+
+    /// The best certificate found. A finer round begins from its prices.
+    pub(super) fn found(&mut self) -> (Nanos, Prices) {
+        let (value, prices, point) = &self.best;
+        self.point.clone_from(point);
+        (*value, prices.clone())
     }
 
     /// How the bound changes with each price, per unit of [`Self::point`].
@@ -172,7 +188,7 @@ impl DualAscent {
 }
 
 /// Adam's estimates of a slope and of its square.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Stride {
     mean: f64,
     square: f64,

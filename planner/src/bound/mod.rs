@@ -119,30 +119,78 @@ fn search(
     effort: Effort,
     aim: Aim,
 ) -> Result<Bound, MachineError> {
-    machine.check_for(trace)?;
-    let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
-    let mut rounds = Vec::new();
-    let mut best: Option<Bound> = None;
-    let mut warm: Option<DualAscent> = None;
-    loop {
-        let relaxation = Relaxation::new(trace, machine, instants);
-        let mut ascent = DualAscent::new(&relaxation, warm.as_ref(), aim);
-        let (time, prices) = ascent.run(&relaxation, effort.steps);
-        rounds.push(Round { instants: relaxation.instants().len() as u32, time });
-        let exhausted =
-            relaxation.instants().len() >= trace.ops.len() || instants >= effort.instants;
-        if best.as_ref().is_none_or(|bound| bound.time <= time) {
-            best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
-        }
-        if exhausted {
-            break;
-        }
-        warm = Some(ascent);
-        instants = (2 * instants).min(effort.instants);
+    let mut search = PriceSearch::new(trace, machine, effort, aim)?;
+    while search.advance(trace, machine, u32::MAX) {}
+    Ok(search.into_bound())
+}
+
+/// A search for prices that goes on when it is asked to.
+#[derive(Debug)]
+pub(crate) struct PriceSearch {
+    effort: Effort,
+    aim: Aim,
+    /// How many instants the round under way was to have.
+    instants: u32,
+    under_way: Option<(Relaxation, DualAscent)>,
+    rounds: Vec<Round>,
+    best: Option<Bound>,
+}
+
+impl PriceSearch {
+    /// The same prices as [`with_toll`] finds.
+    pub(crate) fn with_toll(
+        trace: &Trace,
+        machine: &Machine,
+        effort: Effort,
+        write_penalty: f64,
+    ) -> Result<Self, MachineError> {
+        Self::new(trace, machine, effort, Aim { write_penalty, bytes: false })
     }
-    let mut bound = best.expect("the loop ran");
-    bound.rounds = rounds;
-    Ok(bound)
+
+    fn new(
+        trace: &Trace,
+        machine: &Machine,
+        effort: Effort,
+        aim: Aim,
+    ) -> Result<Self, MachineError> {
+        machine.check_for(trace)?;
+        let instants = INSTANTS_FIRST.min(effort.instants).max(1);
+        let relaxation = Relaxation::new(trace, machine, instants);
+        let ascent = DualAscent::new(&relaxation, None, aim);
+        let under_way = Some((relaxation, ascent));
+        Ok(Self { effort, aim, instants, under_way, rounds: Vec::new(), best: None })
+    }
+
+    /// Goes on for so many price changes, but not beyond the round that is under way. Returns
+    /// whether there is more to do.
+    pub(crate) fn advance(&mut self, trace: &Trace, machine: &Machine, steps: u32) -> bool {
+        let Some((relaxation, mut ascent)) = self.under_way.take() else { return false };
+        if ascent.climb(&relaxation, self.effort.steps, steps) {
+            self.under_way = Some((relaxation, ascent));
+            return true;
+        }
+        let (time, prices) = ascent.found();
+        let found = relaxation.instants().len();
+        self.rounds.push(Round { instants: found as u32, time });
+        if self.best.as_ref().is_none_or(|bound| bound.time <= time) {
+            self.best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
+        }
+        if found >= trace.ops.len() || self.instants >= self.effort.instants {
+            return false;
+        }
+        self.instants = (2 * self.instants).min(self.effort.instants);
+        let finer = Relaxation::new(trace, machine, self.instants);
+        let ascent = DualAscent::new(&finer, Some(&ascent), self.aim);
+        self.under_way = Some((finer, ascent));
+        true
+    }
+
+    /// What was found. The rounds are those that are over; there must be one.
+    pub(crate) fn into_bound(self) -> Bound {
+        let mut bound = self.best.expect("a round is over");
+        bound.rounds = self.rounds;
+        bound
+    }
 }
 
 #[cfg(test)]

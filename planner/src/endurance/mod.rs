@@ -1,19 +1,13 @@
 //! What a plan does to the drives, before the first byte is written: terabytes per day, how long
 //! each drive lasts, and what writing less would cost in speed.
 
-use crate::cost::Machine;
-use crate::hardware::{Hardware, Planner};
+use crate::hardware::Hardware;
 use crate::plan::Plan;
-use crate::simulate::{Policy, SimulateError, Simulation, simulate};
-use crate::trace::Trace;
-use crate::units::{Bandwidth, Bytes, Nanos};
+use crate::simulate::Simulation;
+use crate::units::{Bytes, Nanos};
 use serde::Serialize;
 
 const DAY: u128 = 86_400 * 1_000_000_000;
-
-/// Write rates that plans are made for, as parts of what the plan without a budget writes per
-/// second, in per cent. The first lets it write in bursts.
-const RATES_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 
 /// Budgets on the curve, as parts of what the plan without a budget writes per day, in per cent.
 const BUDGETS_PERCENT: [u64; 8] = [100, 90, 80, 65, 50, 40, 30, 20];
@@ -127,39 +121,8 @@ fn per_day(simulation: &Simulation) -> u128 {
     u128::from(simulation.bytes.ssd_written.0) * DAY / u128::from(simulation.time.0.max(1))
 }
 
-/// Plans for less and less writing, and keeps those that no other beats in both time and bytes,
-/// fastest first. `known` are the plans there are already, the one without a budget first.
-///
-/// A plan that may write little is one for SSDs that write slowly: the planner then keeps what
-/// would have to be written and drops what need not. It is simulated on the machine as it is.
-///
-/// # Errors
-/// If a step cannot be simulated for another reason than a lack of memory.
-pub fn choices(
-    trace: &Trace,
-    machine: &Machine,
-    known: Vec<StepChoice>,
-    planner: Planner<'_>,
-) -> Result<Vec<StepChoice>, SimulateError> {
-    let rate = known.first().map_or(0, |first| per_day(&first.simulation) * 1_000_000_000 / DAY);
-    let mut found = known;
-    for percent in RATES_PERCENT.into_iter().filter(|_| rate > 0) {
-        let slower = Bandwidth(whole((rate * u128::from(percent) / 100).max(1)));
-        if slower >= machine.ssd.write {
-            continue;
-        }
-        let mut throttled = *machine;
-        throttled.ssd.write = slower;
-        let mut plan = match planner(trace, &throttled) {
-            Ok((plan, _)) => plan,
-            Err(SimulateError::Refused { .. } | SimulateError::Machine(_)) => continue,
-            Err(other) => return Err(other),
-        };
-        plan.machine = *machine;
-        let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
-        plan.expects = simulation.expectation(&plan.expects);
-        found.push(StepChoice { plan, simulation });
-    }
+/// The choices that no other one beats in both time and bytes written, fastest first.
+pub fn unbeaten(mut found: Vec<StepChoice>) -> Vec<StepChoice> {
     found.sort_by_key(|choice| (choice.simulation.time, choice.simulation.bytes.ssd_written));
     let mut least = None;
     found.retain(|choice| {
@@ -168,7 +131,7 @@ pub fn choices(
         least = Some(least.map_or(written, |least| written.min(least)));
         better
     });
-    Ok(found)
+    found
 }
 
 /// The fastest way to keep to a budget: a choice that does, or one that pauses between steps until

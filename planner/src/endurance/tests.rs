@@ -1,7 +1,7 @@
 use super::*;
 use crate::simulate::with_expectations;
 use crate::testing::{machine, training};
-use crate::tidelog::{TidelogOptions, tidelog};
+use crate::tidelog::{TidelogOptions, frontier};
 
 fn four_990_pro() -> Wearing {
     Wearing {
@@ -45,10 +45,11 @@ fn a_step_that_writes_nothing_wears_nothing_out() {
 fn all_choices(budget: u64) -> Vec<StepChoice> {
     let trace = training(8, 50, 40, 30);
     let machine = machine(budget);
-    let planner =
-        |trace: &Trace, machine: &Machine| tidelog(trace, machine, TidelogOptions::default());
-    let (plan, simulation) = planner(&trace, &machine).unwrap();
-    choices(&trace, &machine, vec![StepChoice { plan, simulation }], &planner).unwrap()
+    let found = frontier(&trace, &machine, TidelogOptions::default()).unwrap();
+    let found = found.into_iter().map(|(plan, simulation)| StepChoice { plan, simulation });
+    // Those that are known twice, or beaten, do not count.
+    let twice: Vec<StepChoice> = found.flat_map(|one| [one.clone(), one]).collect();
+    unbeaten(twice)
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 pub use drive::{Drive, Drives, MixedRate, known_drives};
-pub use settle::{Mix, Planner, SettleError, settle};
+pub use settle::{Mix, Planner, SettleError, rounds_at_most, settle};
 
 /// The way between one GPU and the rest of its machine, which SSDs and host memory share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -45,17 +45,25 @@ pub fn settle(
     planner: Planner<'_>,
 ) -> Result<(Machine, Plan, Simulation), SettleError> {
     let mut mix = Mix::default();
-    let is_mixed = !hardware.drives.drive()?.mixed.is_empty();
+    let rounds = rounds_at_most(hardware)?;
     let mut round = 1;
     loop {
         let machine = hardware.machine(mix)?;
         let (plan, simulation) = planner(trace, &machine)?;
         let found = Mix::of(&simulation);
-        if !is_mixed || round == ROUNDS || found == mix {
+        if round == rounds || found == mix {
             return Ok((machine, plan, simulation));
         }
         (mix, round) = (found, round + 1);
     }
+}
+
+/// How many plans [`settle`] makes for this hardware at most.
+///
+/// # Errors
+/// The drives are not known.
+pub fn rounds_at_most(hardware: &Hardware) -> Result<u32, HardwareError> {
+    Ok(if hardware.drives.drive()?.mixed.is_empty() { 1 } else { ROUNDS })
 }
 
 impl Mix {

@@ -45,9 +45,9 @@ impl Period {
     }
 
     /// What may be done in it in an iteration of `ops` ops: nothing, or out to the SSDs at its
-    /// beginning and back from some op on.
+    /// beginning and, if it ends with a use, back from some op on.
     pub(crate) fn choices(self, ops: u32) -> impl Iterator<Item = Vec<Migration>> {
-        let Self { storage, from, to, .. } = self;
+        let Self { storage, from, to, end, .. } = self;
         let way = move |direction, when| {
             Migration::unrolled(storage, (direction, Target::Ssd), when, ops)
         };
@@ -57,7 +57,10 @@ impl Period {
                 way(MigrationDirection::In, (back, to)),
             ]
         });
-        [Vec::new()].into_iter().chain(leaving)
+        let returning = leaving.filter(move |_| end == PeriodEnd::Use);
+        let for_good = vec![way(MigrationDirection::Out, (from, to))];
+        let for_good = (end == PeriodEnd::Unused).then_some(for_good);
+        [Vec::new()].into_iter().chain(returning).chain(for_good)
     }
 }
 
@@ -204,6 +207,8 @@ fn collect_periods(
     let modifications = uses.iter().filter(|at| at.modifies).count() as u32;
     let mut version = 0;
     let mut push = |from: u32, to: u32, end, (version, carried)| {
+        // One that begins with the next iteration is, in this one, of the instance before.
+        let (from, to) = if from < ops { (from, to) } else { (from - ops, to - ops) };
         if from < to && from < ops {
             periods.push(Period { storage, size, from, to, end, version, carried });
         }

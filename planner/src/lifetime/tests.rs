@@ -126,3 +126,17 @@ fn periods_hold_no_use_and_end_at_one() {
         }
     }
 }
+
+/// It is used by the last op and dies in the next iteration: in this one it waits from op 0 on, as
+/// the instance before.
+#[test]
+fn what_waits_from_the_last_op_on_waits_in_the_next_iteration() {
+    let mut b = Builder::default();
+    b.ops(5, 10);
+    let late = b.birth(4, 8);
+    b.death(2, late, true);
+    let trace = b.finish();
+    let periods = Lifetimes::of(&trace).periods;
+    let found: Vec<_> = periods.iter().map(|one| (one.from, one.to, one.end)).collect();
+    assert_eq!(found, [(0, 3, PeriodEnd::Unused)]);
+}

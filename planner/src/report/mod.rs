@@ -13,6 +13,7 @@ mod simulated;
 pub mod text;
 
 use crate::migration::{Ending, MemorySample, MigrationDirection, Target};
+use crate::tidelog::PlanPrice;
 use crate::trace::StorageKind;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
@@ -61,6 +62,9 @@ pub struct Report {
     pub bound: Option<Nanos>,
     /// What smaller and smaller write budgets cost, the largest first; empty if nobody asked.
     pub budgets: Vec<BudgetPoint>,
+    /// What the step's plan and the others that were found cost, the fastest first; empty if nobody
+    /// searched.
+    pub prices: Vec<PlanPrice>,
 }
 
 /// A write budget and what it costs.

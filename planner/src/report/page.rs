@@ -2,10 +2,14 @@
 
 use super::{Report, chart, data, text};
 use crate::migration::{MigrationDirection, Target};
+use crate::tidelog::PlanPrice;
 use crate::trace::StorageKind;
 use crate::units::Bytes;
 use std::cmp::Reverse;
 use std::fmt::Write;
+
+/// About so many plans are shown with what they cost.
+const PRICES_MAX: usize = 6;
 
 /// Tables are for reading: of long lists the largest entries are shown.
 const TABLE_ROWS_MAX: usize = 20;
@@ -57,6 +61,7 @@ pub(super) fn render(report: &Report) -> String {
     }
     out.push_str("</section>\n<div class=\"columns\">");
     times(report, &mut out);
+    prices(report, &mut out);
     budgets(report, &mut out);
     written(report, &mut out);
     figures(report, &mut out);
@@ -160,6 +165,25 @@ fn times(report: &Report, out: &mut String) {
     for (name, time) in rows {
         let class = if name == step.0 { "resident" } else { "moving" };
         meter_row(out, [name, &text::time(time), ""], (class, time.0, report.duration.0));
+    }
+    out.push_str("</table></section>");
+}
+
+/// What other plans take and write: fewer bytes for more time.
+fn prices(report: &Report, out: &mut String) {
+    let few = PlanPrice::few(&report.prices, PRICES_MAX);
+    let Some(most) = few.iter().map(|price| price.written.0).max() else { return };
+    if few.len() < 2 {
+        return;
+    }
+    out.push_str(
+        "<section><h2>What other plans would cost</h2><table class=\"written\"><thead><tr><th>step</th>\
+         <th class=\"number\">written</th><th class=\"number\"></th><th></th></tr></thead>",
+    );
+    for price in few {
+        let (step, written) = (text::time(price.time), text::bytes(price.written));
+        let (class, which) = if price.chosen { ("resident", "this plan") } else { ("moving", "") };
+        meter_row(out, [&step, &written, which], (class, price.written.0, most));
     }
     out.push_str("</table></section>");
 }

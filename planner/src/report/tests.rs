@@ -111,6 +111,27 @@ fn the_bound_and_the_price_of_writing_less_stand_beside_the_step() {
 }
 
 #[test]
+fn the_price_of_other_plans_stands_beside_the_step() {
+    let mut report = report();
+    let price = |time, gibibytes: u64, chosen| PlanPrice {
+        time: Nanos(time),
+        written: Bytes(gibibytes << 30),
+        chosen,
+    };
+    report.prices = vec![price(2_000_000, 4, true)];
+    assert!(!report.to_html().contains("other plans"), "there is no other one");
+    report.prices.insert(0, price(1_990_000, 8, false));
+    let html = report.to_html();
+    for said in [
+        "<h2>What other plans would cost</h2>",
+        "<th>1.99 ms</th><td class=\"number\">8 GiB</td>",
+        "<th>2.00 ms</th><td class=\"number\">4 GiB</td><td class=\"number\">this plan</td>",
+    ] {
+        assert!(html.contains(said), "{said}");
+    }
+}
+
+#[test]
 fn labels_are_whole_and_say_their_direction() {
     let mut report = report();
     for sample in &mut report.memory {

@@ -10,7 +10,11 @@ use crate::trace::Trace;
 /// Plans whose time is within this part of the shortest one's are as fast.
 const AS_FAST_PARTS: u64 = 1000;
 
+/// And within this part they are fast enough for fewer bytes to count.
+const FAST_ENOUGH_PARTS: u64 = 100;
+
 /// A plan that was simulated.
+#[derive(Clone)]
 pub(super) struct Candidate {
     /// Its rows, in any order.
     pub(super) rows: Vec<Migration>,
@@ -62,21 +66,25 @@ impl Candidates {
         self.offer(new);
     }
 
-    pub(super) fn fastest_first(mut self) -> Vec<Candidate> {
-        self.kept.sort_by_key(Candidate::time);
-        self.kept
+    pub(super) fn fastest_first(&self) -> Vec<&Candidate> {
+        let mut found: Vec<&Candidate> = self.kept.iter().collect();
+        found.sort_by_key(|one| one.time());
+        found
     }
 
-    pub(super) fn best(self, goal: Goal) -> Candidate {
-        let shortest = self.kept.iter().map(Candidate::time).min().unwrap_or(0);
-        let as_fast = shortest + shortest / AS_FAST_PARTS;
+    /// The best so far; none if there is no plan yet.
+    pub(super) fn best(&self, goal: Goal) -> Option<&Candidate> {
+        let shortest = self.kept.iter().map(Candidate::time).min()?;
+        let within = |parts| shortest + shortest / parts;
         let limit = match (goal, self.published) {
             // Never slower than the published plans, not even by a hair.
-            (Goal::Time, Some(published)) => as_fast.min(published),
-            (Goal::Time, None) => as_fast,
-            (Goal::Wear, published) => published.unwrap_or(as_fast),
+            (Goal::Time, Some(published)) => within(AS_FAST_PARTS).min(published),
+            (Goal::Time, None) => within(AS_FAST_PARTS),
+            (Goal::Balanced, Some(published)) => within(FAST_ENOUGH_PARTS).min(published),
+            (Goal::Balanced, None) => within(FAST_ENOUGH_PARTS),
+            (Goal::Wear, published) => published.unwrap_or(within(AS_FAST_PARTS)),
         };
-        let allowed = self.kept.into_iter().filter(|one| one.time() <= limit);
-        allowed.min_by_key(|one| (one.written(), one.time())).expect("there is at least one round")
+        let allowed = self.kept.iter().filter(|one| one.time() <= limit);
+        allowed.min_by_key(|one| (one.written(), one.time()))
     }
 }

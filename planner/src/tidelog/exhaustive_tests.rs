@@ -1,6 +1,7 @@
 //! Tiny traces, every plan there is: tidelog's against the best of them.
 
 use super::*;
+use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, simulate};
 use crate::testing::{every_plan, machine, random_trace};
 use crate::units::Bandwidth;

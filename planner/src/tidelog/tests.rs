@@ -1,4 +1,5 @@
 use super::*;
+use crate::algorithm1;
 use crate::cost::SsdLink;
 use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;
@@ -9,7 +10,8 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 use tidelog_random::Random;
 
 fn time(trace: &Trace, machine: &Machine) -> u64 {
-    tidelog(trace, machine, TidelogOptions::default()).expect("it can be simulated").1.time.0
+    let options = TidelogOptions { goal: Goal::Time, ..TidelogOptions::default() };
+    tidelog(trace, machine, options).expect("it can be simulated").1.time.0
 }
 
 #[test]
@@ -153,4 +155,29 @@ fn the_same_trace_gives_the_same_plan() {
     let text =
         || tidelog(&trace, &machine, TidelogOptions::default()).unwrap().0.named(&trace).to_json();
     assert_eq!(text(), text());
+}
+
+/// A hundredth of time is worth fewer bytes; not more of it, and never more than is published.
+#[test]
+fn the_default_goal_gives_a_hundredth_of_time_for_fewer_bytes() {
+    let (mut spared, mut cases) = (0, 0);
+    for (layers, op_time, budget) in [(12, 60, 900_000), (16, 20, 1_500_000), (16, 40, 1_000_000)] {
+        let trace = training(layers, 40_000, 100_000, op_time * 1_000);
+        let machine = machine(budget);
+        let mut search = Search::new(&trace, &machine, TidelogOptions::thorough()).unwrap();
+        search.run(|_| true).unwrap();
+        let [fast, balanced, thrifty] = [Goal::Time, Goal::default(), Goal::Wear]
+            .map(|goal| search.best_for(goal).expect("it is searched").1);
+        let shortest = search.prices()[0].time.0;
+        assert!(balanced.time.0 <= shortest + shortest / 100);
+        assert!(balanced.bytes.ssd_written <= fast.bytes.ssd_written);
+        let allowed = search.frontier().into_iter().map(|(_, one)| one);
+        let allowed = allowed.filter(|one| one.time <= balanced.time);
+        let fewest = allowed.map(|one| one.bytes.ssd_written).min();
+        assert_eq!(fewest, Some(balanced.bytes.ssd_written));
+        assert!(thrifty.bytes.ssd_written.0 > 0 && balanced.time.0 < 2 * thrifty.time.0);
+        spared += u32::from(balanced.bytes.ssd_written < fast.bytes.ssd_written);
+        cases += 1;
+    }
+    assert!(spared > 0, "of {cases} steps");
 }

@@ -3,7 +3,7 @@
 
 use super::POLICY;
 use super::candidates::Candidate;
-use crate::lifetime::{Lifetimes, Period, PeriodEnd};
+use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
 use crate::migration::Migration;
 use crate::plan::Expectation;
 use crate::simulate::{SimulateError, Simulator};
@@ -13,10 +13,10 @@ use crate::units::{Bytes, Nanos};
 /// Iterations that one simulation runs.
 const ITERATIONS: u64 = 3;
 
-/// The best plan that `best`, or one that moves nothing or a single period, becomes by changing one
-/// period after the other, simulating at most `trials` ops: where two storages have to move, moving
-/// either alone may be worse than neither. A trace too long to look at each period once is left as
-/// it is.
+/// The best plan that `best`, or one that moves nothing, a single period or two, becomes by
+/// changing one period after the other, simulating at most `trials` ops: where several storages
+/// have to move, moving one alone may be worse than none. A trace too long to look at each period
+/// once is left as it is.
 pub(super) fn improve(
     trace: &Trace,
     simulator: &Simulator<'_>,
@@ -29,8 +29,11 @@ pub(super) fn improve(
     if left < u64::from(ops) {
         return Ok(best);
     }
-    let ends_with_use = |period: &&Period| period.end == PeriodEnd::Use;
-    let periods: Vec<Period> = lifetimes.periods.iter().filter(ends_with_use).copied().collect();
+    // Of a constant that nothing uses one copy is enough for ever.
+    let counts = |period: &&Period| {
+        period.end == PeriodEnd::Use || period.version != ContentVersion::Constant
+    };
+    let periods: Vec<Period> = lifetimes.periods.iter().filter(counts).copied().collect();
     Trials { simulator, periods, ops, left }.improve(best)
 }
 
@@ -46,9 +49,18 @@ impl Trials<'_> {
     fn improve(mut self, best: Candidate) -> Result<Candidate, SimulateError> {
         let mut best = self.climb(best)?;
         let ops = self.ops;
-        let single = self.periods.clone().into_iter();
-        let single = single.flat_map(|period| period.choices(ops).skip(1));
-        for rows in [Vec::new()].into_iter().chain(single) {
+        let single: Vec<(usize, Vec<Migration>)> = (self.periods.iter().enumerate())
+            .flat_map(|(index, period)| {
+                period.choices(ops).skip(1).map(move |choice| (index, choice))
+            })
+            .collect();
+        let alone = single.iter().map(|(_, rows)| rows.clone());
+        // Where two have to move before a third one helps.
+        let pairs = single.iter().enumerate().flat_map(|(number, (index, rows))| {
+            let others = single[number + 1..].iter().filter(move |(other, _)| other != index);
+            others.map(move |(_, other)| [rows.as_slice(), other].concat())
+        });
+        for rows in [Vec::new()].into_iter().chain(alone).chain(pairs) {
             if self.is_over(&best) {
                 break;
             }

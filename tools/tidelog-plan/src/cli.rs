@@ -4,6 +4,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
+use std::time::Duration;
 use tidelog_command_line::{OutputFormat, PlanExit};
 use tidelog_planner::hardware::known_drives;
 
@@ -28,6 +29,8 @@ Examples:
   tidelog-plan compare trace.json machine.json
       every policy, and the lower bound that none can beat
   tidelog-plan plan trace.json machine.json > plan.json
+  tidelog-plan plan trace.json machine.json --within 500ms > plan.json
+      the best plan that half a second finds; without --within the search goes to its end
   tidelog-plan explain trace.json machine.json --plan plan.json
       where the time goes, and what another SSD or more memory would bring
   tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
@@ -90,6 +93,10 @@ pub(crate) struct Inputs {
     pub(crate) trace: PathBuf,
     /// A machine file
     pub(crate) machine: PathBuf,
+    /// How long to look for a better plan: 300ms, 30s or 2m. Each plan that the command makes gets
+    /// as much. Without it the search goes to its end, and ends with the same plan each time
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) within: Option<Duration>,
 }
 
 /// Where the plan comes from.
@@ -264,14 +271,42 @@ pub(crate) struct RecordArgs {
     pub(crate) python: Option<PathBuf>,
 }
 
+/// Reads `300ms`, `30s`, `1.5m`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time; write 300ms, 30s or 2m");
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit.trim() {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
 fn models() -> PossibleValuesParser {
     PossibleValuesParser::new(known_drives().into_iter().map(|drive| drive.model))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::PlanCli;
+    use super::{PlanCli, parse_time};
     use clap::CommandFactory;
+    use std::time::Duration;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, millis) in
+            [("300ms", 300), ("30s", 30_000), ("1.5m", 90_000), ("2 min", 120_000)]
+        {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "30", "s", "-1s", "1h", "1.2.3s", "99999999999999999999999m"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn the_help_has_sentences_only() {

@@ -2,15 +2,18 @@
 
 use crate::cli::{Inputs, PlanSource, PolicyName};
 use crate::failure::PlanFailure;
+use std::cell::RefCell;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tidelog_planner::algorithm1::{Algorithm1Options, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
+use tidelog_planner::endurance::{StepChoice, unbeaten};
 use tidelog_planner::explain::Case;
-use tidelog_planner::hardware::{Hardware, MachineFile, settle};
+use tidelog_planner::hardware::{Hardware, MachineFile, rounds_at_most, settle};
 use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
-use tidelog_planner::tidelog::{self, tidelog};
+use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Nanos;
 
@@ -32,6 +35,13 @@ pub(crate) struct LoadedStep {
     pub(crate) policy: PolicyName,
     pub(crate) plan: Option<Plan>,
     pub(crate) simulation: Simulation,
+    /// How long each search may take.
+    pub(crate) within: Option<Duration>,
+    /// What the search found beside the plan, if there was one: the plans that no other beats in
+    /// both time and bytes written, fastest first.
+    pub(crate) found: Vec<StepChoice>,
+    /// What those cost.
+    pub(crate) prices: Vec<PlanPrice>,
 }
 
 impl LoadedStep {
@@ -39,7 +49,19 @@ impl LoadedStep {
     pub(crate) fn read(inputs: &Inputs, source: &PlanSource) -> Result<Self, PlanFailure> {
         let (trace, file) = read(inputs)?;
         let MachineFile { machine, hardware } = file.clone();
-        let policy = source.policy;
+        let (policy, within) = (source.policy, inputs.within);
+        let of = |policy, machine, plan, simulation, (found, prices)| Self {
+            trace: trace.clone(),
+            machine,
+            hardware: hardware.clone(),
+            file,
+            policy,
+            plan,
+            simulation,
+            within,
+            found,
+            prices,
+        };
         if let Some(path) = &source.plan {
             let name = path.display().to_string();
             let wrong = |source| PlanFailure::Plan { file: name.clone(), source };
@@ -51,28 +73,41 @@ impl LoadedStep {
             };
             let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
             let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
-            return Ok(Self {
-                trace,
-                machine,
-                hardware,
-                file,
-                policy,
-                plan: Some(plan),
-                simulation,
-            });
+            return Ok(of(policy, machine, Some(plan), simulation, Default::default()));
         }
         if policy == PolicyName::Lru {
             let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
-            return Ok(Self { trace, machine, hardware, file, policy, plan: None, simulation });
+            return Ok(of(policy, machine, None, simulation, Default::default()));
         }
-        let planner = planner(policy);
+        let rounds = hardware.as_ref().map_or(Ok(1), rounds_at_most)?;
+        let within_each = within.map(|within| within / rounds);
+        let last = RefCell::default();
+        let planner = |trace: &Trace, machine: &Machine| {
+            if policy != PolicyName::Tidelog {
+                return planner(policy, within_each)(trace, machine);
+            }
+            let search = searched(trace, machine, within_each)?;
+            *last.borrow_mut() = (choices(&search), search.prices());
+            Ok(best(&search))
+        };
         let (machine, plan, simulation) = if let Some(hardware) = &hardware {
             settle(hardware, &trace, &planner)?
         } else {
             let (plan, simulation) = planner(&trace, &machine)?;
             (machine, plan, simulation)
         };
-        Ok(Self { trace, machine, hardware, file, policy, plan: Some(plan), simulation })
+        Ok(of(policy, machine, Some(plan), simulation, last.take()))
+    }
+
+    /// All that a search for this step finds, the plan of the step among them.
+    pub(crate) fn choices(&self) -> Result<Vec<StepChoice>, PlanFailure> {
+        let mut found = self.found.clone();
+        if let Some(plan) = self.plan.clone().filter(|_| found.is_empty()) {
+            // Whoever planned, another plan may be one that writes less.
+            found = choices(&searched(&self.trace, &self.machine, self.within)?);
+            found.push(StepChoice { plan, simulation: self.simulation.clone() });
+        }
+        Ok(unbeaten(found))
     }
 
     pub(crate) fn case(&self) -> Case<'_> {
@@ -85,24 +120,26 @@ impl LoadedStep {
     }
 }
 
-/// Plans and simulates as a policy says.
+/// Plans and simulates as a policy says, for so long each time.
 pub(crate) fn simulator(
     policy: PolicyName,
+    within: Option<Duration>,
 ) -> impl Fn(&Trace, &Machine) -> Result<Simulation, SimulateError> {
     move |trace, machine| match policy {
         PolicyName::Lru => simulate(trace, machine, simulate::Policy::Lru),
-        _ => Ok(planner(policy)(trace, machine)?.1),
+        _ => Ok(planner(policy, within)(trace, machine)?.1),
     }
 }
 
-/// Who plans as a policy says; ours where it is one that makes no plans.
+/// Who plans as a policy says, for so long each time; ours where it is one that makes no plans.
 pub(crate) fn planner(
     policy: PolicyName,
+    within: Option<Duration>,
 ) -> impl Fn(&Trace, &Machine) -> Result<(Plan, Simulation), SimulateError> {
     move |trace, machine| {
         let score = match policy {
             PolicyName::Tidelog | PolicyName::Lru => {
-                return tidelog(trace, machine, tidelog::TidelogOptions::default());
+                return Ok(best(&searched(trace, machine, within)?));
             }
             PolicyName::Algorithm1 => Score::PerTransferTime,
             PolicyName::Algorithm1Printed => Score::PerByte,
@@ -112,6 +149,28 @@ pub(crate) fn planner(
             algorithm1(trace, machine, Algorithm1Options { score, ..Algorithm1Options::default() });
         with_expectations(plan, trace, machine)
     }
+}
+
+/// The one search that every command makes, so that none knows a better plan than another: for so
+/// long, or to its end.
+fn searched<'a>(
+    trace: &'a Trace,
+    machine: &'a Machine,
+    within: Option<Duration>,
+) -> Result<Search<'a>, SimulateError> {
+    let begun = Instant::now();
+    let mut search = Search::new(trace, machine, TidelogOptions::thorough())?;
+    search.run(|_| within.is_none_or(|within| begun.elapsed() < within))?;
+    Ok(search)
+}
+
+fn best(search: &Search<'_>) -> (Plan, Simulation) {
+    search.best().expect("the first step of a search makes a plan")
+}
+
+fn choices(search: &Search<'_>) -> Vec<StepChoice> {
+    let found = search.frontier().into_iter();
+    found.map(|(plan, simulation)| StepChoice { plan, simulation }).collect()
 }
 
 /// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives

@@ -6,25 +6,20 @@
 //! chosen, so that choosing is repeated a few times for the delays of the choice before.
 
 mod cover;
+mod line;
 mod worth;
 
-use super::Guess;
-use crate::bound::{Effort, with_toll};
-use crate::cost::{Machine, MachineError};
+use super::variant::Guess;
+use crate::bound::Bound;
+use crate::cost::Machine;
 use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
 use crate::migration::{Migration, MigrationDirection, Target};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bandwidth, Bytes};
 use cover::Cover;
+pub(super) use line::{Advance, LineOptions, RoundingLine};
 use std::collections::HashMap;
 use worth::{AbsencePeriod, Worth};
-
-/// Enough to tell who should leave: prices need not prove anything here.
-const EFFORT: Effort = Effort { instants: 75, steps: 150 };
-
-/// What a byte written may cost on top, in the time that writing it takes. The first leads to short
-/// iterations; which of the others leads to few bytes differs from model to model.
-pub(super) const TOLLS: [f64; 3] = [1.0, 8.0, 32.0];
 
 /// How often periods are chosen anew for the links' delays.
 const TURNS: u32 = 3;
@@ -36,60 +31,66 @@ struct Span {
     back: u32,
 }
 
-/// How long what may leave at an op, or must be there at one, waits for the links. Per op.
+/// How long what may leave at an op, or must be there at one, waits for the links. Per tier and op.
+#[derive(Default)]
 struct Delays {
-    out: Vec<u64>,
-    back: Vec<u64>,
+    out: [Vec<u64>; 2],
+    back: [Vec<u64>; 2],
 }
 
 impl Delays {
     fn of_percent(mut self, percent: u64) -> Self {
-        for delay in self.out.iter_mut().chain(&mut self.back) {
+        for delay in self.out.iter_mut().chain(&mut self.back).flatten() {
             *delay = *delay / 100 * percent;
         }
         self
     }
 }
 
-pub(super) struct Rounding<'a> {
-    trace: &'a Trace,
-    machine: &'a Machine,
-    lifetimes: &'a Lifetimes,
+/// What a plan is rounded for.
+#[derive(Clone, Copy)]
+pub(super) struct RoundingCase<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) machine: &'a Machine,
+    pub(super) lifetimes: &'a Lifetimes,
+}
+
+pub(super) struct Rounding {
     /// The periods that may be out, the most worthwhile first.
     choices: Vec<AbsencePeriod>,
 }
 
-impl<'a> Rounding<'a> {
-    pub(super) fn new(
-        trace: &'a Trace,
-        machine: &'a Machine,
-        lifetimes: &'a Lifetimes,
-        write_penalty: f64,
-    ) -> Result<Self, MachineError> {
-        #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
-        let write_penalty = write_penalty * 1e9 / machine.ssd.write.0.max(1) as f64;
-        let bound = with_toll(trace, machine, EFFORT, write_penalty)?;
-        let worth = Worth::new(trace, bound.relaxation.instants(), &bound.prices);
-        let choices = worth.choices(trace, machine, lifetimes);
-        Ok(Self { trace, machine, lifetimes, choices })
+impl Rounding {
+    pub(super) fn new(case: RoundingCase<'_>, bound: &Bound) -> Self {
+        let RoundingCase { trace, machine, lifetimes } = case;
+        let worth = Worth::new(trace, machine, bound.relaxation.instants(), &bound.prices);
+        Self { choices: worth.choices(trace, machine, lifetimes) }
     }
 
     /// The migrations of one iteration whose ops run at these times. The links' queues count as so
     /// many percent of what they are: where less than all, ops wait for them, and fewer bytes
     /// leave.
-    pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Migration> {
-        let ops = self.trace.ops.len();
-        let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
+    pub(super) fn rows(
+        &self,
+        case: RoundingCase<'_>,
+        guess: &Guess,
+        queues_percent: u64,
+    ) -> Vec<Migration> {
+        let ops = case.trace.ops.len();
+        let none = || [vec![0; ops], vec![0; ops]];
+        let mut delays = Delays { out: none(), back: none() };
+        let links = TierLinks(case.machine);
         let (mut spans, mut chosen) = (Vec::new(), Vec::new());
         for _ in 0..TURNS {
-            spans = self.spans(&guess.durations, &delays);
-            chosen = Cover::new(self.lifetimes, self.machine).cover(&self.choices, &spans);
-            delays = self.delays(&guess.durations, &chosen).of_percent(queues_percent);
+            spans = self.spans(links, &guess.durations, &delays);
+            chosen = Cover::new(case.lifetimes, case.machine).cover(&self.choices, &spans);
+            delays = self.delays(links, &guess.durations, &chosen).of_percent(queues_percent);
         }
-        chosen.into_iter().flat_map(|index| self.moves(index, spans[index])).collect()
+        let moves = |index: usize| self.choices[index].moves(spans[index], ops as u32);
+        chosen.into_iter().flat_map(moves).collect()
     }
 
-    fn spans(&self, durations: &[u64], delays: &Delays) -> Vec<Span> {
+    fn spans(&self, links: TierLinks<'_>, durations: &[u64], delays: &Delays) -> Vec<Span> {
         let ops = durations.len();
         let mut begins = vec![0];
         for at in 0..2 * ops {
@@ -97,9 +98,10 @@ impl<'a> Rounding<'a> {
         }
         let span = |choice: &AbsencePeriod| {
             let Period { from, to, size, end, .. } = choice.period;
-            let leaving =
-                if choice.clean { 0 } else { self.writing(size) + delays.out[from as usize % ops] };
-            let coming = self.reading(size) + delays.back[to as usize % ops];
+            let tier = tier(choice.target);
+            let delay = delays.out[tier][from as usize % ops];
+            let leaving = if choice.clean { 0 } else { links.writing(choice.target, size) + delay };
+            let coming = links.reading(choice.target, size) + delays.back[tier][to as usize % ops];
             let gone = begins[from as usize] + leaving;
             let back = begins[to as usize].saturating_sub(coming);
             let back_for_use =
@@ -113,28 +115,37 @@ impl<'a> Rounding<'a> {
     }
 
     /// The links' queues, if everything chosen moves as soon, or comes as late, as it may.
-    fn delays(&self, durations: &[u64], chosen: &[usize]) -> Delays {
+    fn delays(&self, links: TierLinks<'_>, durations: &[u64], chosen: &[usize]) -> Delays {
         let ops = durations.len();
-        let (mut leaving, mut coming) = (vec![0; ops], vec![0; ops]);
-        for choice in self.written_once(chosen) {
-            leaving[choice.period.from as usize % ops] += self.writing(choice.period.size);
-        }
-        let returns = |choice: &&AbsencePeriod| choice.period.end == PeriodEnd::Use;
-        for choice in chosen.iter().map(|index| &self.choices[*index]).filter(returns) {
-            coming[choice.period.to as usize % ops] += self.reading(choice.period.size);
-        }
-        let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
         let longest: u64 = durations.iter().sum();
-        // Twice around: a queue may reach over the end of the iteration.
-        let (mut queue_out, mut queue_back) = (0_u64, 0_u64);
-        for at in (0..ops).chain(0..ops) {
-            queue_out += leaving[at];
-            delays.out[at] = queue_out.min(longest);
-            queue_out = queue_out.saturating_sub(durations[at]);
-        }
-        for at in (0..ops).chain(0..ops).rev() {
-            queue_back = queue_back.saturating_sub(durations[at]) + coming[at];
-            delays.back[at] = queue_back.min(longest);
+        let mut delays = Delays::default();
+        let written = self.written_once(chosen);
+        for target in TARGETS {
+            let (mut leaving, mut coming) = (vec![0; ops], vec![0; ops]);
+            for choice in written.iter().filter(|choice| choice.target == target) {
+                leaving[choice.period.from as usize % ops] +=
+                    links.writing(target, choice.period.size);
+            }
+            let returns = |choice: &&AbsencePeriod| {
+                choice.target == target && choice.period.end == PeriodEnd::Use
+            };
+            for choice in chosen.iter().map(|index| &self.choices[*index]).filter(returns) {
+                coming[choice.period.to as usize % ops] +=
+                    links.reading(target, choice.period.size);
+            }
+            let (mut out, mut back) = (vec![0; ops], vec![0; ops]);
+            // Twice around: a queue may reach over the end of the iteration.
+            let (mut queue_out, mut queue_back) = (0_u64, 0_u64);
+            for at in (0..ops).chain(0..ops) {
+                queue_out += leaving[at];
+                out[at] = queue_out.min(longest);
+                queue_out = queue_out.saturating_sub(durations[at]);
+            }
+            for at in (0..ops).chain(0..ops).rev() {
+                queue_back = queue_back.saturating_sub(durations[at]) + coming[at];
+                back[at] = queue_back.min(longest);
+            }
+            (delays.out[tier(target)], delays.back[tier(target)]) = (out, back);
         }
         delays
     }
@@ -154,24 +165,46 @@ impl<'a> Rounding<'a> {
         }
         first.into_values().collect()
     }
+}
 
+impl AbsencePeriod {
     /// Out, and back if it is used again.
-    fn moves(&self, index: usize, span: Span) -> impl Iterator<Item = Migration> {
-        let Period { storage, from, to, end, .. } = self.choices[index].period;
-        let ops = self.trace.ops.len() as u32;
-        let row =
-            |direction, when| Migration::unrolled(storage, (direction, Target::Ssd), when, ops);
+    fn moves(&self, span: Span, ops: u32) -> impl Iterator<Item = Migration> + use<> {
+        let Self { target, period: Period { storage, from, to, end, .. }, .. } = *self;
+        let row = |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
         let leaves = row(MigrationDirection::Out, (from, span.gone.clamp(from + 1, to)));
         let comes = row(MigrationDirection::In, (span.back.clamp(from + 1, to), to));
         [leaves].into_iter().chain((end == PeriodEnd::Use).then_some(comes))
     }
+}
 
-    fn writing(&self, size: Bytes) -> u64 {
-        time(self.machine.ssd.write, size)
+/// How long bytes take to and from a tier.
+#[derive(Clone, Copy)]
+struct TierLinks<'a>(&'a Machine);
+
+impl TierLinks<'_> {
+    fn writing(self, target: Target, size: Bytes) -> u64 {
+        time(self.rates(target)[1], size)
     }
 
-    fn reading(&self, size: Bytes) -> u64 {
-        time(self.machine.ssd.read, size)
+    fn reading(self, target: Target, size: Bytes) -> u64 {
+        time(self.rates(target)[0], size)
+    }
+
+    fn rates(self, target: Target) -> [Bandwidth; 2] {
+        match (target, self.0.host) {
+            (Target::Host, Some(host)) => [host.read, host.write],
+            _ => [self.0.ssd.read, self.0.ssd.write],
+        }
+    }
+}
+
+const TARGETS: [Target; 2] = [Target::Ssd, Target::Host];
+
+fn tier(target: Target) -> usize {
+    match target {
+        Target::Ssd => 0,
+        Target::Host => 1,
     }
 }
 

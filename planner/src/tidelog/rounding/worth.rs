@@ -3,19 +3,28 @@
 use crate::bound::Prices;
 use crate::cost::Machine;
 use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
+use crate::migration::Target;
 use crate::trace::{Identity, Trace};
 
 /// A storage smaller than one part in this many of the capacity is left where it is.
 const SMALL_PARTS: u64 = 1 << 14;
 
-/// A period in which a storage may be out.
+/// A period in which a storage may be out, and where it may be then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AbsencePeriod {
     pub(super) period: Period,
+    pub(super) target: Target,
     /// What a byte gains by it: below zero where staying is better, as far as there is room.
     gain: i64,
     /// Whether a copy of the same contents is expected to be there.
     pub(super) clean: bool,
+    /// Which period it is: only one of those with the same number can be chosen.
+    pub(super) number: u32,
+    /// Which contents they are: their one copy is in one place.
+    pub(super) contents: u32,
+    /// The ops from the first of the contents' periods to the end of the last, unrolled: how long
+    /// host memory holds the copy at most.
+    pub(super) held: (u32, u32),
 }
 
 /// Prices along two iterations of ops, behind one that they come from.
@@ -23,33 +32,62 @@ pub(super) struct Worth {
     ops: u32,
     /// What a byte has paid that was in memory until an op.
     memory: Vec<i64>,
-    /// What reading a byte before an op costs, if it is read at the best moment and kept.
+    tiers: Vec<TierWorth>,
+}
+
+/// What moving to a tier and back costs.
+struct TierWorth {
+    target: Target,
+    /// What a byte has paid that was on the tier until an op.
+    room: Vec<i64>,
+    /// What reading a byte before an op costs beside its room until then, if it is read at the best
+    /// moment and kept.
     read: Vec<i64>,
-    /// What writing a byte from an op on costs, if it is kept until the best moment.
+    /// What writing a byte from an op on costs beside its room from then on, if it is kept until
+    /// the best moment.
     write: Vec<i64>,
 }
 
 impl Worth {
-    pub(super) fn new(trace: &Trace, instants: &[u32], prices: &Prices) -> Self {
+    pub(super) fn new(trace: &Trace, machine: &Machine, instants: &[u32], prices: &Prices) -> Self {
         let ops = trace.ops.len() as u32;
-        let (count, length) = (instants.len(), 3 * ops as usize);
-        let (mut memory, mut read, mut write) = (vec![0], Vec::new(), Vec::new());
-        let write_penalty = signed(prices.write_penalty);
-        for at in 0..3 * ops {
-            let interval = (instants.partition_point(|op| *op <= at % ops) + count - 1) % count;
-            let is_instant = instants[interval] == at % ops;
-            let paid = if is_instant { signed(prices.memory[interval]) } else { 0 };
-            memory.push(memory[at as usize] + paid);
-            read.push(signed(prices.read[interval][0]));
-            write.push(signed(prices.write[interval][0]) + write_penalty);
-        }
-        for at in 1..length {
-            read[at] = read[at].min(read[at - 1] + memory[at] - memory[at - 1]);
-        }
-        for at in (0..length - 1).rev() {
-            write[at] = write[at].min(write[at + 1] + memory[at + 1] - memory[at]);
-        }
-        Self { ops, memory, read, write }
+        let (count, length) = (instants.len(), 3 * ops);
+        let interval_of =
+            |at: u32| (instants.partition_point(|op| *op <= at % ops) + count - 1) % count;
+        // What is paid at instants, summed up.
+        let paid = |price: &[u64]| -> Vec<i64> {
+            let mut sum = vec![0];
+            for at in 0..length {
+                let interval = interval_of(at);
+                let is_instant = instants[interval] == at % ops;
+                sum.push(sum[at as usize] + if is_instant { signed(price[interval]) } else { 0 });
+            }
+            sum
+        };
+        let memory = paid(&prices.memory);
+        let has_host = machine.host.is_some_and(|host| host.memory.0 > 0);
+        let targets = [Some(Target::Ssd), has_host.then_some(Target::Host)];
+        let tier = |(tier, target)| {
+            let (room, write_penalty) = match target {
+                Target::Ssd => (vec![0; memory.len()], signed(prices.write_penalty)),
+                Target::Host => (paid(&prices.room), 0),
+            };
+            let price = |of: &[[u64; 2]], at: u32| signed(of[interval_of(at)][tier]);
+            let mut read: Vec<i64> = (0..length).map(|at| price(&prices.read, at)).collect();
+            let mut write: Vec<i64> =
+                (0..length).map(|at| price(&prices.write, at) + write_penalty).collect();
+            // In memory rather than on the tier from one op to the next.
+            let kept = |at: usize| memory[at + 1] - memory[at] - (room[at + 1] - room[at]);
+            for at in 1..read.len() {
+                read[at] = read[at].min(read[at - 1] + kept(at - 1));
+            }
+            for at in (0..write.len() - 1).rev() {
+                write[at] = write[at].min(write[at + 1] + kept(at));
+            }
+            TierWorth { target, room, read, write }
+        };
+        let tiers = targets.into_iter().flatten().enumerate().map(tier).collect();
+        Self { ops, memory, tiers }
     }
 
     /// All periods in which a storage may be out, by what that gains.
@@ -73,50 +111,75 @@ impl Worth {
             lifetimes.periods.iter().filter(may_leave).copied().collect();
         periods.sort_by_key(|period| (period.storage, period.version, period.order()));
         let alike = periods.chunk_by(|a, b| (a.storage, a.version) == (b.storage, b.version));
-        let mut choices: Vec<AbsencePeriod> =
-            alike.flat_map(|periods| self.chain(periods)).collect();
-        choices
-            .sort_by_key(|one| (std::cmp::Reverse(one.gain), one.period.storage, one.period.from));
+        let (mut choices, mut number) = (Vec::new(), 0);
+        for (contents, periods) in alike.enumerate() {
+            for tier in &self.tiers {
+                // A copy that is made once is on the SSDs for ever.
+                if tier.target == Target::Ssd || periods[0].version != ContentVersion::Constant {
+                    choices.extend(self.chain(tier, periods, (number, contents as u32)));
+                }
+            }
+            number += periods.len() as u32;
+        }
+        choices.sort_by_key(|one| {
+            let place = (one.period.storage, one.period.from, one.target == Target::Host);
+            (std::cmp::Reverse(one.gain), place)
+        });
         choices
     }
 
     /// The periods of one contents, in their order: a copy that is made in one serves those after
     /// it.
-    fn chain(&self, periods: &[Period]) -> Vec<AbsencePeriod> {
+    fn chain(
+        &self,
+        tier: &TierWorth,
+        periods: &[Period],
+        (first, contents): (u32, u32),
+    ) -> Vec<AbsencePeriod> {
         // Of what comes after a period: its cost with a copy, and what it costs more without one.
         let (mut with, mut without) = (0, 0);
         let mut copies = vec![0; periods.len()];
         for (index, period) in periods.iter().enumerate().rev() {
             copies[index] = without - with;
-            let away = self.stay(period).min(self.back(period));
-            without = (without + self.stay(period)).min(with + self.out(period) + away);
+            let away = self.stay(period).min(self.away(tier, period));
+            without = (without + self.stay(period)).min(with + self.out(tier, period) + away);
             with += away;
         }
+        let last = periods[periods.len() - 1];
+        let around = if last.carried && !periods[0].carried { self.ops } else { 0 };
+        let held = (periods[0].from, (last.to + around).min(periods[0].from + self.ops));
         let mut clean = periods.iter().any(|one| one.version == ContentVersion::Constant);
-        let choice = |(period, copy): (&Period, i64)| {
-            let written = if clean { 0 } else { self.out(period) - copy };
-            let gain = self.stay(period) - self.back(period) - written;
-            let choice = AbsencePeriod { period: *period, gain, clean };
+        let choice = |(index, (period, copy)): (usize, (&Period, i64))| {
+            let written = if clean { 0 } else { self.out(tier, period) - copy };
+            let gain = self.stay(period) - self.away(tier, period) - written;
+            let number = first + index as u32;
+            let (period, target) = (*period, tier.target);
+            let choice = AbsencePeriod { period, target, gain, clean, number, contents, held };
             clean |= gain > 0;
             choice
         };
-        periods.iter().zip(copies).map(choice).collect()
+        periods.iter().zip(copies).enumerate().map(choice).collect()
+    }
+
+    fn at(&self, op: u32) -> usize {
+        (op + self.ops) as usize
     }
 
     fn stay(&self, period: &Period) -> i64 {
-        self.memory[(period.to + self.ops) as usize]
-            - self.memory[(period.from + self.ops) as usize]
+        self.memory[self.at(period.to)] - self.memory[self.at(period.from)]
     }
 
-    fn back(&self, period: &Period) -> i64 {
+    /// On the tier all the time, and back at the end if it is used then.
+    fn away(&self, tier: &TierWorth, period: &Period) -> i64 {
+        let room = tier.room[self.at(period.to)] - tier.room[self.at(period.from)];
         match period.end {
-            PeriodEnd::Use => self.read[(period.to + self.ops) as usize],
-            PeriodEnd::Unused => 0,
+            PeriodEnd::Use => room + tier.read[self.at(period.to)],
+            PeriodEnd::Unused => room,
         }
     }
 
-    fn out(&self, period: &Period) -> i64 {
-        self.write[(period.from + self.ops) as usize]
+    fn out(&self, tier: &TierWorth, period: &Period) -> i64 {
+        tier.write[self.at(period.from)]
     }
 }
 

@@ -13,7 +13,8 @@ mod line;
 mod links;
 mod record;
 
-use super::{Guess, Idea, Variant};
+use super::Idea;
+use super::variant::{Guess, Variant};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::migration::{Migration, MigrationDirection, Target};

@@ -3,17 +3,16 @@
 use super::table::table;
 use crate::cli::{DriveArgs, EnduranceArgs, PolicyName, ReportArgs};
 use crate::failure::PlanFailure;
-use crate::inputs::{LoadedStep, planner};
+use crate::inputs::LoadedStep;
 use serde_json::json;
 use std::fmt::Write;
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::endurance::{
-    DriveWear, StepChoice, Wearing, WriteBudgetPoint, choices, curve, under_budget,
+    DriveWear, StepChoice, Wearing, WriteBudgetPoint, curve, under_budget,
 };
 use tidelog_planner::hardware::Drives;
 use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::report::{BudgetPoint, Report};
-use tidelog_planner::tidelog::{self, frontier};
 use tidelog_planner::units::Bytes;
 
 const TERABYTE: f64 = 1e12;
@@ -112,17 +111,13 @@ pub(super) fn draw(
 }
 
 fn found(step: &LoadedStep) -> Result<Vec<StepChoice>, PlanFailure> {
-    let plan = step.plan.clone().ok_or_else(|| {
-        PlanFailure::Usage(
+    if step.plan.is_none() {
+        return Err(PlanFailure::Usage(
             "policy lru makes no plan, so none that writes less: choose another --policy"
                 .to_owned(),
-        )
-    })?;
-    let mut known = vec![StepChoice { plan, simulation: step.simulation.clone() }];
-    // Whoever plans, another plan may be one that writes less.
-    let thrifty = frontier(&step.trace, &step.machine, tidelog::TidelogOptions::default())?;
-    known.extend(thrifty.into_iter().map(|(plan, simulation)| StepChoice { plan, simulation }));
-    Ok(choices(&step.trace, &step.machine, known, &planner(step.policy))?)
+        ));
+    }
+    step.choices()
 }
 
 fn wearing(step: &LoadedStep, arguments: &DriveArgs) -> Result<Wearing, PlanFailure> {

@@ -1,5 +1,6 @@
 //! `explain`: why, and what if.
 
+use super::table::table;
 use crate::cli::ExplainArgs;
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, simulator};
@@ -7,7 +8,8 @@ use serde_json::json;
 use std::fmt::Write;
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, WhatIf, find, what_if};
-use tidelog_planner::report::text::{factor, time};
+use tidelog_planner::report::text::{bytes, factor, time};
+use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, OpIndex};
 
@@ -16,6 +18,8 @@ use tidelog_planner::units::{Bytes, OpIndex};
 const SHOWN: usize = 3;
 /// Of several storages that a name can mean, so many are listed.
 const LISTED: usize = 10;
+/// About so many plans are shown with what they cost.
+const PRICES_SHOWN: usize = 6;
 
 pub(crate) fn explain(
     arguments: &ExplainArgs,
@@ -43,7 +47,8 @@ pub(crate) fn explain(
     let ops: Vec<OpAnswer> = ops.into_iter().map(|op| case.op(op)).collect();
     let changes =
         if asked || arguments.no_what_if { Vec::new() } else { changes(&step, arguments) };
-    let found = what_if(&step.trace, &step.machine, &changes, &simulator(step.policy))?;
+    let found =
+        what_if(&step.trace, &step.machine, &changes, &simulator(step.policy, step.within))?;
     if output == OutputFormat::Json {
         let answer = json!({
             "trace": step.trace.name,
@@ -56,6 +61,7 @@ pub(crate) fn explain(
             "ops": ops,
             "storages": storages,
             "what_if": found,
+            "prices": step.prices,
         });
         return Ok(format!("{answer:#}\n"));
     }
@@ -94,6 +100,34 @@ fn overview(step: &LoadedStep, text: &mut String) {
         time(stall)
     );
     let _ = writeln!(text, "{}", step.case().waited());
+    prices(step, text);
+}
+
+/// What other plans would take and write.
+fn prices(step: &LoadedStep, text: &mut String) {
+    let few = PlanPrice::few(&step.prices, PRICES_SHOWN);
+    let Some(chosen) = few.iter().find(|price| price.chosen).filter(|_| few.len() > 1) else {
+        return;
+    };
+    *text += "The price of other plans: fewer bytes written take longer. This is the one with the fewest in about \
+              the shortest time (1 % more)\n";
+    let head = ["a step takes", "of this plan's", "writes", "of this plan's", ""];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for price in &few {
+        let of_written = if chosen.written.0 == 0 {
+            "–".to_owned()
+        } else {
+            factor(price.written.0, chosen.written.0)
+        };
+        rows.push(vec![
+            time(price.time),
+            factor(price.time.0, chosen.time.0),
+            bytes(price.written),
+            of_written,
+            if price.chosen { "this plan" } else { "" }.to_owned(),
+        ]);
+    }
+    *text += &table(&rows);
 }
 
 fn changed(step: &LoadedStep, what: &WhatIf) -> String {

@@ -51,7 +51,7 @@ pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, P
     let reactive = simulate::simulate(&trace, &machine, simulate::Policy::Lru)?;
     rows.push(row("lru", &trace, &reactive));
     for (name, policy) in PLANNERS {
-        rows.push(row(name, &trace, &planner(policy)(&trace, &machine)?.1));
+        rows.push(row(name, &trace, &planner(policy, inputs.within)(&trace, &machine)?.1));
     }
     Ok(written(output, &rows))
 }
@@ -64,6 +64,7 @@ pub(crate) fn export(arguments: &StepArgs) -> Result<String, PlanFailure> {
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let mut report = simulated(&step.trace, &step.machine, &step.simulation);
+    report.prices.clone_from(&step.prices);
     if !arguments.quick {
         report.bound = Some(bound(&step.trace, &step.file)?);
     }

@@ -1,0 +1,135 @@
+//! What a search does, in which order: what is good most of the time first.
+
+use super::maker::Maker;
+use super::rounding::{LineOptions, RoundingLine};
+use super::search::Search;
+use super::variant::{FIRST, VARIANTS};
+use super::{Goal, Idea, TidelogOptions};
+use crate::algorithm1::Score;
+use crate::bound::Effort;
+use crate::trace::Trace;
+use crate::units::Bandwidth;
+use std::collections::VecDeque;
+
+/// Enough to tell who should leave.
+const EFFORT: Effort = Effort { instants: 75, steps: 150 };
+
+/// What a byte written may cost on top, in the time that writing it takes. The first leads to short
+/// iterations; which of the others leads to few bytes differs from model to model.
+pub(super) const WRITE_PENALTIES: [f64; 3] = [1.0, 8.0, 32.0];
+
+/// How slowly SSDs write on the machines that plans of few bytes are made for, in percent of what
+/// the fastest plan writes on average. The first lets a plan write in bursts.
+const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
+
+/// This part of memory is left to spare in plans for less of it.
+const SPARED_PARTS: u64 = 20;
+
+/// A piece of work. Those that are limited are done as far as [`TidelogOptions::planned`] goes.
+pub(super) enum SearchJob {
+    /// The next plan of a variant, unless it has made `most`.
+    Sweep { maker: usize, variant: usize, most: u32, is_limited: bool },
+    /// The published algorithm's plan.
+    Published(Score),
+    /// Prices are searched, and plans are rounded from them.
+    Prices { maker: usize, line: LineOptions, is_limited: bool },
+    /// The same under way.
+    Round { maker: usize, line: Box<RoundingLine>, is_limited: bool },
+    /// Plans for another machine: its jobs come next.
+    Altered(Altered),
+    /// The fastest plan is improved by trial.
+    Trials,
+}
+
+/// How a machine, or a trace, that plans are made for differs from the real one.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Altered {
+    /// Its SSDs write at so many percent of the rate at which the fastest plan's do on average.
+    SlowerWrites(u64),
+    /// The pieces of a tensor are one storage.
+    Wholes,
+    /// There is a little less memory: the plan has some to spare.
+    LessMemory,
+    /// There is no host memory.
+    WithoutHost,
+}
+
+impl Altered {
+    /// The maker of its plans; none where it changes nothing.
+    pub(super) fn of<'a>(self, search: &Search<'a>) -> Option<Maker<'a>> {
+        let mut machine = *search.machine;
+        match self {
+            Self::SlowerWrites(percent) => {
+                let best = &search.found.best(Goal::Time)?.simulation;
+                let average = u128::from(best.bytes.ssd_written.0) * 1_000_000_000
+                    / u128::from(best.time.0.max(1));
+                let rate = u64::try_from(average * u128::from(percent) / 100).ok()?.max(1);
+                if average == 0 || Bandwidth(rate) >= machine.ssd.write {
+                    return None;
+                }
+                machine.ssd.write = Bandwidth(rate);
+            }
+            Self::Wholes => return Maker::of_wholes(search.trace, machine),
+            Self::LessMemory => machine.budget.0 -= machine.capacity().0 / SPARED_PARTS,
+            Self::WithoutHost => {
+                machine.host.take()?;
+            }
+        }
+        machine.check_for(search.trace).ok()?;
+        Some(Maker::of(search.trace, machine))
+    }
+}
+
+/// Everything that a search does.
+pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob> {
+    let TidelogOptions { published, goal, without, rounds, .. } = options;
+    let mut jobs = VecDeque::new();
+    let sweep =
+        |variant, most, is_limited| SearchJob::Sweep { maker: 0, variant, most, is_limited };
+    jobs.extend(FIRST.map(|variant| sweep(variant, rounds, false)));
+    if trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0) {
+        jobs.extend(Score::ALL.map(SearchJob::Published));
+    }
+    if without != Some(Idea::Rounding) {
+        let write_penalty = WRITE_PENALTIES[0];
+        let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
+        jobs.push_back(SearchJob::Prices { maker: 0, line, is_limited: false });
+    }
+    jobs.push_back(SearchJob::Altered(Altered::Wholes));
+    jobs.extend(more(0, options));
+    jobs.extend([Altered::LessMemory, Altered::WithoutHost].map(SearchJob::Altered));
+    jobs.extend(SLOWER_PERCENT.map(|percent| SearchJob::Altered(Altered::SlowerWrites(percent))));
+    jobs.push_back(SearchJob::Trials);
+    jobs
+}
+
+/// What is done for a machine or a trace that differs.
+pub(super) fn jobs_of(maker: usize, altered: Altered, options: TidelogOptions) -> Vec<SearchJob> {
+    let TidelogOptions { rounds, without, .. } = options;
+    let sweep = |variant| SearchJob::Sweep { maker, variant, most: rounds, is_limited: true };
+    let mut jobs: Vec<SearchJob> = FIRST.map(sweep).into();
+    match altered {
+        Altered::Wholes => jobs.extend(more(maker, options)),
+        _ if without != Some(Idea::Rounding) => {
+            let write_penalty = WRITE_PENALTIES[0];
+            let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
+            jobs.push(SearchJob::Prices { maker, line, is_limited: true });
+        }
+        _ => {}
+    }
+    jobs
+}
+
+/// All plans of all variants, and all that are rounded from prices.
+fn more(maker: usize, options: TidelogOptions) -> Vec<SearchJob> {
+    let TidelogOptions { rounds, without, .. } = options;
+    let sweep =
+        |(round, variant)| SearchJob::Sweep { maker, variant, most: round, is_limited: true };
+    let turns = (1..=rounds).flat_map(|round| (0..VARIANTS.len()).map(move |one| (round, one)));
+    let prices = |write_penalty| {
+        let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: true };
+        SearchJob::Prices { maker, line, is_limited: true }
+    };
+    let rounded = WRITE_PENALTIES.into_iter().filter(|_| without != Some(Idea::Rounding));
+    turns.map(sweep).chain(rounded.map(prices)).collect()
+}

@@ -1,0 +1,53 @@
+//! Who makes plans: for the trace and the machine as they are, or for others whose plans may turn
+//! out well here.
+
+use super::pieces::Whole;
+use super::rounding::RoundingCase;
+use super::variant::{Guess, VARIANTS};
+use crate::cost::Machine;
+use crate::lifetime::Lifetimes;
+use crate::migration::Migration;
+use crate::trace::Trace;
+
+pub(super) struct Maker<'a> {
+    trace: &'a Trace,
+    /// The trace that plans are made for, where it is not the real one.
+    whole: Option<Whole>,
+    pub(super) machine: Machine,
+    pub(super) lifetimes: Lifetimes,
+    /// Of each variant the stalls that its plans led to, in the order made.
+    pub(super) guesses: [Vec<Guess>; VARIANTS.len()],
+}
+
+impl<'a> Maker<'a> {
+    pub(super) fn of(trace: &'a Trace, machine: Machine) -> Self {
+        let lifetimes = Lifetimes::of(trace);
+        Self { trace, whole: None, machine, lifetimes, guesses: Default::default() }
+    }
+
+    /// One that plans the pieces of a tensor as the whole; none if nothing is in pieces.
+    pub(super) fn of_wholes(trace: &'a Trace, machine: Machine) -> Option<Self> {
+        let whole = Whole::of(trace)?;
+        let lifetimes = Lifetimes::of(&whole.trace);
+        let guesses = Default::default();
+        Some(Self { trace, whole: Some(whole), machine, lifetimes, guesses })
+    }
+
+    /// The trace that plans are made for.
+    pub(super) fn trace(&self) -> &Trace {
+        self.whole.as_ref().map_or(self.trace, |whole| &whole.trace)
+    }
+
+    pub(super) fn case(&self) -> RoundingCase<'_> {
+        let (trace, machine) = (self.trace(), &self.machine);
+        RoundingCase { trace, machine, lifetimes: &self.lifetimes }
+    }
+
+    /// The rows of the real trace that these rows stand for.
+    pub(super) fn rows(&self, rows: Vec<Migration>) -> Vec<Migration> {
+        match &self.whole {
+            Some(whole) => whole.rows(&rows),
+            None => rows,
+        }
+    }
+}

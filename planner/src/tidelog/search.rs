@@ -1,0 +1,305 @@
+//! A search that can be stopped and goes on: the best plan so far, and the work that is left.
+//!
+//! Work is a list of jobs in a fixed order, each done in small steps. What has been found after so
+//! many steps depends on nothing else: no clock is read here.
+
+use super::agenda::{self, SearchJob};
+use super::candidates::{Candidate, Candidates};
+use super::maker::Maker;
+use super::price::PlanPrice;
+use super::rounding::{Advance, RoundingLine};
+use super::sweep::Sweep;
+use super::variant::{Guess, STALLED, STALLED_LIKE, VARIANTS};
+use super::{Goal, Idea, POLICY, TidelogOptions, trials};
+use crate::algorithm1::{self, Score};
+use crate::cost::Machine;
+use crate::migration::Migration;
+use crate::plan::{Expectation, Plan};
+use crate::simulate::{SimulateError, Simulation, Simulator};
+use crate::trace::Trace;
+use std::collections::VecDeque;
+
+/// Rows for each op of a plan that is still improved by trial: far more than ops use storages.
+const ROWS_TRIED: usize = 64;
+
+/// Searching prices takes about as long as making so many plans.
+const PRICES_TAKE: u64 = 5;
+
+/// Looks for better and better plans, step by step.
+///
+/// ```
+/// # use tidelog_planner::{instances::deep_network, units::*};
+/// # use tidelog_planner::cost::{Machine, SsdLink};
+/// use tidelog_planner::tidelog::{Search, TidelogOptions};
+/// # let trace = deep_network(8);
+/// # let rate = Bandwidth(16_000_000_000);
+/// # let ssd = SsdLink { read: rate, write: rate, latency: Nanos(0) };
+/// # let budget = Bytes(20_000_000);
+/// # let machine = Machine { budget, staging: Bytes(0), ssd, host: None, verify: rate };
+/// let mut search = Search::new(&trace, &machine, TidelogOptions::thorough())?;
+/// search.advance(1)?;
+/// let (at_once, _) = search.best().expect("one step is enough for a plan");
+/// while search.advance(10)? {}
+/// let (best, _) = search.best().expect("there is one already");
+/// # assert!(best.expects.time <= at_once.expects.time);
+/// # Ok::<(), tidelog_planner::simulate::SimulateError>(())
+/// ```
+pub struct Search<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) machine: &'a Machine,
+    pub(super) options: TidelogOptions,
+    simulator: Simulator<'a>,
+    /// Who makes plans: the first for the trace and the machine as they are.
+    pub(super) makers: Vec<Maker<'a>>,
+    agenda: VecDeque<SearchJob>,
+    pub(super) found: Candidates,
+    steps: u64,
+    /// What was done of that which the options limit, as so many plans.
+    planned: u64,
+}
+
+impl<'a> Search<'a> {
+    /// A search that has not begun: its first step makes a plan.
+    ///
+    /// # Errors
+    /// The machine cannot be, or not for this trace.
+    pub fn new(
+        trace: &'a Trace,
+        machine: &'a Machine,
+        options: TidelogOptions,
+    ) -> Result<Self, SimulateError> {
+        let simulator = Simulator::new(options.runtime, trace, machine)?;
+        let makers = vec![Maker::of(trace, *machine)];
+        let agenda = agenda::jobs(trace, options);
+        let found = Candidates::default();
+        Ok(Self { trace, machine, options, simulator, makers, agenda, found, steps: 0, planned: 0 })
+    }
+
+    /// Goes on for so many steps. Returns whether there is more to do.
+    ///
+    /// # Errors
+    /// If the trace's step cannot be simulated on the machine.
+    pub fn advance(&mut self, steps: u64) -> Result<bool, SimulateError> {
+        let until = self.steps.saturating_add(steps);
+        self.run(|steps| steps < until)
+    }
+
+    /// Goes on as long as `go_on` says, which is asked before each step and told how many are done.
+    /// The first step is done whatever it says: there always is a plan then. Returns whether there
+    /// is more to do.
+    ///
+    /// # Errors
+    /// If the trace's step cannot be simulated on the machine.
+    pub fn run(&mut self, mut go_on: impl FnMut(u64) -> bool) -> Result<bool, SimulateError> {
+        while self.steps == 0 || go_on(self.steps) {
+            if !self.step()? {
+                return Ok(false);
+            }
+        }
+        Ok(!self.agenda.is_empty())
+    }
+
+    /// How many steps are done.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The best plan so far; none before the first step.
+    pub fn best(&self) -> Option<(Plan, Simulation)> {
+        self.best_for(self.options.goal)
+    }
+
+    /// The best plan so far by another goal. What is looked for does not depend on the goal, except
+    /// that all plans are made for [`Goal::Wear`], whatever the options allow.
+    pub fn best_for(&self, goal: Goal) -> Option<(Plan, Simulation)> {
+        let best = self.found.best(goal)?;
+        Some(best.clone().into_plan(self.trace, self.machine))
+    }
+
+    /// The plans so far that no other one beats in both time and bytes written, fastest first.
+    pub fn frontier(&self) -> Vec<(Plan, Simulation)> {
+        let found = self.found.fastest_first();
+        found.into_iter().map(|one| one.clone().into_plan(self.trace, self.machine)).collect()
+    }
+
+    /// What those plans cost.
+    pub fn prices(&self) -> Vec<PlanPrice> {
+        let best = self.found.best(self.options.goal);
+        let price = |one: &Candidate| PlanPrice {
+            time: one.simulation.time,
+            written: one.simulation.bytes.ssd_written,
+            chosen: best.is_some_and(|best| std::ptr::eq(best, one)),
+        };
+        self.found.fastest_first().into_iter().map(price).collect()
+    }
+
+    /// One step of the next job that there is something to do for. Returns whether there was any.
+    fn step(&mut self) -> Result<bool, SimulateError> {
+        while let Some(job) = self.agenda.pop_front() {
+            if self.is_over() {
+                self.agenda.clear();
+                return Ok(false);
+            }
+            if self.carry_out(job)? {
+                self.steps += 1;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether nothing can be better than what is found.
+    fn is_over(&self) -> bool {
+        self.found.best(Goal::Wear).is_some_and(|best| {
+            best.simulation.stalls.is_empty() && best.simulation.bytes.ssd_written.0 == 0
+        })
+    }
+
+    /// Whether one more plan of those that the options limit may be made.
+    fn affords(&self, is_limited: bool) -> bool {
+        let planned = match self.options.goal {
+            Goal::Wear => u64::MAX,
+            Goal::Balanced | Goal::Time => self.options.planned,
+        };
+        let ops = self.trace.ops.len() as u64;
+        !is_limited || (self.planned + 1).saturating_mul(ops) <= planned
+    }
+
+    fn carry_out(&mut self, job: SearchJob) -> Result<bool, SimulateError> {
+        match job {
+            SearchJob::Sweep { maker, variant, most, is_limited } => {
+                self.sweep(maker, variant, most, is_limited)
+            }
+            SearchJob::Published(score) => {
+                self.publish(score)?;
+                Ok(true)
+            }
+            SearchJob::Prices { maker, line, is_limited } => {
+                if !self.affords(is_limited) {
+                    return Ok(false);
+                }
+                self.planned += if is_limited { PRICES_TAKE } else { 0 };
+                let line = RoundingLine::new(self.makers[maker].case(), line)?;
+                self.round(maker, line, is_limited)
+            }
+            SearchJob::Round { maker, line, is_limited } => self.round(maker, *line, is_limited),
+            SearchJob::Altered(altered) => {
+                if !self.affords(true) {
+                    return Ok(false);
+                }
+                let Some(maker) = altered.of(self) else { return Ok(false) };
+                self.makers.push(maker);
+                let jobs = agenda::jobs_of(self.makers.len() - 1, altered, self.options);
+                for job in jobs.into_iter().rev() {
+                    self.agenda.push_front(job);
+                }
+                Ok(false)
+            }
+            SearchJob::Trials => self.improve(),
+        }
+    }
+
+    fn publish(&mut self, score: Score) -> Result<(), SimulateError> {
+        let options = algorithm1::Algorithm1Options { score, ..Default::default() };
+        let lifetimes = &self.makers[0].lifetimes;
+        let (rows, expects) = algorithm1::migrations(self.trace, self.machine, options, lifetimes);
+        let simulation = self.simulator.simulate(POLICY, &rows)?;
+        self.found.offer_published(Candidate { rows, expects, simulation });
+        Ok(())
+    }
+
+    /// The next plan of a variant, for the stalls of its last one.
+    fn sweep(
+        &mut self,
+        maker: usize,
+        variant: usize,
+        most: u32,
+        is_limited: bool,
+    ) -> Result<bool, SimulateError> {
+        let of = &self.makers[maker];
+        let rounds = self.rounds();
+        let made = &of.guesses[variant];
+        let is_enough = made.len() >= most.min(rounds) as usize;
+        let guess = match made.last() {
+            _ if is_enough || !self.affords(is_limited) => return Ok(false),
+            Some(last) if last.never_waits(self.trace) => return Ok(false),
+            Some(last) => last.clone(),
+            None if STALLED.contains(&variant) && rounds > 1 => {
+                let like = of.guesses[STALLED_LIKE].first();
+                like.cloned().unwrap_or_else(|| Guess::without_waits(self.trace))
+            }
+            None => Guess::without_waits(self.trace),
+        };
+        let of = &self.makers[maker];
+        let without = self.options.without;
+        let (trace, machine) = (of.trace(), &of.machine);
+        let pass = Sweep::new(trace, machine, &of.lifetimes, &guess, VARIANTS[variant], without);
+        let rows = of.rows(pass.run());
+        let guess = self.try_rows(rows)?;
+        self.makers[maker].guesses[variant].push(guess);
+        self.planned += 1;
+        Ok(true)
+    }
+
+    fn round(
+        &mut self,
+        maker: usize,
+        mut line: RoundingLine,
+        is_limited: bool,
+    ) -> Result<bool, SimulateError> {
+        if !self.affords(is_limited) {
+            return Ok(false);
+        }
+        match line.advance(self.makers[maker].case()) {
+            Advance::Over => return Ok(false),
+            Advance::Searched => {}
+            Advance::Planned(rows) => {
+                let rows = self.makers[maker].rows(rows);
+                line.learn(self.try_rows(rows)?);
+                self.planned += u64::from(is_limited);
+            }
+        }
+        self.agenda.push_front(SearchJob::Round { maker, line: Box::new(line), is_limited });
+        Ok(true)
+    }
+
+    /// Improves the fastest plan by trial where that is cheap.
+    fn improve(&mut self) -> Result<bool, SimulateError> {
+        let Some(best) = self.found.best(Goal::Time) else { return Ok(false) };
+        // A plan that moves so much to and fro, since ops wait for ages, is simulated for long, and
+        // no trial saves it.
+        if best.rows.len() > ROWS_TRIED * self.trace.ops.len() {
+            return Ok(false);
+        }
+        let best = best.clone();
+        let lifetimes = &self.makers[0].lifetimes;
+        let trials = self.options.trials;
+        let found = trials::improve(self.trace, &self.simulator, lifetimes, best, trials)?;
+        self.found.offer(found);
+        Ok(true)
+    }
+
+    pub(super) fn rounds(&self) -> u32 {
+        let replans = self.options.without != Some(Idea::Replanning);
+        if replans { self.options.rounds.max(1) } else { 1 }
+    }
+
+    /// Offers the plan of these rows, and returns when its ops run.
+    fn try_rows(&mut self, rows: Vec<Migration>) -> Result<Guess, SimulateError> {
+        let simulation = self.simulator.simulate(POLICY, &rows)?;
+        let guess = Guess::of(self.trace, &simulation);
+        self.found.offer(Candidate { rows, expects: Expectation::default(), simulation });
+        Ok(guess)
+    }
+}
+
+/// Who makes plans for a trace on a machine, with what the options say.
+pub(super) fn searched<'a>(
+    trace: &'a Trace,
+    machine: &'a Machine,
+    options: TidelogOptions,
+) -> Result<Search<'a>, SimulateError> {
+    let mut search = Search::new(trace, machine, options)?;
+    search.run(|_| true)?;
+    Ok(search)
+}

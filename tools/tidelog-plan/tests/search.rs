@@ -1,0 +1,64 @@
+//! One search behind every command: none knows a better plan than another.
+
+mod common;
+
+use common::{file, json, run, text};
+use tidelog_planner::instances::deep_network;
+
+/// A network of which about half fits.
+fn inputs(name: &str) -> (String, String) {
+    let trace = file(&format!("{name}-trace.json"), &deep_network(14).to_json());
+    let machine = r#"{"budget": 20000000, "staging": 0, "verify": 1000000000000,
+        "ssd": {"read": 12000000000, "write": 9000000000, "latency_ns": 1000}}"#;
+    (trace, file(&format!("{name}-machine.json"), machine))
+}
+
+#[test]
+fn no_command_knows_a_better_plan_than_plan_gives() {
+    let (trace, machine) = inputs("best");
+    let plan = json(&run(&["plan", &trace, &machine]));
+    let time = plan["expects"]["time_ns"].as_u64().unwrap();
+    let json_of = |command: &str| json(&run(&[command, &trace, &machine, "--output", "json"]));
+    assert_eq!(json_of("simulate")[0]["time_ns"].as_u64(), Some(time));
+    let explained = json_of("explain");
+    assert_eq!(explained["time_ns"].as_u64(), Some(time));
+    let prices = explained["prices"].as_array().unwrap();
+    let chosen: Vec<_> = prices.iter().filter(|price| price["chosen"] == true).collect();
+    assert_eq!(chosen.len(), 1, "{prices:?}");
+    assert_eq!(chosen[0]["time_ns"].as_u64(), Some(time));
+    let shortest = prices[0]["time_ns"].as_u64().unwrap();
+    assert!(time <= shortest + shortest / 100);
+    assert!(prices.len() > 1, "{prices:?}");
+    let said = text(&run(&["explain", &trace, &machine]));
+    assert!(said.contains("The price of other plans") && said.contains("this plan"), "{said}");
+    let page = text(&run(&["report", &trace, &machine, "--quick"]));
+    assert!(page.contains("What other plans would cost"));
+    let compared = json_of("compare");
+    let ours = compared.as_array().unwrap().iter().find(|row| row["policy"] == "tidelog").unwrap();
+    assert_eq!(ours["time_ns"].as_u64(), Some(time));
+    let drives = ["--drive", "990 PRO 2TB", "--count", "2"];
+    let worn = [&["endurance", &trace, &machine, "--output", "json"][..], &drives].concat();
+    let worn = json(&run(&worn));
+    assert_eq!(worn["wear"]["step_ns"].as_u64(), Some(time));
+    for point in worn["curve"].as_array().unwrap() {
+        let (step, pause) = (&point["budget"]["step_ns"], &point["budget"]["pause_ns"]);
+        let runs = step.as_u64().unwrap() - pause.as_u64().unwrap();
+        assert!(runs * 101 >= time * 100, "{runs} under a budget, {time} without");
+    }
+}
+
+#[test]
+fn a_plan_is_there_however_little_time_there_is_and_gets_no_worse_with_more() {
+    let (trace, machine) = inputs("soon");
+    let time = |within: &[&str]| {
+        let plan = json(&run(&[&["plan", &trace, &machine][..], within].concat()));
+        plan["expects"]["time_ns"].as_u64().unwrap()
+    };
+    let (soon, late) = (time(&["--within", "0ms"]), time(&["--within", "2m"]));
+    assert!(late < soon, "{late} in the end, {soon} at once");
+    assert_eq!(late, time(&[]), "the end comes before two minutes are over");
+    let said = run(&["plan", &trace, &machine, "--within", "30"]);
+    assert_eq!(said.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("write 300ms, 30s or 2m"));
+    assert_eq!(text(&run(&["plan", &trace, &machine])), text(&run(&["plan", &trace, &machine])));
+}
