@@ -34,7 +34,8 @@ bool in_context(void) { return current || state.unified; }
 void leave_context(void) { current = NULL; }
 CUresult cuCtxSetCurrent(void *context) { current = context; LOCKED(state.entered++); return OK; }
 CUresult cuCtxGetCurrent(void **context) { *context = current; return OK; }
-#define IN_CONTEXT if (!in_context()) return NO_CONTEXT
+/* An error that stays: from then on each call in a context answers it, and nothing runs. */
+#define IN_CONTEXT if (!in_context()) return NO_CONTEXT; if (state.broken) return state.broken
 CUresult cuCtxSynchronize(void) {
     IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
@@ -279,7 +280,7 @@ CUresult cuEventSynchronize(struct Event *event) {
     while (!happened) { /* Time passes for others meanwhile. */
         pthread_mutex_lock(&fake_lock);
         tick();
-        if (!usable(event)) { pthread_mutex_unlock(&fake_lock); return BAD_HANDLE; }
+        if (!usable(event) || state.broken) { pthread_mutex_unlock(&fake_lock); return state.broken ? state.broken : BAD_HANDLE; }
         happened = event->happened >= event->recorded;
         pthread_mutex_unlock(&fake_lock);
         sched_yield();

@@ -43,6 +43,7 @@ extern struct State {
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, modules_loaded, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
+    int broken;          /* the error that stays, or 0 */
     uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
 } state;
 extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
@@ -115,6 +116,8 @@ void tick(void);
 void append(struct Stream *stream, struct Step step);
 /* Everything that a stream waits for happens, then everything in it. */
 void drain(struct Stream *stream);
+/* What was put into streams does not happen. */
+void abandon(void);
 
 /* ---- cuda.c ---- */
 

@@ -40,7 +40,7 @@ int planned(const char *what) {
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
-    memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0;
+    memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0; state.broken = 0;
     /* What an earlier test has leaked stays so, and is nobody else's. */
     forget_given_up(); state.handles = state.buffers = state.batches = state.allocated = 0;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
@@ -58,6 +58,14 @@ void fake_plan(const char *what, int after, int code, int times) {
             plans[i].after = after; plans[i].code = code; plans[i].times = times;
             break;
         }
+    pthread_mutex_unlock(&fake_lock);
+}
+
+/* As after a kernel that went wrong: the context is of no use any more, until the next reset. */
+void fake_break(int code) {
+    pthread_mutex_lock(&fake_lock);
+    state.broken = code;
+    abandon();
     pthread_mutex_unlock(&fake_lock);
 }
 

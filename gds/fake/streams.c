@@ -126,6 +126,18 @@ void append(struct Stream *stream, struct Step step_) {
     stream->tail = s;
 }
 
+void abandon(void) {
+    for (unsigned i = 0; i <= stream_count; i++) {
+        struct Stream *stream = i < stream_count ? streams[i] : &default_stream;
+        for (struct Step *s = stream->head, *next; s; s = next) {
+            next = s->next;
+            free(s->owned);
+            free(s);
+        }
+        stream->head = stream->tail = NULL;
+    }
+}
+
 void drain(struct Stream *stream) {
     while (stream->head) {
         if (step(stream)) continue;

@@ -51,6 +51,23 @@ fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
     assert!(fake.count("buffers") > 0, "the window stays with the SSD");
 }
 
+#[test]
+fn where_the_gpu_failed_for_good_each_request_says_how() {
+    let fake = FakeGpu::start(9, 0);
+    let directory = Directory::new("gds-broken").unwrap();
+    let size = WindowSize { chunk: 4 << 10, chunks: 2 };
+    let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], size, 4);
+    fake.plan("query", 0, 700, -1);
+    for round in 0..3 {
+        read(&mut queue, BLOCK, on_gpu(memory.base(), BLOCK, None));
+        let found = finish(&mut queue)[0].result;
+        let Err(Status::ErrorLibrary { code: 700, .. }) = found else {
+            panic!("round {round}, with two chunks: {found:?}")
+        };
+    }
+}
+
 /// As cuFile is free to do, and `KvikIO`'s example has it: `GetStatus` tells of nothing after a
 /// cancel.
 #[test]

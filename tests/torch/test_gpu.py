@@ -4,7 +4,9 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import tidelog
+from tidelog import _block
 from tidetest import MIB
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
@@ -190,6 +193,35 @@ def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu,
         expected = torch.full((MIB,), 1, dtype=torch.uint8)
         expected[MIB // 2] = 2
         assert_same(bits(tensor), bits(expected), "what came back")
+
+
+ILLEGAL_ADDRESS = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"data_path": "gds"}, {"host_memory": 4 * MIB}], ids=["staging", "gds", "host"]
+)
+@pytest.mark.parametrize("when", ["idle", "under way"])
+def test_a_block_ends_after_a_kernel_went_wrong(fake, pool, options, when):
+    """Every call of CUDA's returns that error from then on, and what was put into streams does not happen."""
+    gpu = fake(laziness=3)
+    options = {"memory": 8 * MIB, "staging": STAGING, "device": gpu.device, "mode": "reactive", **options}
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as raised, warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with tidelog.offload(pool=pool, **options) as tide:
+            tensors = [torch.full((MIB // 4,), float(number)) for number in range(16)]
+            assert not all(map(tide.is_resident, tensors))
+            if when == "under way":
+                gpu.library.fake_hold(True)  # what is under way does not end before
+                threading.Timer(0.3, gpu.library.fake_break, [ILLEGAL_ADDRESS]).start()
+            else:
+                gpu.library.fake_break(ILLEGAL_ADDRESS)
+            for tensor in tensors:
+                bits(tensor)
+    assert "700" in str(raised.value) or "ILLEGAL_ADDRESS" in str(raised.value)
+    assert time.monotonic() - started < 20
+    assert _block._active is None
 
 
 def test_an_eviction_waits_for_every_stream(gpu, pool):

@@ -280,7 +280,8 @@ impl TransferError {
 
     /// No staging memory is left.
     pub(super) fn without_staging() -> Self {
-        let reason = "all staging memory was left to a device that does not answer".into();
+        let reason =
+            "all staging memory was left to a device, or a GPU, that does not answer".into();
         Self::Stopped { reason }
     }
 

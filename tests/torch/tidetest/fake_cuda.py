@@ -33,6 +33,13 @@ def library(folder):
     return _library
 
 
+def _call(name, *arguments):
+    """As torch calls CUDA."""
+    code = getattr(_library, name)(*arguments)
+    if code:
+        raise RuntimeError(f"CUDA error: {code}")
+
+
 class Event:
     """What torch.cuda.Event is to the code that is tested. Every op takes the same time by its clock."""
 
@@ -40,14 +47,16 @@ class Event:
 
     def __init__(self, enable_timing=False):
         handle = ctypes.c_void_p()
-        assert _library.cuEventCreate(ctypes.byref(handle), 0) == 0
+        _call("cuEventCreate", ctypes.byref(handle), 0)
         self.cuda_event = handle.value
 
     def __del__(self):
+        if not hasattr(self, "cuda_event"):
+            return
         _library.cuEventDestroy_v2(ctypes.c_void_p(self.cuda_event))
 
     def record(self, stream):
-        assert _library.cuEventRecord(ctypes.c_void_p(self.cuda_event), stream.handle) == 0
+        _call("cuEventRecord", ctypes.c_void_p(self.cuda_event), stream.handle)
 
     def elapsed_time(self, end):
         return self.OP_MILLISECONDS
@@ -58,10 +67,10 @@ class Stream:
 
     def __init__(self, device=None):
         self.handle = ctypes.c_void_p()
-        assert _library.cuStreamCreate(ctypes.byref(self.handle), 0) == 0
+        _call("cuStreamCreate", ctypes.byref(self.handle), 0)
 
     def wait_event(self, event):
-        assert _library.cuStreamWaitEvent(self.handle, ctypes.c_void_p(event.cuda_event), 0) == 0
+        _call("cuStreamWaitEvent", self.handle, ctypes.c_void_p(event.cuda_event), 0)
 
     def record_event(self):
         event = Event()
@@ -102,7 +111,7 @@ class FakeCuda:
             "Event": Event,
             "Stream": Stream,
             "current_stream": lambda device=None: self.stream,
-            "synchronize": lambda device=None: self.library.cuCtxSynchronize(),
+            "synchronize": lambda device=None: _call("cuCtxSynchronize"),
             "memory_stats_as_nested_dict": lambda device=None: self.pool.stats(),
             "empty_cache": self._empty_cache,
             "get_allocator_backend": lambda: "native",

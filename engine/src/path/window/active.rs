@@ -188,7 +188,8 @@ impl Window {
             Some(place) => place,
             None if self.ring.is_exhausted() => {
                 // Every chunk is in doubt: nothing could ever be begun again.
-                self.answer(request, Err(Failure::of_gpu(Status::Errno(libc::ENOMEM))));
+                let why = self.gpu_failure.unwrap_or(Failure::of_gpu(Status::Errno(libc::ENOMEM)));
+                self.answer(request, Err(why));
                 return true;
             }
             None => match self.ring.take(request.device) {
@@ -280,6 +281,9 @@ impl Window {
         let Some(WindowEntry { request, place, .. }) = self.active.take(slot) else { return };
         if let WindowPlace::Chunk(chunk) = place {
             self.ring.quarantine(request.device, chunk);
+            if !failure.by_device {
+                self.gpu_failure = Some(failure);
+            }
         }
         self.answer(request, Err(failure));
     }

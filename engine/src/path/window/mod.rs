@@ -165,6 +165,8 @@ pub struct Window {
     /// Those that have no place yet.
     waiting: VecDeque<WindowRequest>,
     ring: ChunkRing,
+    /// How the GPU failed by which chunks were lost.
+    gpu_failure: Option<Failure>,
     active: WindowTable,
     completions: Vec<WindowCompletion>,
 }
@@ -192,6 +194,7 @@ impl Window {
             depth,
             waiting: VecDeque::with_capacity(depth),
             ring: ChunkRing::new(size, devices),
+            gpu_failure: None,
             active: WindowTable::new(size.chunks, devices),
             completions: Vec::with_capacity(depth),
         }
