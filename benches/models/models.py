@@ -44,7 +44,7 @@ def main():
                 if each in results.peaks and measuring.is_time():
                     results.of[each] = measuring.result(*each, results.peaks[each])
                     results.write()
-                    tell(results.of[each], len(results.of), len(chosen))
+                    tell(results.of[each], sum(key in results.of for key in chosen), len(chosen))
     return report(chosen, results)
 
 

@@ -330,10 +330,14 @@ def test_bits_and_graphs_are_the_same(pool, mover, mode, early, name):
     compare(pool, mover, mode, FUNCTIONS[name], torch.compile, early)
 
 
-@pytest.mark.parametrize("mover", ["swap", "resize"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "views" else pytest.mark.slow) for name in FUNCTIONS]
-)
+def every_function_and_mover():
+    for name in FUNCTIONS:
+        for mover in ("swap", "resize"):
+            usual = (name, mover) == ("views", "swap")
+            yield pytest.param(name, mover, marks=() if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "mover"), every_function_and_mover())
 def test_bits_are_the_same_with_every_storage_out_between_any_two_launches(pool, mover, name):
     made = []
 

@@ -84,7 +84,8 @@ def test_the_budget_holds_where_such_states_exceed_it(pool):
     compare(expected, got)
 
 
-@pytest.mark.parametrize("foreach", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("foreach", [False, True])
 def test_a_step_in_one_kernel_is_refused_with_the_budget_that_it_needs(pool, foreach):
     expected = plain(foreach=foreach)
     memory, refusals = device.budget(STATIC // 2), []

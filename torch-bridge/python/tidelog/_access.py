@@ -75,7 +75,7 @@ class Access:
             theirs = [each for record in records if record.access is other and (each := record()) is not None]
             other.bring_back(*theirs, written=written)
         ours = [record for record in records if record.access is self]
-        self._hook.touch({each.id: MODIFIES if each is changed else 0 for each in ours})
+        self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
 
     def adopt_what_is_new(self) -> None:
         """Tensors were made where the hook is off: from now on they count, and room is made for them."""

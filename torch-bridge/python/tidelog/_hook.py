@@ -10,11 +10,13 @@ observed  the session is asked about every storage that the op touches.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import OutOfMemoryError, Tensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _record
@@ -23,6 +25,7 @@ from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
 from tidelog._ops import (
+    SCALARS,
     Args,
     Info,
     Kwargs,
@@ -45,6 +48,17 @@ _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
+# What torch.compile looks at entered frames with now; None where it does not look.
+_get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+_compiler: Callable[[], object] = _get_compiler or _NONE
+_NO_KWARGS: Kwargs = {}
+
+
+@functools.cache
+def _apart() -> Callable[..., Any]:
+    """Dispatches where torch.compile looks at every frame that is entered: at none of these."""
+    dispatch: Callable[..., Any] = torch.compiler.disable(lambda hook, *arguments: hook.__torch_dispatch__(*arguments))
+    return dispatch
 
 
 class Hook(TorchDispatchMode):
@@ -67,7 +81,15 @@ class Hook(TorchDispatchMode):
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks whether to wrap `__torch_dispatch__` in what keeps torch.compile away from it, which
+        costs as much as all the rest here. It keeps it away itself, where there is anything to keep."""
+        return _get_compiler is None
+
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if _compiler() is not None:
+            return _apart()(self, func, types, args, kwargs)
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
@@ -90,7 +112,10 @@ class Hook(TorchDispatchMode):
                 if info_of(func).launches:
                     self._async_uses.began(info_of(func), args, kwargs or {}, result)
             return result
-        return self._op(func, args, kwargs or {})
+        plan = self._steps.plan
+        if plan is not None:
+            return self._watchful(plan, func, args, kwargs or _NO_KWARGS)
+        return self._op(func, args, kwargs or _NO_KWARGS)
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """A kernel that gets addresses is about to be launched: it is an op like any other."""
@@ -123,7 +148,7 @@ class Hook(TorchDispatchMode):
     def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         plan = self._steps.plan  # None in a child of a fork
         if plan is not None:
-            return self._watchful(plan, func, info_of(func), args, kwargs)
+            return self._watchful(plan, func, args, kwargs)
         if self._session.forked:
             return self._in_forked_child(func, args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
@@ -154,28 +179,22 @@ class Hook(TorchDispatchMode):
 
     # -- a plan is being followed -----------------------------------------------------------------
 
-    def _watchful(self, plan: Plan, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
+    def _watchful(self, plan: Plan, func: Op, args: Args, kwargs: Kwargs) -> Any:
         ledger, steps = self._ledger, self._steps
         index = steps.next_op
-        if index >= plan.ops or func is not plan.funcs[index]:
+        if func is not plan.funcs[index]:
             steps.leave_plan(func)
-            return self._observed(func, info, args, kwargs)
+            return self._observed(func, info_of(func), args, kwargs)
+        info, needs = plan.infos[index], plan.needs[index]
         if (
-            info.chunks
-            or info.nests
+            info.special
             or plan.due[index]
             or self._session.attention[0]
-            or ledger.live + plan.needs[index] > ledger.limit
+            # The dead are crossed off only where that may be enough.
+            or (ledger.counted + needs > ledger.limit and ledger.live + needs > ledger.limit)
+            or not self._is_settled(info, args, kwargs)
         ):
             return self._observed(func, info, args, kwargs)
-        for storage in storages_of(args, kwargs):
-            record = storage._tide
-            if (
-                record is None
-                or record.ledger is not ledger
-                or (record.state and (record.state != _record.CLEAN or info.written))
-            ):
-                return self._observed(func, info, args, kwargs)
         steps.next_op = index + 1
         steps.notice()
         try:
@@ -183,13 +202,53 @@ class Hook(TorchDispatchMode):
         except OutOfMemoryError as error:
             steps.next_op = index
             return self._looked_at(error, func, args, kwargs)
-        self._register(result, index, info)
-        if info.launches:
-            self._async_uses.began(info, args, kwargs, result)
-        self._heap.allocated(plan.needs[index])
-        if ledger.live > ledger.limit:
+        kind = type(result)
+        if kind is Tensor:
+            try:
+                storage = untyped_storage(result)
+            except RuntimeError:  # sparse: it has none of its own
+                self._register(result, index, info)
+            else:
+                if storage._tide is None:
+                    ledger.born(storage, (index, 0, info.name))
+                elif storage._tide.ledger is not ledger:
+                    ledger.record_of(storage, (index, 0, info.name))
+        elif kind is not _NONE:
+            self._register(result, index, info)
+        if needs:
+            self._heap.allocated(needs)
+        if ledger.counted > ledger.limit and ledger.live > ledger.limit:
             steps.end_op()
         return result
+
+    def _is_settled(self, info: Info, args: Args, kwargs: Kwargs) -> bool:
+        """Whether the session need not be asked about what an op uses: all of it is in memory, none is
+        being copied out, and what it writes has no copy."""
+        ledger, written = self._ledger, info.written
+        # As `storages_of`, in place: this is done for most ops.
+        for value in args:
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                try:
+                    record = untyped_storage(value)._tide
+                except RuntimeError:
+                    break  # sparse: it has none of its own
+                if record is None or record.ledger is not ledger:
+                    return False
+                if record.state and (written or record.state != _record.CLEAN):
+                    return False
+            elif kind not in SCALARS:
+                break
+        else:
+            if not kwargs or SCALARS.issuperset(map(type, kwargs.values())):
+                return True
+        for storage in storages_of(args, kwargs):
+            record = storage._tide
+            if record is None or record.ledger is not ledger:
+                return False
+            if record.state and (written or record.state != _record.CLEAN):
+                return False
+        return True
 
     # -- one op, looked at in full ----------------------------------------------------------------
 
@@ -272,6 +331,8 @@ class Hook(TorchDispatchMode):
             if record is None or record.ledger is not ledger:
                 record = ledger.record_of(storage)
             if record is not None:
+                if record.id is None:
+                    ledger.number_of(record)
                 records.append(record)
         return records
 

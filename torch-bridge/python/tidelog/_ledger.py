@@ -31,7 +31,7 @@ class Ledger:
 
     def __init__(self, device: Host, limit: int, outside: str) -> None:
         self.limit = limit  # of `live`
-        self._live = 0  # see `live`; with the dead that are not crossed off yet
+        self.counted = 0  # see `live`; with the dead that are not crossed off yet
         self.peak = 0  # the highest `live` at an op boundary
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
@@ -109,16 +109,31 @@ class Ledger:
             record.is_guarded = False  # as in `record_of_written`
         births = self.births
         births.append(record)
-        self._live = live = self._live + size
+        self.counted = live = self.counted + size
         if live > self.peak:
             if self._dead:
                 self.collect_dead()
-            if self._live > self.limit:
+            if self.counted > self.limit:
                 self._when_full()
-            self.peak = max(self.peak, self._live)
+            self.peak = max(self.peak, self.counted)
         elif len(births) > self._births_max:
             self.births = [record for record in births if record() is not None]
             self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
+
+    def born(self, storage: Storage, birth: object) -> None:
+        """Registers an op's new storage while a plan is followed: as `record_of`, but a number is
+        given when it is asked for."""
+        if self._aliased or self.expects_buckets or storage._aliased:
+            self.record_of(storage, birth)
+            return
+        size = nbytes(storage)
+        if size == 0 or (size >= self._device_check_min and not self._device.owns(storage)):
+            return
+        record = storage._tide = self._record_type(storage, self._on_death)
+        record.size = size
+        record.birth = birth
+        self.births.append(record)
+        self.counted += size
 
     def record_of(self, storage: Storage, birth: object = None) -> Record | None:
         """The storage's record; one that was never met is registered. None: not ours to move."""
@@ -137,7 +152,7 @@ class Ledger:
         record.birth = birth
         self.number_of(record)
         self.births.append(record)
-        self._live += size
+        self.counted += size
         if storage._aliased:
             self.pin(record)
         return record
@@ -200,7 +215,7 @@ class Ledger:
         """Bytes of the storages that are in memory: all but those that are OUT."""
         if self._dead:
             self.collect_dead()
-        return self._live
+        return self.counted
 
     def collect_dead(self) -> None:
         """Crosses off the storages that have died."""
@@ -208,7 +223,7 @@ class Ledger:
         count = len(dead)
         for record in dead[:count]:
             if record.id is None:  # most die before anybody asks for their number
-                self._live -= record.size
+                self.counted -= record.size
                 record.size = 0
             else:
                 self._storage_died(record)
@@ -224,7 +239,7 @@ class Ledger:
             if number in self._aliased:
                 del self._aliased[number]
             if not record.state & _record.OUT:
-                self._live -= record.size
+                self.counted -= record.size
             if record.reported:
                 self._deaths += [number]
             else:
@@ -250,7 +265,7 @@ class Ledger:
         """Notes the mark that the session put on a storage. What is marked OUT counts no longer."""
         self.marked += (state != _record.SETTLED) - (record.state != _record.SETTLED)
         counted, counts = not record.state & _record.OUT, not state & _record.OUT
-        self._live += record.size * (counts - counted)
+        self.counted += record.size * (counts - counted)
         record.state = state
         if state:
             self.quiet = False
@@ -265,7 +280,7 @@ class Ledger:
         record = self.record_of(storage)
         if record is not None and (size := nbytes(storage)) != record.size:
             self._resized.append(record)
-            self._live += size - record.size
+            self.counted += size - record.size
             record.size = size
 
     def has_away(self) -> bool:

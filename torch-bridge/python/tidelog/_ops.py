@@ -32,6 +32,11 @@ _COMPOSITE = "CompositeExplicitAutograd"
 _PLAIN, _TENSOR, _SUBCLASS, _LIST, _STORAGE, _INTEGER = range(6)
 _walks: dict[type, int] = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
 
+# Of these there are no storages to look for.
+SCALARS: frozenset[type] = frozenset(
+    {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+
 
 def _walk_of(kind: type) -> int:
     """Classifies a type that has not been met before, and remembers it."""
@@ -140,7 +145,7 @@ def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | 
 class OpInfo:
     """Facts of one overload, read from its schema once."""
 
-    __slots__ = ("chunks", "launches", "name", "nests", "resizes", "seed", "text", "written")
+    __slots__ = ("chunks", "launches", "name", "nests", "resizes", "seed", "special", "text", "written")
 
     def __init__(self, func: OpOverload) -> None:
         self.name = str(func)
@@ -165,6 +170,8 @@ class OpInfo:
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         # It may be written in Python, and launch kernels.
         self.nests = not self.name.startswith(_IN_CPP)
+        # It is looked at in full wherever it runs.
+        self.special = self.chunks or self.nests or self.launches or self.resizes
 
     def _fills(self, argument: Any) -> bool:
         """Collectives write what their schemas do not say they write."""
@@ -232,7 +239,7 @@ class LaunchInfo:
 
     __slots__ = ("_launch", "name", "seed", "text")
 
-    chunks = nests = resizes = False
+    chunks = nests = resizes = special = False
     launches: Literal[False] = False
     written = True
 

@@ -14,7 +14,7 @@ from tidelog._figures import Phase, SecondsOfAStep, StepFigures, Totals
 from tidelog._heap import Cache, Heap, asked_for
 from tidelog._ledger import Ledger
 from tidelog._native import Session, StepMark
-from tidelog._ops import Op
+from tidelog._ops import Op, info_of
 from tidelog._performer import Performer
 
 # What is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
@@ -24,16 +24,20 @@ _ROOM_BYTES_MIN = 20 << 20
 class Plan:
     """The plan that a session follows, as the hook needs it."""
 
-    __slots__ = ("due", "funcs", "needs", "ops")
+    __slots__ = ("due", "funcs", "infos", "needs", "ops")
 
     def __init__(self, funcs: list[Op], needs: list[int]) -> None:
-        self.funcs = funcs  # which op is expected
+        # Which op is expected. Behind the last one is none.
+        self.funcs: list[Op | None] = [*funcs, None]
+        self.infos = [info_of(func) for func in funcs]
         self.needs = needs  # bytes of its outputs
 
     def follow(self, due: bytes) -> None:
         """Takes over what is due when: a step may begin with another plan for the same ops."""
         self.due = due
-        self.ops = min(len(due), len(self.funcs))
+        self.ops = min(len(due), len(self.infos))
+        if self.ops < len(self.infos):
+            self.funcs[self.ops] = None
 
 
 class Steps:

@@ -1,0 +1,138 @@
+"""What a block costs: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and at 35 %.
+
+    python benches/overhead.py [qwen3 gpt2 mamba rwkv] [--threads 1] [--rounds 7] [--pool DIR] [--output json]
+
+Each of the five is a process of its own with the same program; they take their steps in turn, one at a time. Figures
+are medians of the steps under the plan; `worst` is the worst step since the second. All losses must be the same, bit
+for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = ("qwen3", "gpt2", "mamba", "rwkv")
+KINDS = {"plain": None, "bare": None, "above": 2.0, "half": 0.5, "tight": 0.35}  # budget: a part of the peak
+MIB = 1 << 20
+
+
+def main():
+    arguments = parse_arguments()
+    rows = [row for name in arguments.models for row in rows_of(name, arguments)]
+    if arguments.output == "json":
+        json.dump(rows, sys.stdout, indent=2)
+    return 0 if all(row["same_bits"] for row in rows) else 1
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="some of the five; plain is always among them")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind under the plan (default 7)")
+    parser.add_argument("--pool", default="/dev/shm", help="where the pools are made (default: memory)")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+    return parser.parse_args()
+
+
+def rows_of(name, arguments):
+    """The rows of one program: a kind of step each."""
+    with Process(name, arguments.threads) as process:
+        needs = process.ask("measure")
+    print(
+        f"{name}: {needs['ops']} ops, peak {needs['peak'] / MIB:.0f} MiB, {needs['threads']} torch threads, "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
+    )
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-overhead-", dir=arguments.pool))
+        processes = {}
+        for kind, fraction in KINDS.items():
+            if kind in ("plain", *arguments.kinds.split(",")):
+                processes[kind] = process = stack.enter_context(Process(name, arguments.threads))
+                if kind == "bare":
+                    process.ask("bare")
+                elif fraction:
+                    process.ask(
+                        "block", memory=int(needs["peak"] * fraction), peak=needs["peak"], pool=f"{folder}/{kind}"
+                    )
+        early = {kind: process.ask("warm")["steps"] for kind, process in processes.items()}
+        timed = {kind: [] for kind in processes}
+        for _ in range(arguments.rounds):
+            for kind, process in processes.items():
+                timed[kind].append(process.ask("step"))
+        calls = {kind: process.ask("calls")["calls"] for kind, process in processes.items()}
+    expected = [step["loss"] for step in early["plain"] + timed["plain"]]
+    plain = median_of(timed["plain"], "seconds")
+    rows = []
+    for kind, steps in timed.items():
+        same = all(a == b["loss"] for a, b in zip(expected, early[kind] + steps, strict=False))
+        seconds = median_of(steps, "seconds")
+        row = {
+            "model": name, "kind": kind, **needs, "seconds": seconds, "ratio": seconds / plain, "same_bits": same,
+            "worst": max(step["seconds"] for step in early[kind][1:] + steps) / plain,
+            "us_per_op": (seconds - plain) / needs["ops"] * 1e6,
+            "early": [step["seconds"] / plain for step in early[kind]],
+            "calls": calls[kind],
+        }  # fmt: skip
+        for key in ("thread_seconds", "cpu_seconds", "faults", "moves", "stall_seconds", "handling_seconds"):
+            row[key] = median_of(steps, key) if key in steps[0] else 0
+        rows.append(row)
+        print(text_of(row), file=sys.stderr)
+    return rows
+
+
+def text_of(row):
+    early = " ".join(f"{ratio:.2f}" for ratio in row["early"])
+    line = (
+        f"  {row['kind']:6} {row['seconds']:.3f} s  {row['ratio']:.2f} x  {row['us_per_op']:5.1f} us an op  "
+        f"worst {row['worst']:.2f}  first {early}  cpu {row['thread_seconds']:.3f} s, "
+        f"of all threads {row['cpu_seconds']:.3f} s  faults {row['faults']:.0f}"
+    )
+    if row["calls"]:
+        calls = ", ".join(f"{name} {count:.0f}" for name, count in list(row["calls"].items())[:6])
+        line += (
+            f"\n         moves {row['moves']:.0f}, stalls {row['stall_seconds']:.3f} s, handling "
+            f"{row['handling_seconds']:.3f} s, calls a step: {calls}"
+        )
+    return line if row["same_bits"] else line + "\n         LOSSES DIFFER"
+
+
+def median_of(steps, key):
+    return statistics.median(step[key] for step in steps)
+
+
+class Process:
+    """A worker that waits for commands."""
+
+    def __init__(self, name, threads):
+        command = [sys.executable, str(HERE / "overhead_worker.py"), name, str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, command, **arguments):
+        print(json.dumps([command, arguments]), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"the process ended with exit code {self.process.wait()} at {command}")
+        return json.loads(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The programs that benches/overhead.py times: small transformers made from their configs, in eager mode."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 4000
+
+# model type -> its config, the batch and the sequence. Few large ops first, many small ones last.
+MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "gpt2": ({"n_embd": 384, "n_layer": 6, "n_head": 6}, 4, 128),
+    "qwen3": (
+        {
+            "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64,
+        },
+        2, 128,
+    ),
+    "mamba": ({"hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}, 2, 192),
+    "rwkv": ({"hidden_size": 256, "attention_hidden_size": 256, "num_hidden_layers": 4, "context_length": 128}, 4, 128),
+}  # fmt: skip
+
+
+def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    """A model, its optimizer, and a step, which returns the loss. The same for every caller."""
+    config, batch, sequence = MODELS[name]
+    torch.manual_seed(0)
+    chosen = transformers.AutoConfig.for_model(name, vocab_size=VOCABULARY, **config)
+    chosen.use_cache = False
+    model = transformers.AutoModelForCausalLM.from_config(chosen).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    inputs = torch.randint(0, VOCABULARY, (batch, sequence))
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss: torch.Tensor = model(input_ids=inputs, labels=inputs).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, step

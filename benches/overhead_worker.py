@@ -1,0 +1,123 @@
+"""One of the processes that benches/overhead.py lets run in turn: one program, plain or in a block.
+
+Each line of its input is a command, each line of its output the answer, as JSON.
+"""
+
+import contextlib
+import json
+import resource
+import sys
+import time
+import warnings
+from collections import Counter
+
+import torch
+from hook import Bare, Counting  # first: it finds the package and demo/
+
+import overhead_models
+import tidelog
+from memory import LiveStorages
+from tidelog import _native
+
+WARM_STEPS_MAX = 12  # before there is a plan
+
+
+class Worker:
+    """A program with what surrounds its steps: nothing, a mode that does nothing, or a block."""
+
+    def __init__(self, name: str) -> None:
+        self.model, self.optimizer, self.train = overhead_models.make(name)
+        self.tide: tidelog.Tide | None = None
+        self.around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        self.open = contextlib.ExitStack()
+
+    def step(self) -> dict[str, object]:
+        """One step, and what it took of the process."""
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        cpu = time.thread_time()
+        with self.tide.step() if self.tide else self.around:
+            loss = self.train()
+        seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        figures: dict[str, object] = {
+            "seconds": seconds,
+            "thread_seconds": cpu,
+            "cpu_seconds": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
+            "faults": used.ru_minflt - before.ru_minflt,
+            "loss": loss.item().hex(),
+        }
+        if self.tide:
+            last = self.tide.last_step()
+            figures |= {"phase": self.tide.phase, "moves": last["evictions"] + last["fetches"]}
+            figures |= {"stall_seconds": last["stall_seconds"], "handling_seconds": last["handling_ns"] / 1e9}
+        return figures
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def measure(self) -> dict[str, object]:
+        """What the plain program needs: its peak, and its ops."""
+        self.train()  # gradients and optimizer state come into being
+        with LiveStorages() as live:
+            self.train()
+            self.train()
+        with Counting() as counting:
+            self.train()
+        return {"peak": live.peak, "ops": counting.ops, "threads": torch.get_num_threads()}
+
+    def bare(self) -> dict[str, object]:
+        """From here on under a mode that does nothing."""
+        self.around = Bare()
+        return {}
+
+    def block(self, memory: int, peak: int, pool: str) -> dict[str, object]:
+        """From here on in a block."""
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        block = tidelog.offload(
+            self.model, self.optimizer, pool=pool, memory=memory, pool_size=max(64 << 20, 2 * (peak - memory))
+        )
+        self.tide = self.open.enter_context(block)
+        return {"stats": self.tide.stats()["data_path"]}
+
+    def warm(self) -> dict[str, object]:
+        """Steps until the plan is followed, or nothing is due."""
+        steps = []
+        for _ in range(WARM_STEPS_MAX if self.tide else 2):
+            steps.append(self.step())
+            if self.tide:
+                self.tide.await_plan()
+            if steps[-1].get("phase") == "planned" and len(steps) > 2:
+                break
+        return {"steps": steps}
+
+    def calls(self) -> dict[str, object]:
+        """Which functions of the library two steps call, how often a step."""
+        counts: Counter[str] = Counter()
+        if self.tide is None:
+            return {"calls": {}}
+        library = self.tide.session._library
+        for name in _native.SIGNATURES:
+            setattr(library, name, counted(name, getattr(library, name), counts))
+        for _ in range(2):
+            self.step()
+        return {"calls": {name.removeprefix("tide_session_"): count / 2 for name, count in counts.most_common()}}
+
+
+def counted(name, function, counts):
+    def call(*arguments):
+        counts[name] += 1
+        return function(*arguments)
+
+    return call
+
+
+def main() -> None:
+    torch.set_num_threads(int(sys.argv[2]))
+    worker = Worker(sys.argv[1])
+    with worker.open:
+        for line in sys.stdin:
+            command, arguments = json.loads(line)
+            print(json.dumps(getattr(worker, command)(**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""When an op under a plan asks the session, and when it need not: whatever way it is given a tensor that is out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+import tidelog
+from tidelog._ops import info_of
+from tidelog._record import CLEAN, SETTLED
+from tidetest import MIB, device
+
+READS, WRITES = info_of(torch.ops.aten.mul.Tensor), info_of(torch.ops.aten.mul_.Tensor)
+
+
+class Plain(torch.Tensor):
+    """A subclass that dispatches as a tensor does."""
+
+
+# What gives a tensor to an op: its arguments, by position and by name.
+FORMS = {
+    "a tensor": lambda tensor: ((tensor, 2.0), {}),
+    "behind scalars": lambda tensor: ((1, True, None, "mean", torch.float32, tensor), {}),
+    "a parameter": lambda tensor: ((nn.Parameter(tensor),), {}),
+    "a view": lambda tensor: ((tensor[1:],), {}),
+    "a subclass": lambda tensor: ((tensor.as_subclass(Plain),), {}),
+    "in a list": lambda tensor: (([torch.ones(1), tensor], 0), {}),
+    "in a tuple in a list": lambda tensor: (([(tensor,)],), {}),
+    "by name": lambda tensor: ((torch.ones(1),), {"weight": tensor}),
+    "in a list by name": lambda tensor: ((), {"weights": [tensor]}),
+    "a sparse tensor's values": lambda tensor: ((torch.ones(1), sparse_of(tensor)), {}),
+}
+
+
+def sparse_of(tensor):
+    places = torch.arange(len(tensor))[None]
+    return torch.sparse_coo_tensor(places, tensor, (len(tensor),), check_invariants=False)
+
+
+def block(pool, mover="auto"):
+    return tidelog.offload(pool=pool, memory=device.budget(16 * MIB), mover=mover, pool_size=64 * MIB)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_out_is_asked_for_however_it_is_given(pool, mover, form):
+    tensor = torch.randn(64)
+    args, kwargs = FORMS[form](tensor)
+
+    def settled(hook):
+        with _disable_current_modes():  # as where the hook runs
+            return hook._is_settled(READS, args, kwargs), hook._is_settled(WRITES, args, kwargs)
+
+    with block(pool, mover) as tide:
+        assert settled(tide._hook) == (True, True)
+        tide.evict(tensor)
+        assert settled(tide._hook) == (False, False)
+        tide.restore(tensor)
+        assert tensor.untyped_storage()._tide.state == CLEAN
+        # It has a copy in the log: who reads it leaves that as good as it was, who writes it does not.
+        assert settled(tide._hook) == (True, False)
+        tensor.mul_(2)
+        assert tensor.untyped_storage()._tide.state == SETTLED
+        assert settled(tide._hook) == (True, True)
+
+
+def test_what_was_never_met_is_asked_for(pool):
+    with block(pool) as tide:
+        with _disable_current_modes():
+            unseen = torch.randn(64)
+        assert not tide._hook._is_settled(READS, (unseen,), {})
+        unseen.mul(2)
+
+
+def test_ops_that_are_always_looked_at():
+    for op in (torch.ops.aten._foreach_add_.Scalar, torch.ops.aten.resize_.default, torch.ops.aten.mul.out):
+        assert info_of(op).special
+    assert not READS.special and not WRITES.special
