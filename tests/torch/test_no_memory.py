@@ -129,7 +129,11 @@ def test_a_storage_that_got_no_memory_is_still_guarded(monkeypatch, name):
 
 def test_a_cache_that_is_in_pieces_is_not_emptied_again_and_again(monkeypatch):
     reserved, emptied = [1 << 40], []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+
+    def stats(device):
+        return {"reserved_bytes": {"all": {"current": reserved[0]}}, "allocated_bytes": {"all": {"current": 0}}}
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     cache = _heap.Cache("cuda:0", 64 * MIB)
     for _ in range(1024):

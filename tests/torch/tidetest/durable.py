@@ -22,7 +22,7 @@ _found.loader.exec_module(numpy_arrays)
 
 class _Share(numpy_arrays.Pool):
     def __init__(self, devices, share):
-        super().__init__(_native._load()._name, devices, staging=MIB, share=share, must_exist=1)
+        super().__init__(_native.load_library()._name, devices, staging=MIB, share=share, must_exist=1)
 
     def commit(self, tensors):
         """All of them at once, as durable tensors."""
