@@ -97,6 +97,8 @@ class Ranks:
             except RuntimeError:
                 return  # the store has gone with a rank
             if found is not None:
+                with contextlib.suppress(RuntimeError):
+                    _tell("explained", found)
                 raise RankError(found) from error
             time.sleep(_POLL_SECONDS)
 
@@ -165,7 +167,9 @@ def _first_to_fail() -> str | None:
     others, size = _others()
     for rank in others:
         who = _heard("process", rank)
-        if who is not None and who["host"] == socket.gethostname() and not _is_alive(who["process"]):
+        if who is None or who["host"] != socket.gethostname() or _is_alive(who["process"]):
+            continue
+        if _heard("explained", rank) is None:  # else it ended because another one had
             return f"rank {rank} of {size} (process {who['process']}) has ended, which ended this one"
     return None
 
