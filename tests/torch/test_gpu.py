@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog import _block
+from tidelog import _block, _record
 from tidetest import MIB
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
@@ -122,6 +122,7 @@ def test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_co
         kept = world.subject("parameter")
         tide.evict(kept)
         before = bits(kept)  # which brings it back
+        assert kept.untyped_storage()._tide.state == _record.CLEAN, "it has a copy in host memory"
         drops = tide.stats()["totals"]["clean_drops"]
         tide.evict(kept)
         totals = tide.stats()["totals"]
