@@ -72,10 +72,9 @@ impl Reading {
     ) -> Result<Self, GetError> {
         let mut contents = shared.contents();
         let found = contents.seal(seal).ok_or_else(|| GetError::NoSeal(seal.into()))?;
-        let version = contents.sealed(found).find(|version| version.entry.id == key.id).cloned();
-        let (seal, tensor) = (seal.to_owned(), key.clone());
-        let version = version.ok_or(GetError::NotSealed { seal, tensor })?;
-        let version = Some(contents.pin_version(version));
+        let version = contents.sealed_version(found, key.id).cloned();
+        let not_sealed = || GetError::NotSealed { seal: seal.to_owned(), tensor: key.clone() };
+        let version = Some(contents.pin_version(version.ok_or_else(not_sealed)?));
         Ok(Self { shared: Arc::clone(shared), version })
     }
 

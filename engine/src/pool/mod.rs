@@ -223,12 +223,11 @@ impl Pool {
         urgency: Urgency,
         notify: Option<Notify>,
     ) -> Result<Ticket, GetError> {
-        let reactor = self.reactor()?;
-        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let key = key.into();
-        let reading = Reading::start(&self.0.shared, key.id);
-        let Some(reading) = reading else { return Err(GetError::Unknown(key)) };
-        self.read(reactor, key, reading, range, (destination, urgency, notify))
+        let start = |key: &TensorKey| {
+            let reading = Reading::start(&self.0.shared, key.id);
+            reading.ok_or_else(|| GetError::Unknown(key.clone()))
+        };
+        self.read(key.into(), start, range, (destination, urgency, notify))
     }
 
     /// As [`Self::get`], of the version of the tensor that a seal holds.
@@ -241,21 +240,20 @@ impl Pool {
         urgency: Urgency,
         notify: Option<Notify>,
     ) -> Result<Ticket, GetError> {
-        let reactor = self.reactor()?;
-        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let key = key.into();
-        let reading = Reading::start_sealed(&self.0.shared, seal, &key)?;
-        self.read(reactor, key, reading, range, (destination, urgency, notify))
+        let start = |key: &TensorKey| Reading::start_sealed(&self.0.shared, seal, key);
+        self.read(key.into(), start, range, (destination, urgency, notify))
     }
 
     fn read(
         &self,
-        reactor: &Reactor,
         key: TensorKey,
-        reading: Reading,
+        start: impl FnOnce(&TensorKey) -> Result<Reading, GetError>,
         range: Range<u64>,
         (destination, urgency, notify): (Destination, Urgency, Option<Notify>),
     ) -> Result<Ticket, GetError> {
+        let reactor = self.reactor()?;
+        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
+        let reading = start(&key)?;
         let entry = &reading.version().entry;
         if range.start > range.end || range.end > entry.length {
             let Range { start, end } = range;

@@ -193,37 +193,15 @@ impl Found<'_> {
         let room = IndexRoom::new(&place, index_segments, grows);
         let mut contents = Contents::recovered(space, room, index);
         let mut seals_announced = superblocks.iter().all(|superblock| superblock.seals);
-        if !writes {
-            let metadata_written = 0;
-            return Ok(SoundShare {
-                contents,
-                log,
-                handles,
-                repaired_superblocks,
-                metadata_written,
-                seals_announced,
-            });
-        }
-        let grow = contents.index_should_grow();
-        // Another share's owner may have written over what this one's wrote.
-        let announce = !seals_announced && contents.seals().next().is_some();
-        if grow || announce {
-            // Before anything is written that older software does not understand.
-            superblocks::rewrite(&media, superblocks, |superblock| {
-                superblock.index_in_segments |= grow;
-                superblock.seals |= announce;
-            })?;
-            seals_announced |= announce;
-        }
-        if grow {
-            contents.let_index_grow();
-        }
-        contents.settle_index(log.next_slot());
-        // Segments that the slot before needs no more come back, too, once something else stands
-        // there.
-        if !settled || contents.index_has_surplus(log.next_slot()) {
-            settle::settle(&media, &mut log, &mut contents)
-                .map_err(|error| failed(error.to_string()))?;
+        if writes {
+            seals_announced = self.announce(&media, &mut contents, seals_announced)?;
+            contents.settle_index(log.next_slot());
+            // Segments that the slot before needs no more come back, too, once something else
+            // stands there.
+            if !settled || contents.index_has_surplus(log.next_slot()) {
+                settle::settle(&media, &mut log, &mut contents)
+                    .map_err(|error| failed(error.to_string()))?;
+            }
         }
         let metadata_written = metadata_written.into_inner();
         Ok(SoundShare {
@@ -234,6 +212,29 @@ impl Found<'_> {
             metadata_written,
             seals_announced,
         })
+    }
+
+    /// Has the superblocks say what older software does not understand, before any of it is
+    /// written. Returns whether they say that there are seals, given whether they did.
+    fn announce(
+        &self,
+        media: &MetadataIo<'_>,
+        contents: &mut Contents,
+        seals_announced: bool,
+    ) -> Result<bool, OpenError> {
+        let grow = contents.index_should_grow();
+        // Another share's owner may have written over what this one's wrote.
+        let seals = !seals_announced && contents.seals().next().is_some();
+        if grow || seals {
+            superblocks::rewrite(media, self.superblocks, |superblock| {
+                superblock.index_in_segments |= grow;
+                superblock.seals |= seals;
+            })?;
+        }
+        if grow {
+            contents.let_index_grow();
+        }
+        Ok(seals_announced || seals)
     }
 
     /// Writes damaged copies of superblocks again; returns which.

@@ -60,7 +60,7 @@ pub use schedule_error::ScheduleError;
 pub use stats::Stats;
 pub use step_table::{ScheduledBirth, ScheduledUses, StepParts, StepTable};
 pub use types::{
-    Attributes, Config, Copied, CopyKind, Desync, EvictError, FailureInfo, FetchUrgency,
+    Attributes, Config, CopyInLog, CopyKind, Desync, EvictError, FailureInfo, FetchUrgency,
     MigrationOutcome, OpBegin, OpProgress, OpUse, ProtocolError, ResidencyAction, StorageId,
     StorageState, TransferFailure, TransferId,
 };

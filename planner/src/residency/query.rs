@@ -3,7 +3,7 @@
 use super::machine::Residency;
 use super::stats::Stats;
 use super::storage::{BytesPlace, ResidentStorage, TransferKind};
-use super::types::{Copied, StorageId, StorageState};
+use super::types::{CopyInLog, StorageId, StorageState};
 use crate::migration::Target;
 use crate::units::Bytes;
 
@@ -84,23 +84,23 @@ impl Residency {
     }
 
     /// Whether the log has a copy of a storage's bytes.
-    pub fn copy_in_log(&self, id: StorageId) -> Copied {
-        let Some(storage) = self.alive(id) else { return Copied::Not };
+    pub fn copy_in_log(&self, id: StorageId) -> CopyInLog {
+        let Some(storage) = self.alive(id) else { return CopyInLog::Not };
         let copy = storage.copy && storage.target == Target::Ssd;
         // Whoever has an address in it may change it unseen, and then there would be checksums
         // alone to tell. An op that runs or goes on may be changing it now.
         let quiet = storage.may_leave() && storage.used_by != self.op.serial;
         match storage.place {
-            BytesPlace::Out if copy => Copied::Out,
-            BytesPlace::Resident if quiet && copy => Copied::InMemory,
-            BytesPlace::Resident if quiet && !storage.copy => Copied::NotYet,
+            BytesPlace::Out if copy => CopyInLog::Out,
+            BytesPlace::Resident if quiet && copy => CopyInLog::InMemory,
+            BytesPlace::Resident if quiet && !storage.copy => CopyInLog::NotYet,
             // The bytes of a fetch are those of its copy; what is written anew has none yet.
             BytesPlace::Moving(flight)
                 if copy && flight.kind == TransferKind::Fetch && !flight.stale =>
             {
-                Copied::Out
+                CopyInLog::Out
             }
-            _ => Copied::Not,
+            _ => CopyInLog::Not,
         }
     }
 

@@ -5,7 +5,7 @@ use super::machine::Residency;
 use super::op::{ExtraEviction, Pending};
 use super::storage::{BytesPlace, TransferInFlight, TransferKind};
 use super::types::{
-    Copied, CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
+    CopyInLog, CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
     TransferFailure, TransferId,
 };
 use crate::migration::{MigrationDirection, Target};
@@ -47,9 +47,9 @@ impl Residency {
 
     /// The caller begins to write the bytes that a storage has now to where its copies lie in the
     /// log. `false` where it cannot have one now: [`Residency::copy_in_log`] is not
-    /// [`Copied::NotYet`].
+    /// [`CopyInLog::NotYet`].
     pub fn begin_copy(&mut self, id: StorageId) -> bool {
-        let begins = self.copy_in_log(id) == Copied::NotYet;
+        let begins = self.copy_in_log(id) == CopyInLog::NotYet;
         self.change(id, |storage| storage.copying = begins);
         begins
     }
@@ -59,7 +59,7 @@ impl Residency {
     /// changed, or the storage is leaving. Then what was written is the caller's to delete.
     pub fn adopt_copy(&mut self, id: StorageId) -> bool {
         let copying = self.get(id).is_some_and(|storage| storage.copying);
-        let adopts = copying && self.copy_in_log(id) == Copied::NotYet;
+        let adopts = copying && self.copy_in_log(id) == CopyInLog::NotYet;
         self.change(id, |storage| {
             storage.copying = false;
             if adopts {

@@ -250,7 +250,7 @@ pub enum StorageState {
 
 /// Whether the log has a copy of a storage's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copied {
+pub enum CopyInLog {
     /// It has, and they are nowhere else.
     Out,
     /// It has, as far as anybody has said that they changed; they are in memory, too.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import os
 import time
 import warnings
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,12 +28,11 @@ from tidelog._movers import Mover
 from tidelog._names import Names
 from tidelog._native import Session, SessionOptions
 from tidelog._notebook import Report
-from tidelog._ops import memory_of
+from tidelog._ops import living_tensors, memory_of
 from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
 from tidelog._record import Record, Storage
-from tidelog._seals import Pool
 from tidelog._steps import Steps
 
 _EVICTION_ATTEMPTS = 8
@@ -142,14 +139,13 @@ class Tide:
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
         ledger, pools = self.ledger, self.device.pools()
-        for thing in gc.get_objects():
-            if issubclass(type(thing), torch.Tensor):
-                for tensor in (thing, thing.grad if thing.is_leaf else None):
-                    record = ledger.adopt(tensor)
-                    if pools and record is not None:
-                        ledger.leave_in_pools(record, pools)
-                    if ledger.live > ledger.limit:
-                        self.performer.settle()
+        for each in living_tensors():
+            for tensor in (each, each.grad if each.is_leaf else None):
+                record = ledger.adopt(tensor)
+                if pools and record is not None:
+                    ledger.leave_in_pools(record, pools)
+                if ledger.live > ledger.limit:
+                    self.performer.settle()
         for earlier in list(_left_behind):
             if not earlier.ledger.has_away():
                 earlier._close()
@@ -347,11 +343,7 @@ class Tide:
         if state is None:
             state = self._names.state()
         self._hook.end_touch()
-        pool = Pool.of_session(self.session)
-        try:
-            _checkpoint.write(self, pool, name, state)
-        finally:
-            pool.close()
+        _checkpoint.write(self, name, state)
 
     @contextlib.contextmanager
     def pinned(self, *tensors: Tensor) -> Iterator[None]:

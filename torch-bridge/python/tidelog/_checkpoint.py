@@ -43,17 +43,18 @@ class Block(Protocol):
     access: Access
 
 
-def write(tide: Block, pool: Pool, name: str, state: object) -> None:
+def write(tide: Block, name: str, state: object) -> None:
     """Writes the state of a program as a checkpoint of its block's pool."""
-    writer, copied = Writer(), _Copied(tide, pool)
-    try:
-        content = writer.manifest(state, lambda: copied.ids_of(writer.storages))
-        copied.seal(name, content)
-    except BaseException:
-        copied.give_up()
-        raise
-    finally:
-        copied.forget()
+    with contextlib.closing(Pool.of_session(tide.session)) as pool:
+        writer, copied = Writer(), _Copied(tide, pool)
+        try:
+            content = writer.manifest(state, lambda: copied.ids_of(writer.storages))
+            copied.seal(name, content)
+        except BaseException:
+            copied.give_up()
+            raise
+        finally:
+            copied.forget()
 
 
 class _Puts:

@@ -4,7 +4,6 @@ the session has yet to learn of them. No other class changes these."""
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from tidelog import _movers, _record
 from tidelog._device import Host
 from tidelog._native import Session, birth_words
-from tidelog._ops import Op, info_of, is_wrapper, memory_of
+from tidelog._ops import Op, info_of, is_wrapper, living_tensors, memory_of
 from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
 
 # The most births that are pending: most storages die before the session needs to learn of them.
@@ -181,9 +180,8 @@ class Ledger:
 
     def adopt_what_lives(self) -> None:
         """Adopts every tensor that Python has."""
-        for thing in gc.get_objects():
-            if issubclass(type(thing), Tensor):
-                self.adopt(thing)
+        for tensor in living_tensors():
+            self.adopt(tensor)
         if self.quiet and self.live > self.limit:
             self._when_full()
 

@@ -87,7 +87,7 @@ UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 _OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
 _UNLIMITED = (1 << 63) - 1  # bytes
 
-EXCEPTIONS: dict[int, type[_errors.Error]] = {
+_EXCEPTIONS: dict[int, type[_errors.Error]] = {
     Status.POOL_FAILED: _errors.PoolError,
     Status.NOT_FOUND: _errors.PoolError,
     Status.FULL: _errors.PoolError,
@@ -150,7 +150,9 @@ class Action(ctypes.Structure):
 
 
 # What each function returns and takes. An int32_t is a status, and is checked.
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+Signatures = Mapping[str, tuple[Any, list[Any]]]
+
+SIGNATURES: Signatures = {
     "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
     "tide_session_open": (_i32, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
@@ -216,11 +218,7 @@ class Session:
         self._handle = 0
         self._action = Action()
         self._library = load_library()
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
-            if result is _i32:
-                function.errcheck = self._check
+        declare(self._library, SIGNATURES, self._last_error)
 
     # -- its life ---------------------------------------------------------------------------------
 
@@ -399,34 +397,17 @@ class Session:
             self._reporter.send_pending(self)
         return self._handle
 
-    def _check(self, status: int, _function: object, _arguments: object) -> int:
-        """ctypes calls this with each status that the library returns."""
-        if status < 0:
-            raise self._last_error(status)
-        return status
-
     def _last_error(self, status: int) -> _errors.Error:
         """The exception for a status below zero."""
-        storage = _u32(NO_STORAGE)
-        length = self._library.tide_last_error(None, 0, ctypes.byref(storage))
-        buffer = ctypes.create_string_buffer(length + 1)
-        self._library.tide_last_error(buffer, length + 1, None)
-        text = buffer.value.decode(errors="replace")
-        name = self._reporter.name_of(storage.value) if storage.value != NO_STORAGE else None
-        return EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
+        return last_error(self._library, status, self._reporter.name_of)
 
     def _json(self, function: Callable[..., int]) -> Any:
-        """What a function says that writes JSON to a buffer and returns its length."""
+        """What a function says of the session."""
         handle = self._flushed()
-        length = function(handle, None, 0)
-        while True:
-            buffer = ctypes.create_string_buffer(length + 1)
-            actual = function(handle, buffer, length + 1)
-            if actual == 0:
-                raise self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE)
-            if actual <= length:
-                return json.loads(buffer.value)
-            length = actual
+        said = read_json(lambda buffer, length: function(handle, buffer, length))
+        if said is None:
+            raise self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE)
+        return said
 
 
 # The sessions that are open: of a pool that one has open there is no second opening.
@@ -438,6 +419,45 @@ def version() -> str:
     library: Any = load_library()
     library.tide_version.restype = _text
     return str(library.tide_version().decode())
+
+
+def declare(library: Library, signatures: Signatures, error_of: Callable[[int], _errors.Error]) -> None:
+    """Tells ctypes what functions take and return. A status below zero is raised as its error."""
+
+    def check(status: int, _function: object, _arguments: object) -> int:
+        if status < 0:
+            raise error_of(status)
+        return status
+
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+        if result is _i32:
+            function.errcheck = check
+
+
+def last_error(library: Library, status: int, name_of: Callable[[int], str | None] | None = None) -> _errors.Error:
+    """The exception for a status below zero, with the name of the storage that it is about."""
+    storage = _u32(NO_STORAGE)
+    length = library.tide_last_error(None, 0, ctypes.byref(storage))
+    buffer = ctypes.create_string_buffer(length + 1)
+    library.tide_last_error(buffer, length + 1, None)
+    text = buffer.value.decode(errors="replace")
+    name = name_of(storage.value) if name_of is not None and storage.value != NO_STORAGE else None
+    return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
+
+
+def read_json(write: Callable[[Any, int], int]) -> Any:
+    """What a function says that writes JSON to a buffer and returns its length; None where it fails."""
+    length = write(None, 0)
+    while True:
+        buffer = ctypes.create_string_buffer(length + 1)
+        actual = write(buffer, length + 1)
+        if actual == 0:
+            return None
+        if actual <= length:
+            return json.loads(buffer.value)
+        length = actual
 
 
 def load_library() -> Library:

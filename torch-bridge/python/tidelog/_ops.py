@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, overload
@@ -116,6 +117,13 @@ def storages_of(
     for value in kwargs.values():
         storages_in(value, storages, shapes, sizes)
     return storages
+
+
+def living_tensors() -> Iterator[Tensor]:
+    """Every tensor that Python has."""
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor):
+            yield thing
 
 
 def memory_of(tensor: Tensor) -> list[Storage]:

@@ -6,14 +6,23 @@ As in `_native`, no other module makes these calls, and every status is checked.
 from __future__ import annotations
 
 import ctypes
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from tidelog import _errors
-from tidelog._native import EXCEPTIONS, Library, Session, Status, load_library, open_sessions
+from tidelog._native import (
+    Library,
+    Session,
+    Signatures,
+    Status,
+    declare,
+    last_error,
+    load_library,
+    open_sessions,
+    read_json,
+)
 
 _u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 _i32, _size = ctypes.c_int32, ctypes.c_size_t
@@ -58,7 +67,7 @@ class PoolOptions(ctypes.Structure):
 # Transfers under way. A ticket is in the list before its transfer begins, so that no interrupt loses it.
 Tickets = list[ctypes.c_uint64]
 
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+SIGNATURES: Signatures = {
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
     "tide_pool_open": (_i32, [ctypes.POINTER(PoolOptions), ctypes.POINTER(_u64)]),
     "tide_pool_close": (_i32, [_u64]),
@@ -106,11 +115,7 @@ class Pool:
     def __init__(self) -> None:
         self._handle = 0
         self._library: Library = load_library()
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
-            if result is _i32:
-                function.errcheck = self._check
+        declare(self._library, SIGNATURES, self._last_error)
 
     @classmethod
     def open(cls, devices: str, *, read_only: bool, share: int = 0, buffered: bool = False) -> Pool:
@@ -253,24 +258,11 @@ class Pool:
 
     # -- what comes back ------------------------------------------------------------------------------------
 
-    def _check(self, status: int, _function: object, _arguments: object) -> int:
-        if status < 0:
-            raise self._last_error(status)
-        return status
-
     def _last_error(self, status: int) -> _errors.Error:
-        length = self._library.tide_last_error(None, 0, None)
-        buffer = ctypes.create_string_buffer(length + 1)
-        self._library.tide_last_error(buffer, length + 1, None)
-        return EXCEPTIONS.get(status, _errors.Error)(buffer.value.decode(errors="replace"))
+        return last_error(self._library, status)
 
     def _json(self, write: Callable[[Any, int], int]) -> Any:
-        length = write(None, 0)
-        while True:
-            buffer = ctypes.create_string_buffer(length + 1)
-            actual = write(buffer, length + 1)
-            if actual == 0:
-                raise self._last_error(Status.POOL_FAILED)
-            if actual <= length:
-                return json.loads(buffer.value)
-            length = actual
+        said = read_json(write)
+        if said is None:
+            raise self._last_error(Status.POOL_FAILED)
+        return said

@@ -13,6 +13,7 @@ checkpoint that is found is whole. A checkpoint lives as long as its pool.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -123,11 +124,7 @@ class StorageWriter(storage.StorageWriter):
         return 0 < len(os.fspath(checkpoint_id).encode()) <= _NAME_BYTES
 
     def _hold(self, what: str, state: object) -> None:
-        pool = _pool_of(self._tide)
-        try:
-            _checkpoint.write(self._tide, pool, self._name + what, state)
-        finally:
-            pool.close()
+        _checkpoint.write(self._tide, self._name + what, state)
 
 
 class StorageReader(storage.StorageReader):
@@ -172,14 +169,11 @@ class StorageReader(storage.StorageReader):
             place = self._places[item.storage_index]
             by_share.setdefault(place.share, []).append((place, item))
         for share, items in by_share.items():
-            pool = self._pool(share)
-            try:
+            with contextlib.closing(self._pool(share)) as pool:
                 saved = Saved(pool, self._name + _PART)
                 part = saved.manifest.state(lambda view: view)
                 for place, item in items:
                     self._read(planner, item, saved, self._found(part, place))
-            finally:
-                pool.close()
         return _done(None)
 
     @classmethod

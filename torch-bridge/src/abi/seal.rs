@@ -4,13 +4,13 @@ use std::ffi::{c_char, c_void};
 
 use serde_json::{Value, json};
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
+use tidelog_engine::memory::{ForeignSource, Source};
 
 use super::batch::{BATCHES, with_batch};
 use super::pool::{OpenPool, POOLS};
 use super::session::SESSIONS;
 use super::ticket::give_out;
-use super::transfer::{range_of, urgency};
+use super::transfer::{destination, urgency};
 use super::{
     array_argument, boundary, check_length, check_result, text_argument, write_answer, write_result,
 };
@@ -161,16 +161,10 @@ pub unsafe extern "C" fn tide_seal_get(
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let seal = unsafe { text_argument(seal, "seal") }?;
-        if address.is_null() && length > 0 {
-            return Err(Failure::invalid("address is a null pointer"));
-        }
-        let range = range_of(offset, length)?;
-        let length = check_length(length)?;
-        check_result(ticket, "ticket")?;
-        let urgency = urgency(flags)?;
         // SAFETY: by this function's contract.
-        let destination = unsafe { ForeignDestination::new(address.cast(), length) };
-        let (id, destination) = (TensorId::from(tensor), Destination::Foreign(destination));
+        let (range, destination) = unsafe { destination(offset, address, length) }?;
+        check_result(ticket, "ticket")?;
+        let (id, urgency) = (TensorId::from(tensor), urgency(flags)?);
         let begun = pool.get_sealed(seal, id, range, destination, urgency, None)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(&pool, begun, ticket) }

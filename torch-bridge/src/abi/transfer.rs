@@ -64,15 +64,10 @@ pub unsafe extern "C" fn tide_get(
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        if address.is_null() && length > 0 {
-            return Err(Failure::invalid("address is a null pointer"));
-        }
-        let range = range_of(offset, length)?;
-        let length = check_length(length)?;
-        check_result(ticket, "ticket")?;
         // SAFETY: by this function's contract.
-        let destination = unsafe { ForeignDestination::new(address.cast(), length) };
-        let submitted = submit_get(&pool, name, range, Destination::Foreign(destination), flags)?;
+        let (range, destination) = unsafe { destination(offset, address, length) }?;
+        check_result(ticket, "ticket")?;
+        let submitted = submit_get(&pool, name, range, destination, flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(&pool, submitted, ticket) }
     })
@@ -188,4 +183,23 @@ pub(super) unsafe fn source(address: *const c_void, length: u64) -> Result<Sourc
     let length = check_length(length)?;
     // SAFETY: not null unless empty, and valid until release by this function's contract.
     Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length) }))
+}
+
+/// The `length` bytes from `offset` of a tensor, and where they go.
+///
+/// # Safety
+/// `address` has `length` bytes that nobody else touches until the transfer's ticket is released.
+pub(super) unsafe fn destination(
+    offset: u64,
+    address: *mut c_void,
+    length: u64,
+) -> Result<(Range<u64>, Destination), Failure> {
+    if address.is_null() && length > 0 {
+        return Err(Failure::invalid("address is a null pointer"));
+    }
+    let range = range_of(offset, length)?;
+    let length = check_length(length)?;
+    // SAFETY: not null unless empty, and ours until release by this function's contract.
+    let memory = unsafe { ForeignDestination::new(address.cast(), length) };
+    Ok((range, Destination::Foreign(memory)))
 }

@@ -6,7 +6,7 @@ use std::collections::{HashSet, VecDeque};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::schedule::Ticket;
-use tidelog_planner::residency::{Copied, StorageId};
+use tidelog_planner::residency::{CopyInLog, StorageId};
 use tidelog_planner::units::Bytes;
 
 use super::session::Session;
@@ -76,13 +76,13 @@ impl Copying<'_> {
             (copied, executor.machine.size(storage), label)
         };
         let id = store.log_id(storage);
-        self.found.push((copied == Copied::Out).then_some(id));
+        self.found.push((copied == CopyInLog::Out).then_some(id));
         // Where its length is another one somebody resized it unseen.
         let memory = memory.filter(|memory| size == Some(Bytes(memory.len() as u64)));
         let Some(memory) = memory else { return Ok(()) };
         let (kind, ticket) = match copied {
-            Copied::InMemory => (FlightKind::Verify, store.pool().verify(id, memory, None)?),
-            Copied::NotYet if self.write && self.session.lock().machine.begin_copy(storage) => {
+            CopyInLog::InMemory => (FlightKind::Verify, store.pool().verify(id, memory, None)?),
+            CopyInLog::NotYet if self.write && self.session.lock().machine.begin_copy(storage) => {
                 (FlightKind::Write, store.put_copy(&label.0, label.1, memory)?)
             }
             _ => return Ok(()),

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::seals::Held;
+use super::seals::CountedVersion;
 use super::{Contents, Moving};
 use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry};
 use crate::log::space::{AllocationReach, Durability, Lane, Victim, Wanted};
@@ -149,7 +149,7 @@ impl Contents {
 
     /// A version that seals hold lies elsewhere from now on.
     fn move_held(&mut self, number: u64, before: &TensorEntry, version: &Arc<Version>) {
-        if self.seals.held(number).is_some_and(Held::is_recorded) {
+        if self.seals.held(number).is_some_and(CountedVersion::is_recorded) {
             self.room.remove(before);
             self.room.insert(&version.entry);
         } else {
@@ -217,7 +217,8 @@ impl Contents {
         let mut seen = HashSet::new();
         let ids = self.places.of_segment(segment).filter(|id| seen.insert(*id));
         let versions = ids.flat_map(|id| {
-            let held = self.seals.versions_of(id).filter(|version| !self.is_standing(version));
+            let held = self.seals.versions_of(id).map(|(_, version)| version);
+            let held = held.filter(|version| !self.is_standing(version));
             self.current(id).into_iter().chain(held)
         });
         let lies_here =

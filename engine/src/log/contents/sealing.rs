@@ -202,6 +202,12 @@ impl Contents {
         held.map(|held| &held.version)
     }
 
+    /// What a seal holds under an id.
+    pub fn sealed_version(&self, seal: &Seal, id: TensorId) -> Option<&Arc<Version>> {
+        let mut held = self.seals.versions_of(id);
+        held.find(|(number, _)| seal.versions.contains(number)).map(|(_, version)| version)
+    }
+
     /// Space that a seal alone holds: what would be free without it.
     pub fn bytes_of_seal_alone(&self, seal: &Seal) -> ByteCount {
         let held = seal.versions.iter().filter_map(|number| self.seals.held(*number));

@@ -27,7 +27,7 @@ pub struct SealUse {
 
 /// A version that is held.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct CountedVersion {
     pub(super) version: Arc<Version>,
     /// How many seals on the media hold it.
     committed: u32,
@@ -35,7 +35,7 @@ pub(super) struct Held {
     coming: u32,
 }
 
-impl Held {
+impl CountedVersion {
     /// Whether the index on the media has it.
     pub(super) fn is_recorded(&self) -> bool {
         self.committed > 0
@@ -63,7 +63,7 @@ pub(super) enum Left {
     /// Only seals that are being committed hold it: the index on the media has it no more.
     Unrecorded,
     /// Nobody holds it.
-    Nothing(Held),
+    Nothing(CountedVersion),
 }
 
 /// A seal that is being committed.
@@ -79,7 +79,7 @@ pub(super) struct Coming {
 /// All seals of a share.
 #[derive(Debug, Default)]
 pub(super) struct Seals {
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, CountedVersion>,
     of_id: FxHashMap<TensorId, SmallVec<[u64; 2]>>,
     named: BTreeMap<Box<str>, Seal>,
     /// By the key of their reservation.
@@ -92,7 +92,7 @@ impl Seals {
     pub(super) fn adopt(&mut self, number: u64, version: Arc<Version>) {
         self.last_number = self.last_number.max(number);
         self.of_id.entry(version.entry.id).or_default().push(number);
-        self.held.insert(number, Held { version, committed: 0, coming: 0 });
+        self.held.insert(number, CountedVersion { version, committed: 0, coming: 0 });
     }
 
     /// Recovery found a seal.
@@ -107,24 +107,23 @@ impl Seals {
 
     /// The number of a version, if a seal holds it.
     pub(super) fn number_of(&self, version: &Version) -> Option<u64> {
-        let numbers = self.of_id.get(&version.entry.id)?;
-        let is_it = |number: &&u64| self.held[*number].version.serial == version.serial;
-        numbers.iter().find(is_it).copied()
+        let mut held = self.versions_of(version.entry.id);
+        held.find(|(_, it)| it.serial == version.serial).map(|(number, _)| number)
     }
 
-    pub(super) fn held(&self, number: u64) -> Option<&Held> {
+    pub(super) fn held(&self, number: u64) -> Option<&CountedVersion> {
         self.held.get(&number)
     }
 
     /// All that are held, in the order of their numbers.
-    pub(super) fn all_held(&self) -> impl Iterator<Item = (u64, &Held)> {
+    pub(super) fn all_held(&self) -> impl Iterator<Item = (u64, &CountedVersion)> {
         self.held.iter().map(|(number, held)| (*number, held))
     }
 
-    /// The versions of a tensor that are held.
-    pub(super) fn versions_of(&self, id: TensorId) -> impl Iterator<Item = &Arc<Version>> {
+    /// The versions of a tensor that are held, by their numbers.
+    pub(super) fn versions_of(&self, id: TensorId) -> impl Iterator<Item = (u64, &Arc<Version>)> {
         let numbers = self.of_id.get(&id).into_iter().flatten();
-        numbers.map(|number| &self.held[number].version)
+        numbers.map(|number| (*number, &self.held[number].version))
     }
 
     pub(super) fn named(&self, name: &str) -> Option<&Seal> {
@@ -142,7 +141,7 @@ impl Seals {
             self.last_number += 1;
             let number = self.last_number;
             self.of_id.entry(version.entry.id).or_default().push(number);
-            let held = Held { version: Arc::clone(version), committed: 0, coming: 0 };
+            let held = CountedVersion { version: Arc::clone(version), committed: 0, coming: 0 };
             self.held.insert(number, held);
             number
         });

@@ -50,34 +50,34 @@ fn a_clean_storage_is_checked_and_not_written_again() {
 fn what_the_caller_has_written_leaves_without_a_write_until_it_is_modified() {
     let mut machine = machine(30);
     populate(&mut machine, &[10, 10, 10]);
-    assert_eq!(machine.copy_in_log(id(0)), Copied::NotYet);
+    assert_eq!(machine.copy_in_log(id(0)), CopyInLog::NotYet);
     let copy = |machine: &mut Residency, storage| {
         machine.begin_copy(id(storage)) && machine.adopt_copy(id(storage))
     };
     assert!(!machine.adopt_copy(id(0)), "nobody has begun");
     assert!(copy(&mut machine, 0) && copy(&mut machine, 1));
-    assert_eq!(machine.copy_in_log(id(0)), Copied::InMemory);
+    assert_eq!(machine.copy_in_log(id(0)), CopyInLog::InMemory);
     assert!(!copy(&mut machine, 0), "it has one");
     assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     assert_eq!(actions(&mut machine), [evict(0, 0, CopyKind::Verify)]);
     machine.completed(TransferId(0), MigrationOutcome::Matched);
     assert_eq!(machine.resume(), OpProgress::Ready);
     assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
-    assert_eq!((machine.copy_in_log(id(0)), copy(&mut machine, 0)), (Copied::Out, false));
+    assert_eq!((machine.copy_in_log(id(0)), copy(&mut machine, 0)), (CopyInLog::Out, false));
     machine.modified(id(1)).unwrap();
     assert_eq!(actions(&mut machine), [forget(1)]);
-    assert_eq!(machine.copy_in_log(id(1)), Copied::NotYet);
+    assert_eq!(machine.copy_in_log(id(1)), CopyInLog::NotYet);
     // What somebody may change unseen, or an op is changing, has no copy.
     machine.pin(id(1));
-    assert_eq!((machine.copy_in_log(id(1)), copy(&mut machine, 1)), (Copied::Not, false));
+    assert_eq!((machine.copy_in_log(id(1)), copy(&mut machine, 1)), (CopyInLog::Not, false));
     assert_eq!(begin(&mut machine, &[writes(2)], 0), OpProgress::Ready);
-    assert_eq!((machine.copy_in_log(id(2)), copy(&mut machine, 2)), (Copied::Not, false));
+    assert_eq!((machine.copy_in_log(id(2)), copy(&mut machine, 2)), (CopyInLog::Not, false));
     machine.op_end();
     assert!(machine.begin_copy(id(2)));
     machine.modified(id(2)).unwrap();
     assert!(!machine.adopt_copy(id(2)), "it has changed meanwhile");
     assert!(copy(&mut machine, 2));
-    assert_eq!(machine.copy_in_log(id(7)), Copied::Not);
+    assert_eq!(machine.copy_in_log(id(7)), CopyInLog::Not);
 }
 
 #[test]

@@ -236,7 +236,7 @@ impl World {
     /// its copy.
     pub(super) fn copied_by_caller(&mut self, storage: u32) {
         self.perform();
-        let may_be = self.machine.copy_in_log(id(storage)) == Copied::NotYet;
+        let may_be = self.machine.copy_in_log(id(storage)) == CopyInLog::NotYet;
         let mut begun = self.machine.begin_copy(id(storage));
         assert_eq!(begun, may_be);
         // Whoever changes it meanwhile takes it back.
