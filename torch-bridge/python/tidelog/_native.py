@@ -404,10 +404,10 @@ class Session:
     def _json(self, function: Callable[..., int]) -> Any:
         """What a function says of the session."""
         handle = self._flushed()
-        said = read_json(lambda buffer, length: function(handle, buffer, length))
-        if said is None:
-            raise self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE)
-        return said
+        return read_json(
+            lambda buffer, length: function(handle, buffer, length),
+            lambda: self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE),
+        )
 
 
 # The sessions that are open: of a pool that one has open there is no second opening.
@@ -447,14 +447,15 @@ def last_error(library: Library, status: int, name_of: Callable[[int], str | Non
     return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
 
 
-def read_json(write: Callable[[Any, int], int]) -> Any:
-    """What a function says that writes JSON to a buffer and returns its length; None where it fails."""
+def read_json(write: Callable[[Any, int], int], error: Callable[[], _errors.Error]) -> Any:
+    """What a function says that writes JSON to a buffer and returns its length, 0 where it fails. JSON
+    may be null, so that None is no failure."""
     length = write(None, 0)
     while True:
         buffer = ctypes.create_string_buffer(length + 1)
         actual = write(buffer, length + 1)
         if actual == 0:
-            return None
+            raise error()
         if actual <= length:
             return json.loads(buffer.value)
         length = actual

@@ -262,7 +262,4 @@ class Pool:
         return last_error(self._library, status)
 
     def _json(self, write: Callable[[Any, int], int]) -> Any:
-        said = read_json(write)
-        if said is None:
-            raise self._last_error(Status.POOL_FAILED)
-        return said
+        return read_json(write, lambda: self._last_error(Status.POOL_FAILED))
