@@ -99,6 +99,14 @@ impl<'a> Search<'a> {
         Ok(!self.agenda.is_empty())
     }
 
+    /// Takes a plan that is known already for one that was found, so that the best is no worse.
+    ///
+    /// # Errors
+    /// If the trace's step cannot be simulated with these rows.
+    pub fn offer(&mut self, rows: &[Migration]) -> Result<(), SimulateError> {
+        self.try_rows(rows.to_vec()).map(|_| ())
+    }
+
     /// How many steps are done.
     pub fn steps(&self) -> u64 {
         self.steps

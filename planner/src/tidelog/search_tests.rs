@@ -48,6 +48,20 @@ fn more_steps_never_end_with_a_worse_plan() {
     assert!(better > 2, "{better} times better");
 }
 
+/// A plan that is followed already is given up for a better one only.
+#[test]
+fn a_search_that_knows_a_plan_never_ends_with_a_worse_one() {
+    let trace = training(16, 40_000, 100_000, 30_000);
+    let machine = machine(Lifetimes::of(&trace).peak().0 / 2);
+    let (known, simulated) = tidelog(&trace, &machine, TidelogOptions::default()).unwrap();
+    let mut search = Search::new(&trace, &machine, TidelogOptions::default()).unwrap();
+    search.offer(&known.rows).unwrap();
+    assert_eq!(search.best().unwrap().0.rows, known.rows);
+    search.advance(1).unwrap();
+    assert!(search.best_for(Goal::Time).unwrap().1.time <= simulated.time);
+    assert_eq!(search.steps(), 1);
+}
+
 #[test]
 fn the_first_step_makes_a_plan_whatever_the_caller_says() {
     let trace = training(12, 40_000, 100_000, 60_000);

@@ -93,7 +93,8 @@ class PlanFigures(TypedDict):
     read_bytes_per_second: int
     write_bytes_per_second: int
     handling_ns: int
-    replans: int
+    replans: int  # plans made anew, since rates or ops had changed
+    improvements: int  # better plans for the same, found by the search that goes on
 
 
 class HostMemory(TypedDict):

@@ -61,6 +61,7 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
         "write_bytes_per_second": machine.ssd.write.0,
         "handling_ns": history.counters().handling().0,
         "replans": planning.replans(),
+        "improvements": planning.improvements(),
     })
 }
 

@@ -1,8 +1,9 @@
 //! Plans: what a step does is recorded, planned for, and followed.
 //!
-//! Plans are made on a thread of their own, while steps go on: the first once two steps were alike,
-//! another when what the plan was made with has changed. A new plan is taken over when a step
-//! begins, so that no step follows two plans.
+//! Plans are looked for on a thread of their own, while steps go on: first once two steps were
+//! alike, again when what the plan was made with has changed. The first plan comes soon, a better
+//! one whenever it is found. A new plan is taken over when a step begins, so that no step follows
+//! two plans.
 
 mod drift;
 mod held_back;
@@ -12,14 +13,14 @@ mod profile;
 #[cfg(test)]
 mod profile_tests;
 mod rates;
+mod search;
 mod simulated;
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
-use tidelog_planner::simulate::{Runtime, SimulateError};
+use tidelog_planner::simulate::Runtime;
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
@@ -29,6 +30,7 @@ use super::storages::Storages;
 use drift::{Drift, difference};
 use held_back::HeldBack;
 use profile::{Profile, Profiled};
+use search::{Attempt, Occasion, PlanSearch, PlanTask};
 
 pub(super) use links::LinkRates;
 pub(super) use planned::Planned;
@@ -44,9 +46,6 @@ const NOTICE: &str = "planned again";
 
 /// The live storage that each name of a trace means.
 type Bindings = Vec<(PlanStorage, StorageId)>;
-
-/// A plan, what the machine follows of it, or why there is none.
-type PlanResult = Result<(Planned, Schedule), SimulateError>;
 
 /// What a session knows of its plans, one after the other.
 pub(super) struct Planning {
@@ -66,24 +65,12 @@ pub(super) struct Planning {
     bindings: Option<Bindings>,
     /// The first plan is not taken over yet, though it is ready.
     holds_first: bool,
-    /// Plans that took another's place.
+    /// Plans that took another's place, since what that was made with had changed.
     replans: u64,
+    /// Plans that took another's place, since they are better.
+    improvements: u64,
     /// What to tell the user of plans.
     notices: Vec<String>,
-}
-
-/// A plan that is being made.
-struct Attempt {
-    occasion: Occasion,
-    thread: JoinHandle<PlanResult>,
-}
-
-/// Why a plan is made.
-enum Occasion {
-    /// Two steps with a trace of this fingerprint were alike.
-    First { fingerprint: u64 },
-    /// Steps have come to run like this.
-    Drift(StepRate),
 }
 
 impl Planning {
@@ -107,6 +94,7 @@ impl Planning {
             bindings: None,
             holds_first: false,
             replans: 0,
+            improvements: 0,
             notices: Vec::new(),
         }
     }
@@ -190,9 +178,10 @@ impl Planning {
         self.planned.as_ref()
     }
 
-    /// Whether a plan is being made. One that is ready waits for a step to begin.
+    /// Whether a plan is being made that steps wait for. One that is ready waits for a step to
+    /// begin; the search for a better one is not waited for.
     pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.as_ref().is_some_and(|attempt| !attempt.thread.is_finished())
+        self.awaited().is_some_and(|attempt| !attempt.search.is_ready())
     }
 
     /// Whether the first plan, once it is ready, waits until this is called with `false`. Returns
@@ -201,12 +190,17 @@ impl Planning {
         self.holds_first = hold;
         let first = |attempt: &Attempt| matches!(attempt.occasion, Occasion::First { .. });
         self.bindings.is_some()
-            && self.under_way.as_ref().is_some_and(|it| first(it) && it.thread.is_finished())
+            && self.under_way.as_ref().is_some_and(|it| first(it) && it.search.is_ready())
     }
 
-    /// How many plans took another's place.
+    /// How many plans took another's place, since what that was made with had changed.
     pub(super) fn replans(&self) -> u64 {
         self.replans
+    }
+
+    /// How many plans took another's place, since they are better.
+    pub(super) fn improvements(&self) -> u64 {
+        self.improvements
     }
 
     pub(super) fn staging(&self) -> Bytes {
@@ -236,7 +230,7 @@ impl Planning {
     /// What the plan expects, in the words of a report.
     pub(super) fn expected(&self) -> Vec<(String, String)> {
         match &self.planned {
-            Some(planned) => planned.expected(self.replans),
+            Some(planned) => planned.expected(self.replans, self.improvements),
             None => vec![("plan".to_owned(), "none: the session reacts to each op".to_owned())],
         }
     }
@@ -260,8 +254,8 @@ impl Planning {
         let rates = self.rates(machine, history);
         let (policy, runtime) = (self.policy, runtime(history));
         let machine = rates.machine(machine, self.staging);
-        let make = move || Planned::make(policy, trace, machine, runtime);
-        if let Err(why) = self.begin(Occasion::First { fingerprint }, make) {
+        let task = PlanTask { policy, trace: Arc::new(trace), machine, runtime, known: None };
+        if let Err(why) = self.begin(Occasion::First { fingerprint }, task) {
             self.stay_reactive(&why);
         }
     }
@@ -269,33 +263,33 @@ impl Planning {
     /// A step followed the plan to its end: plans again if such steps have drifted from what the
     /// plan expects.
     fn watch_drift(&mut self, machine: &Residency, history: &History) {
-        let (Some(planned), None) = (&self.planned, &self.under_way) else { return };
+        let (Some(planned), None) = (&self.planned, self.awaited()) else { return };
         let Some(pace) = self.drift.step_ends(history.counters().last_pace()) else { return };
         let before = self.drift.assumed();
-        let (policy, trace) = (self.policy, Arc::clone(&planned.trace));
-        let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
-        let runtime = runtime(history);
-        let make = move || {
-            let trace = scaled(&trace, before.compute, pace.compute);
-            Planned::make(policy, trace, machine, runtime)
+        let task = PlanTask {
+            policy: self.policy,
+            trace: Arc::new(scaled(&planned.trace, before.compute, pace.compute)),
+            machine: Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) },
+            runtime: runtime(history),
+            known: Some(planned.plan.rows.clone()),
         };
-        if let Err(why) = self.begin(Occasion::Drift(pace), make) {
+        if let Err(why) = self.begin(Occasion::Drift(pace), task) {
             self.stay_with_the_plan(&why);
         }
+    }
+
+    /// The search whose plan steps wait for.
+    fn awaited(&self) -> Option<&Attempt> {
+        self.under_way.as_ref().filter(|attempt| attempt.is_awaited())
     }
 
     fn hold_back(&mut self, why: &str) {
         self.held_back.note(self.profile.step(), why);
     }
 
-    fn begin(
-        &mut self,
-        occasion: Occasion,
-        make: impl FnOnce() -> PlanResult + Send + 'static,
-    ) -> Result<(), String> {
-        let thread = thread::Builder::new().name("tidelog-plan".to_owned()).spawn(make);
-        let thread = thread.map_err(|error| error.to_string())?;
-        self.under_way = Some(Attempt { occasion, thread });
+    /// Begins a search; one that is under way ends.
+    fn begin(&mut self, occasion: Occasion, task: PlanTask) -> Result<(), String> {
+        self.under_way = Some(Attempt { occasion, search: PlanSearch::begin(task)? });
         Ok(())
     }
 
@@ -309,35 +303,35 @@ impl Planning {
     /// names, so it waits until a step like those that it was made for ends.
     fn take_new_plan(&mut self, machine: &mut Residency, step: u64) {
         let bindings = self.bindings.take();
-        let ended = self.under_way.take_if(|attempt| {
+        let ready = self.under_way.take_if(|attempt| {
             let usable = match attempt.occasion {
                 Occasion::First { .. } => bindings.is_some() && !self.holds_first,
-                Occasion::Drift(_) => true,
+                Occasion::Drift(_) | Occasion::Improvement => true,
             };
-            usable && attempt.thread.is_finished()
+            usable && attempt.search.is_ready()
         });
-        let Some(Attempt { occasion, thread }) = ended else { return };
-        let made = match thread.join() {
-            Ok(made) => made.map_err(|error| error.to_string()),
-            Err(_) => Err("internal error (please report it)".to_owned()),
-        };
+        let Some(Attempt { occasion, search }) = ready else { return };
+        let made = search.take().map(|made| made.map_err(|error| error.to_string()));
+        // A thread that ended without a plan, where steps wait for one, has panicked.
+        let made = made.unwrap_or_else(|| Err("internal error (please report it)".to_owned()));
         match (occasion, made) {
-            (Occasion::First { .. }, Ok((planned, schedule))) => {
-                self.follow_first(machine, planned, schedule, bindings.unwrap_or_default());
+            (Occasion::First { .. }, Ok(new)) => {
+                self.follow_first(machine, new, bindings.unwrap_or_default());
             }
-            (Occasion::First { .. }, Err(why)) => self.stay_reactive(&why),
-            (Occasion::Drift(pace), Ok((planned, schedule))) => {
-                self.follow_another(machine, planned, schedule, (pace, step));
-            }
-            (Occasion::Drift(_), Err(why)) => self.stay_with_the_plan(&why),
+            (Occasion::First { .. }, Err(why)) => return self.stay_reactive(&why),
+            (Occasion::Drift(pace), Ok(new)) => self.follow_another(machine, new, (pace, step)),
+            (Occasion::Drift(_), Err(why)) => return self.stay_with_the_plan(&why),
+            (Occasion::Improvement, Ok(new)) => self.follow_better(machine, new),
+            // The search is over.
+            (Occasion::Improvement, Err(_)) => return,
         }
+        self.under_way = Some(Attempt { occasion: Occasion::Improvement, search });
     }
 
     fn follow_first(
         &mut self,
         machine: &mut Residency,
-        planned: Planned,
-        schedule: Schedule,
+        (planned, schedule): (Planned, Schedule),
         bindings: Bindings,
     ) {
         self.profile.stop();
@@ -353,8 +347,7 @@ impl Planning {
     fn follow_another(
         &mut self,
         machine: &mut Residency,
-        planned: Planned,
-        schedule: Schedule,
+        (planned, schedule): (Planned, Schedule),
         (pace, step): (StepRate, u64),
     ) {
         if !machine.exchange_schedule(Arc::new(schedule)) {
@@ -365,6 +358,13 @@ impl Planning {
         self.replans += 1;
         self.planned = Some(planned);
         self.notice_anew(NOTICE, &format!("before step {step}: {why}"));
+    }
+
+    fn follow_better(&mut self, machine: &mut Residency, (planned, schedule): (Planned, Schedule)) {
+        if machine.exchange_schedule(Arc::new(schedule)) {
+            self.improvements += 1;
+            self.planned = Some(planned);
+        }
     }
 
     fn stay_reactive(&mut self, why: &str) {

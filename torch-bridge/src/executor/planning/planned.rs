@@ -1,13 +1,10 @@
-//! A plan, and who makes it.
+//! A plan that a session follows, and which policy makes plans.
 
 use std::sync::Arc;
 
-use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::Machine;
-use tidelog_planner::plan::{Plan, PlannedBytes, compile};
+use tidelog_planner::plan::{Plan, PlanError, PlannedBytes, compile};
 use tidelog_planner::residency::Schedule;
-use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
-use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
 
@@ -21,33 +18,6 @@ pub(crate) enum PlannerPolicy {
     Tidelog,
 }
 
-impl PlannerPolicy {
-    fn plan(
-        self,
-        trace: &Trace,
-        machine: &Machine,
-        runtime: Runtime,
-    ) -> Result<Plan, SimulateError> {
-        match self {
-            Self::Algorithm1 => {
-                let options = algorithm1::Algorithm1Options {
-                    clean_drop: true,
-                    unused: true,
-                    ..Default::default()
-                };
-                let plan = algorithm1(trace, machine, options);
-                // One that cannot be simulated serves all the same; it only promises less.
-                let simulated = with_expectations_under(runtime, plan.clone(), trace, machine);
-                Ok(simulated.map_or(plan, |(plan, _)| plan))
-            }
-            Self::Tidelog => {
-                let options = tidelog::TidelogOptions { runtime, ..Default::default() };
-                Ok(tidelog(trace, machine, options)?.0)
-            }
-        }
-    }
-}
-
 /// The plan that the session follows.
 pub(in crate::executor) struct Planned {
     pub(in crate::executor) trace: Arc<Trace>,
@@ -58,16 +28,13 @@ pub(in crate::executor) struct Planned {
 }
 
 impl Planned {
-    /// Plans the trace's step on this machine: the plan, and what the residency machine follows of
-    /// it.
-    pub(super) fn make(
-        policy: PlannerPolicy,
-        trace: Trace,
+    /// The plan, and what the residency machine follows of it.
+    pub(super) fn of(
+        plan: Plan,
+        trace: &Arc<Trace>,
         machine: Machine,
-        runtime: Runtime,
-    ) -> Result<(Self, Schedule), SimulateError> {
-        let plan = policy.plan(&trace, &machine, runtime)?;
-        let schedule = compile(&plan, &trace)?;
+    ) -> Result<(Self, Schedule), PlanError> {
+        let schedule = compile(&plan, trace)?;
         let mut due = vec![0; trace.ops.len()];
         for row in &plan.rows {
             due[row.start.0 as usize] = 1;
@@ -76,11 +43,11 @@ impl Planned {
         if let Some(last) = due.last_mut() {
             *last = 1;
         }
-        Ok((Self { trace: Arc::new(trace), machine, plan, due: due.into() }, schedule))
+        Ok((Self { trace: Arc::clone(trace), machine, plan, due: due.into() }, schedule))
     }
 
     /// What the plan expects, in the words of a report.
-    pub(super) fn expected(&self, replans: u64) -> Vec<(String, String)> {
+    pub(super) fn expected(&self, replans: u64, improvements: u64) -> Vec<(String, String)> {
         let (plan, expects) = (&self.plan, &self.plan.expects);
         let time = seconds(expects.time.0);
         let stalls = if expects.simulated {
@@ -91,6 +58,7 @@ impl Planned {
         vec![
             ("plan".to_owned(), format!("{}, {} migrations", plan.policy, plan.rows.len())),
             ("planned again".to_owned(), format!("{replans} times")),
+            ("better plans found".to_owned(), improvements.to_string()),
             ("the plan expects".to_owned(), stalls),
             ("the plan moves".to_owned(), format!("{} a step", moves(&expects.bytes))),
         ]

@@ -1,0 +1,273 @@
+//! A search for plans on a thread of its own: the first plan soon, better ones as they are found.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tidelog_planner::algorithm1::{self, algorithm1};
+use tidelog_planner::cost::Machine;
+use tidelog_planner::migration::Migration;
+use tidelog_planner::plan::Plan;
+use tidelog_planner::residency::Schedule;
+use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
+use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
+use tidelog_planner::trace::Trace;
+
+use super::{Planned, PlannerPolicy, StepRate};
+
+/// Steps of the search before its best plan is handed over: those that make the plans which are the
+/// best most of the time.
+const FIRST_STEPS: u64 = 4;
+
+/// How long the search goes on at a time once there is a plan, if no step of it takes longer.
+const TURN: Duration = Duration::from_millis(2);
+
+/// And so many times as long it rests then, since the ops of the training run beside it.
+const RESTS: u32 = 9;
+
+/// In percent of the plan before: no other one is worth an exchange.
+const WORTH_PERCENT: u64 = 98;
+
+/// A plan and what the machine follows of it, or why there is none.
+pub(super) type PlanResult = Result<(Planned, Schedule), SimulateError>;
+
+/// A search for plans.
+pub(super) struct Attempt {
+    pub(super) occasion: Occasion,
+    pub(super) search: PlanSearch,
+}
+
+/// What the next plan of a search is for.
+pub(super) enum Occasion {
+    /// Two steps with a trace of this fingerprint were alike.
+    First { fingerprint: u64 },
+    /// Steps have come to run like this.
+    Drift(StepRate),
+    /// Steps follow a plan of this search already: another one is better.
+    Improvement,
+}
+
+impl Attempt {
+    /// Whether steps wait for its plan.
+    pub(super) fn is_awaited(&self) -> bool {
+        !matches!(self.occasion, Occasion::Improvement)
+    }
+}
+
+/// What plans are made for.
+pub(super) struct PlanTask {
+    pub(super) policy: PlannerPolicy,
+    pub(super) trace: Arc<Trace>,
+    pub(super) machine: Machine,
+    pub(super) runtime: Runtime,
+    /// The plan that such steps follow already, if they do: the next one is no worse.
+    pub(super) known: Option<Vec<Migration>>,
+}
+
+/// A search that is under way, or over. Dropped, it ends soon.
+pub(super) struct PlanSearch {
+    handover: Arc<Handover>,
+    thread: JoinHandle<()>,
+}
+
+/// Between the thread and the session.
+#[derive(Default)]
+struct Handover {
+    /// The best plan so far, if it was not taken yet.
+    newest: Mutex<Option<PlanResult>>,
+    /// Nobody waits for plans any longer.
+    dropped: AtomicBool,
+}
+
+impl PlanSearch {
+    pub(super) fn begin(task: PlanTask) -> Result<Self, String> {
+        let handover = Arc::new(Handover::default());
+        let of_thread = Arc::clone(&handover);
+        let look = move || {
+            if let Err(error) = task.look(&of_thread) {
+                of_thread.put(Err(error));
+            }
+        };
+        let thread = thread::Builder::new().name("tidelog-plan".to_owned()).spawn(look);
+        Ok(Self { handover, thread: thread.map_err(|error| error.to_string())? })
+    }
+
+    /// Whether there is a plan to take, or none will come.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_over() || self.handover.newest().is_some()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// The best plan so far, once; none where it was taken already.
+    pub(super) fn take(&self) -> Option<PlanResult> {
+        self.handover.newest().take()
+    }
+}
+
+impl Drop for PlanSearch {
+    fn drop(&mut self) {
+        self.handover.dropped.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+    }
+}
+
+impl Handover {
+    fn newest(&self) -> MutexGuard<'_, Option<PlanResult>> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, made: PlanResult) {
+        *self.newest() = Some(made);
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl PlanTask {
+    fn look(&self, handover: &Handover) -> Result<(), SimulateError> {
+        match self.policy {
+            PlannerPolicy::Algorithm1 => {
+                handover.put(self.planned(self.algorithm1()));
+                Ok(())
+            }
+            PlannerPolicy::Tidelog => self.search(handover),
+        }
+    }
+
+    fn algorithm1(&self) -> Plan {
+        let options =
+            algorithm1::Algorithm1Options { clean_drop: true, unused: true, ..Default::default() };
+        let plan = algorithm1(&self.trace, &self.machine, options);
+        // One that cannot be simulated serves all the same; it only promises less.
+        let simulated =
+            with_expectations_under(self.runtime, plan.clone(), &self.trace, &self.machine);
+        simulated.map_or(plan, |(plan, _)| plan)
+    }
+
+    fn search(&self, handover: &Handover) -> Result<(), SimulateError> {
+        let options = TidelogOptions { runtime: self.runtime, ..Default::default() };
+        let mut search = Search::new(&self.trace, &self.machine, options)?;
+        if let Some(rows) = &self.known {
+            // One that cannot be simulated at this pace is none to keep.
+            let _ = search.offer(rows);
+        }
+        let mut goes_on = search.advance(FIRST_STEPS)?;
+        let mut given = self.hand_over(&search, handover);
+        while goes_on && !handover.is_dropped() {
+            let began = Instant::now();
+            goes_on = search.run(|_| began.elapsed() < TURN)?;
+            if given.is_none_or(|given| chosen(&search).is_some_and(|new| is_worth(new, given))) {
+                given = self.hand_over(&search, handover);
+            }
+            thread::park_timeout(began.elapsed() * RESTS);
+        }
+        Ok(())
+    }
+
+    /// Gives the session the best plan so far. Returns its price.
+    fn hand_over(&self, search: &Search<'_>, handover: &Handover) -> Option<PlanPrice> {
+        let (plan, _) = search.best()?;
+        handover.put(self.planned(plan));
+        chosen(search)
+    }
+
+    fn planned(&self, plan: Plan) -> PlanResult {
+        Ok(Planned::of(plan, &self.trace, self.machine)?)
+    }
+}
+
+fn chosen(search: &Search<'_>) -> Option<PlanPrice> {
+    search.prices().into_iter().find(|price| price.chosen)
+}
+
+/// Whether a plan is faster, or as fast and writes less, by more than an exchange of plans and the
+/// simulation's error.
+fn is_worth(new: PlanPrice, old: PlanPrice) -> bool {
+    let less = |new: u64, old: u64, percent: u64| {
+        u128::from(new) * 100 <= u128::from(old) * u128::from(percent)
+    };
+    let (time, written) = ((new.time.0, old.time.0), (new.written.0, old.written.0));
+    less(time.0, time.1, WORTH_PERCENT)
+        || (less(time.0, time.1, 100) && less(written.0, written.1, WORTH_PERCENT))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use tidelog_planner::cost::SsdLink;
+    use tidelog_planner::instances::deep_network;
+    use tidelog_planner::lifetime::Lifetimes;
+    use tidelog_planner::tidelog::tidelog;
+    use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+
+    use super::*;
+
+    fn task(layers: usize, known: Option<Vec<Migration>>) -> PlanTask {
+        let trace = Arc::new(deep_network(layers));
+        let rate = Bandwidth(16_000_000_000);
+        let machine = Machine {
+            budget: Bytes(Lifetimes::of(&trace).peak().0 / 2),
+            staging: Bytes(0),
+            ssd: SsdLink { read: rate, write: rate, latency: Nanos(10_000) },
+            host: None,
+            verify: rate,
+        };
+        let (policy, runtime) = (PlannerPolicy::Tidelog, Runtime::default());
+        PlanTask { policy, trace, machine, runtime, known }
+    }
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(60), "never came");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_plan_comes_first_and_only_much_better_ones_after_it() {
+        let search = PlanSearch::begin(task(24, None)).unwrap();
+        let mut given: Vec<(u64, u64)> = Vec::new();
+        until(|| {
+            let over = search.is_over();
+            if let Some(made) = search.take() {
+                let expects = made.unwrap().0.plan.expects;
+                given.push((expects.time.0, expects.bytes.ssd_written.0));
+            }
+            over
+        });
+        assert!(!given.is_empty());
+        for pair in given.windows(2) {
+            let ((old, written), (new, less)) = (pair[0], pair[1]);
+            assert!(new * 100 <= old * 98 || (new <= old && less * 100 <= written * 98));
+        }
+    }
+
+    #[test]
+    fn a_search_that_nobody_waits_for_ends_though_it_is_not_through() {
+        let search = PlanSearch::begin(task(2_000, None)).unwrap();
+        until(|| search.is_ready());
+        assert!(!search.is_over(), "nothing is left to search");
+        let handover = Arc::clone(&search.handover);
+        drop(search);
+        until(|| Arc::strong_count(&handover) == 1);
+    }
+
+    #[test]
+    fn the_plan_that_is_followed_is_given_up_for_a_better_one_only() {
+        let of = task(24, None);
+        let (plan, simulated) = tidelog(&of.trace, &of.machine, TidelogOptions::default()).unwrap();
+        let search = PlanSearch::begin(task(24, Some(plan.rows))).unwrap();
+        until(|| search.is_ready());
+        let first = search.take().unwrap().unwrap().0.plan.expects;
+        assert!(first.time.0 * 100 <= simulated.time.0 * 101, "{first:?}");
+        assert!(first.bytes.ssd_written <= simulated.bytes.ssd_written, "{first:?}");
+    }
+}
