@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 
 import helptexts  # noqa: E402
 
+pytestmark = pytest.mark.timeout(600)  # building the wheel compiles the workspace once more, beside other tests
+
 TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
 SIZE_MAX = 15 << 20
 

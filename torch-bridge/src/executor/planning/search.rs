@@ -16,7 +16,7 @@ use tidelog_planner::trace::Trace;
 
 use super::{Planned, PlannerPolicy, StepRate};
 
-/// Steps of the search before its best plan is handed over: those that make the plans which are the
+/// Steps of the search before its best plan is offered: those that make the plans which are the
 /// best most of the time.
 const FIRST_STEPS: u64 = 4;
 
@@ -67,13 +67,13 @@ pub(super) struct PlanTask {
 
 /// A search that is under way, or over. Dropped, it ends soon.
 pub(super) struct PlanSearch {
-    handover: Arc<Handover>,
+    slot: Arc<PlanSlot>,
     thread: JoinHandle<()>,
 }
 
 /// Between the thread and the session.
 #[derive(Default)]
-struct Handover {
+struct PlanSlot {
     /// The best plan so far, if it was not taken yet.
     newest: Mutex<Option<PlanResult>>,
     /// Nobody waits for plans any longer.
@@ -82,20 +82,20 @@ struct Handover {
 
 impl PlanSearch {
     pub(super) fn begin(task: PlanTask) -> Result<Self, String> {
-        let handover = Arc::new(Handover::default());
-        let of_thread = Arc::clone(&handover);
+        let slot = Arc::new(PlanSlot::default());
+        let of_thread = Arc::clone(&slot);
         let look = move || {
             if let Err(error) = task.look(&of_thread) {
                 of_thread.put(Err(error));
             }
         };
         let thread = thread::Builder::new().name("tidelog-plan".to_owned()).spawn(look);
-        Ok(Self { handover, thread: thread.map_err(|error| error.to_string())? })
+        Ok(Self { slot, thread: thread.map_err(|error| error.to_string())? })
     }
 
     /// Whether there is a plan to take, or none will come.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_over() || self.handover.newest().is_some()
+        self.is_over() || self.slot.newest().is_some()
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -104,18 +104,18 @@ impl PlanSearch {
 
     /// The best plan so far, once; none where it was taken already.
     pub(super) fn take(&self) -> Option<PlanResult> {
-        self.handover.newest().take()
+        self.slot.newest().take()
     }
 }
 
 impl Drop for PlanSearch {
     fn drop(&mut self) {
-        self.handover.dropped.store(true, Ordering::Relaxed);
+        self.slot.dropped.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
     }
 }
 
-impl Handover {
+impl PlanSlot {
     fn newest(&self) -> MutexGuard<'_, Option<PlanResult>> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,13 +130,13 @@ impl Handover {
 }
 
 impl PlanTask {
-    fn look(&self, handover: &Handover) -> Result<(), SimulateError> {
+    fn look(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
         match self.policy {
             PlannerPolicy::Algorithm1 => {
-                handover.put(self.planned(self.algorithm1()));
+                slot.put(self.planned(self.algorithm1()));
                 Ok(())
             }
-            PlannerPolicy::Tidelog => self.search(handover),
+            PlannerPolicy::Tidelog => self.search(slot),
         }
     }
 
@@ -150,7 +150,7 @@ impl PlanTask {
         simulated.map_or(plan, |(plan, _)| plan)
     }
 
-    fn search(&self, handover: &Handover) -> Result<(), SimulateError> {
+    fn search(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
         let options = TidelogOptions { runtime: self.runtime, ..Default::default() };
         let mut search = Search::new(&self.trace, &self.machine, options)?;
         if let Some(rows) = &self.known {
@@ -158,12 +158,12 @@ impl PlanTask {
             let _ = search.offer(rows);
         }
         let mut goes_on = search.advance(FIRST_STEPS)?;
-        let mut given = self.hand_over(&search, handover);
-        while goes_on && !handover.is_dropped() {
+        let mut given = self.offer_best(&search, slot);
+        while goes_on && !slot.is_dropped() {
             let began = Instant::now();
             goes_on = search.run(|_| began.elapsed() < TURN)?;
             if given.is_none_or(|given| chosen(&search).is_some_and(|new| is_worth(new, given))) {
-                given = self.hand_over(&search, handover);
+                given = self.offer_best(&search, slot);
             }
             thread::park_timeout(began.elapsed() * RESTS);
         }
@@ -171,9 +171,9 @@ impl PlanTask {
     }
 
     /// Gives the session the best plan so far. Returns its price.
-    fn hand_over(&self, search: &Search<'_>, handover: &Handover) -> Option<PlanPrice> {
+    fn offer_best(&self, search: &Search<'_>, slot: &PlanSlot) -> Option<PlanPrice> {
         let (plan, _) = search.best()?;
-        handover.put(self.planned(plan));
+        slot.put(self.planned(plan));
         chosen(search)
     }
 
@@ -255,9 +255,9 @@ mod tests {
         let search = PlanSearch::begin(task(2_000, None)).unwrap();
         until(|| search.is_ready());
         assert!(!search.is_over(), "nothing is left to search");
-        let handover = Arc::clone(&search.handover);
+        let slot = Arc::clone(&search.slot);
         drop(search);
-        until(|| Arc::strong_count(&handover) == 1);
+        until(|| Arc::strong_count(&slot) == 1);
     }
 
     #[test]
