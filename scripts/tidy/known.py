@@ -1,8 +1,9 @@
 """What the checks take as it is, each with its reason. Nothing is added here without one."""
 
 ABI_MODULE = "torch-bridge/python/tidelog/_native.py"
-# The same for pools and seals.
+# The same for pools and seals, and how both do it.
 ABI_OF_SEALS = "torch-bridge/python/tidelog/_seals.py"
+ABI_LIBRARY = "torch-bridge/python/tidelog/_library.py"
 GLOSSARY = "docs/glossary.md"
 
 # House -> circles of its rooms that stay, with the reason.

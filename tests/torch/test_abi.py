@@ -1,4 +1,4 @@
-"""What tidelog._native and tidelog._seals declare of the C ABI is what include/tidelog.h says, in both directions."""
+"""What tidelog._native and _seals declare of the C ABI is what include/tidelog.h says, in both directions."""
 
 import ctypes
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog import _native, _seals
+from tidelog import _library, _native, _seals
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
@@ -34,9 +34,10 @@ STRUCTS = {
     "tide_action": _native.Action,
 }
 CONSTANTS = {
-    **_native.Status.__members__,
+    **_library.Status.__members__,
     **_native.Request.__members__,
-    **{name: getattr(_native, name) for name in ("NO_STORAGE", "MODIFIES", "UNMOVABLE")},
+    "NO_STORAGE": _library.NO_STORAGE,
+    **{name: getattr(_native, name) for name in ("MODIFIES", "UNMOVABLE")},
 }
 # Enums that the header spells in a comment: what the comment stands before.
 NUMBERED = {
@@ -283,6 +284,6 @@ def test_every_call_is_checked():
 
 
 def test_every_function_that_is_declared_is_called():
-    source = "".join(Path(module.__file__).read_text() for module in (_native, _seals))
+    source = "".join(Path(module.__file__).read_text() for module in (_library, _native, _seals))
     unused = [name for name in SIGNATURES if f"library.{name}" not in source]
     assert unused == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 import tidelog
-from tidelog import _native
+from tidelog import _library
 from tidetest import KIB, MIB
 
 COUNT, BYTES = 4, 64 * KIB  # of tensors in each share
@@ -22,7 +22,7 @@ _found.loader.exec_module(numpy_arrays)
 
 class _Share(numpy_arrays.Pool):
     def __init__(self, devices, share):
-        super().__init__(_native.load_library()._name, devices, staging=MIB, share=share, must_exist=1)
+        super().__init__(_library.load_library()._name, devices, staging=MIB, share=share, must_exist=1)
 
     def commit(self, tensors):
         """All of them at once, as durable tensors."""

@@ -12,7 +12,7 @@ Results are bit-identical to the same run without offloading. See ``help(tidelog
 
 from typing import TYPE_CHECKING, Any
 
-from tidelog import _native
+from tidelog import _library
 from tidelog._block import Tide
 from tidelog._checkpoint import Checkpoints, restore
 from tidelog._errors import (
@@ -57,7 +57,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # What a training program does not use is not loaded for it.
     if name == "__version__":
-        return _native.version()
+        return _library.version()
     if name in ("Fit", "fit"):
         from tidelog import _fit
 

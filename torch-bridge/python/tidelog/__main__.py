@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tidelog import _completions, _fit_command, _native, _run
+from tidelog import _completions, _fit_command, _library, _run
 from tidelog._commands import Parser
 
 DESCRIPTION = """\
@@ -27,7 +27,7 @@ def parser() -> Parser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"tidelog {_native.version()}")
+    whole.add_argument("--version", action="version", version=f"tidelog {_library.version()}")
     commands = whole.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in (_run, _fit_command, _completions):
         command.add_command(commands)

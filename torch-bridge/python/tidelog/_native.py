@@ -1,17 +1,14 @@
-"""The C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
+"""A session over the C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
 
-No module but this and `_seals` calls the library. Every status is checked: one below zero is raised as one of
-Tidelog's exceptions, with the name of the tensor that it is about. tests/torch/test_abi.py holds
-what is declared here to the header, in both directions.
+No module but this, `_seals` and `_library` calls the library. tests/torch/test_abi.py holds what is declared here to
+the header, in both directions.
 """
 
 from __future__ import annotations
 
 import array
 import ctypes
-import json
 import os
-import pathlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -19,28 +16,7 @@ from typing import Any, Protocol, cast
 
 from tidelog import _errors
 from tidelog._figures import Simulated, Stats, StrPath
-
-
-class Status(IntEnum):
-    """What a call returns. Below zero: an error, whose text tide_last_error gives."""
-
-    READY = 0
-    ACTION = 1
-    WAITING = 2
-    INVALID_ARGUMENT = -1
-    POOL_FAILED = -2
-    DEVICE_FAILED = -3
-    BUDGET_EXCEEDED = -4
-    FORKED = -5
-    STALE_HANDLE = -6
-    PANICKED = -7
-    NOT_FOUND = -8
-    FULL = -9
-    HELD = -10
-    OUT_OF_RANGE = -11
-    CHECKSUM = -12
-    CANCELLED = -13
-    READ_ONLY = -14
+from tidelog._library import Signatures, Status, declare, last_error, load_library, read_json
 
 
 class Request(IntEnum):
@@ -79,25 +55,12 @@ class Policy(IntEnum):
     TIDELOG = 2
 
 
-# These three are plain integers: they are used for each op, where an enum costs too much.
-NO_STORAGE = 0xFFFFFFFF  # what an error is about, where it is about no storage
+# These two are plain integers: they are used for each op, where an enum costs too much.
 MODIFIES = 1 << 31  # in a use: the op writes the storage
 UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 
 _OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
 _UNLIMITED = (1 << 63) - 1  # bytes
-
-_EXCEPTIONS: dict[int, type[_errors.Error]] = {
-    Status.POOL_FAILED: _errors.PoolError,
-    Status.NOT_FOUND: _errors.PoolError,
-    Status.FULL: _errors.PoolError,
-    Status.HELD: _errors.PoolError,
-    Status.DEVICE_FAILED: _errors.DeviceError,
-    Status.CHECKSUM: _errors.DeviceError,
-    Status.CANCELLED: _errors.DeviceError,
-    Status.BUDGET_EXCEEDED: _errors.BudgetError,
-    Status.FORKED: _errors.ForkedError,
-}  # any other: _errors.Error
 
 _u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 _i32, _i64, _size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
@@ -149,9 +112,6 @@ class Action(ctypes.Structure):
     storage: int
 
 
-# What each function returns and takes. An int32_t is a status, and is checked.
-Signatures = Mapping[str, tuple[Any, list[Any]]]
-
 SIGNATURES: Signatures = {
     "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
@@ -184,13 +144,6 @@ SIGNATURES: Signatures = {
     "tide_session_report": (_i32, [_u64, _text]),
     "tide_session_trace": (_i32, [_u64, _text]),
 }
-
-
-class Library(Protocol):
-    """libtidelog: what most of its functions return is a number."""
-
-    def __getattr__(self, name: str, /) -> Callable[..., int]:
-        """The function of this name, with what `SIGNATURES` says of it."""
 
 
 class Reporter(Protocol):
@@ -412,74 +365,3 @@ class Session:
 
 # The sessions that are open: of a pool that one has open there is no second opening.
 open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def version() -> str:
-    """The version of the library, which the package is part of."""
-    library: Any = load_library()
-    library.tide_version.restype = _text
-    return str(library.tide_version().decode())
-
-
-def declare(library: Library, signatures: Signatures, error_of: Callable[[int], _errors.Error]) -> None:
-    """Tells ctypes what functions take and return. A status below zero is raised as its error."""
-
-    def check(status: int, _function: object, _arguments: object) -> int:
-        if status < 0:
-            raise error_of(status)
-        return status
-
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-        if result is _i32:
-            function.errcheck = check
-
-
-def last_error(library: Library, status: int, name_of: Callable[[int], str | None] | None = None) -> _errors.Error:
-    """The exception for a status below zero, with the name of the storage that it is about."""
-    storage = _u32(NO_STORAGE)
-    length = library.tide_last_error(None, 0, ctypes.byref(storage))
-    buffer = ctypes.create_string_buffer(length + 1)
-    library.tide_last_error(buffer, length + 1, None)
-    text = buffer.value.decode(errors="replace")
-    name = name_of(storage.value) if name_of is not None and storage.value != NO_STORAGE else None
-    return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
-
-
-def read_json(write: Callable[[Any, int], int], error: Callable[[], _errors.Error]) -> Any:
-    """What a function says that writes JSON to a buffer and returns its length, 0 where it fails. JSON
-    may be null, so that None is no failure."""
-    length = write(None, 0)
-    while True:
-        buffer = ctypes.create_string_buffer(length + 1)
-        actual = write(buffer, length + 1)
-        if actual == 0:
-            raise error()
-        if actual <= length:
-            return json.loads(buffer.value)
-        length = actual
-
-
-def load_library() -> Library:
-    """libtidelog, with function objects of its own for each caller."""
-    tried = _candidates()
-    for path in tried:
-        if path.exists():
-            return cast(Library, ctypes.CDLL(str(path)))
-    raise _errors.Error(
-        "libtidelog.so was not found; build it with `cargo build --release -p tidelog-torch`, or "
-        "set TIDELOG_LIBRARY to its path. Looked at: " + ", ".join(map(str, tried))
-    )
-
-
-def _candidates() -> list[pathlib.Path]:
-    if "TIDELOG_LIBRARY" in os.environ:
-        return [pathlib.Path(os.environ["TIDELOG_LIBRARY"])]
-    package = pathlib.Path(__file__).resolve().parent
-    checkout = package.parents[2]
-    return [
-        package / "libtidelog.so",
-        checkout / "target" / "release" / "libtidelog.so",
-        checkout / "target" / "debug" / "libtidelog.so",
-    ]

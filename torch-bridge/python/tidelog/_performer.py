@@ -14,7 +14,8 @@ from tidelog._device import Host
 from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._movers import Mover
-from tidelog._native import Request, Session, Status
+from tidelog._library import Status
+from tidelog._native import Request, Session
 from tidelog._record import Record, Storage, nbytes
 
 # A lookup in an enum is a call of its own until Python 3.12, and these are looked at for each op.

@@ -12,17 +12,8 @@ from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from tidelog import _errors
-from tidelog._native import (
-    Library,
-    Session,
-    Signatures,
-    Status,
-    declare,
-    last_error,
-    load_library,
-    open_sessions,
-    read_json,
-)
+from tidelog._library import Library, Signatures, Status, declare, last_error, load_library, read_json
+from tidelog._native import Session, open_sessions
 
 _u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 _i32, _size = ctypes.c_int32, ctypes.c_size_t
