@@ -14,19 +14,18 @@ import importlib.util
 import json
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tidelog import _compiled, _errors, _launches, _patches, _pools
+from tidelog import _collectives, _compiled, _errors, _launches, _patches, _pools
 from tidelog._access import Access
 from tidelog._launches import meaning_of_pointers, pointers_mean
 from tidelog._nested import is_in_op
-from tidelog._ops import Work, memory_of
+from tidelog._ops import memory_of
 from tidelog._patches import Wrapper
 from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
 from tidelog._threads import borrow
@@ -61,9 +60,6 @@ _STORAGE_READS = (
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
-_watched: list[torch.utils.hooks.RemovableHandle] = []  # hooks of gradients that DDP looks at
-_modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
 
 def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
@@ -90,7 +86,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _wrap(access, torch._C, "_to_dlpack", _alias)
     for module in (torch.utils.dlpack, torch):
         _wrap(access, module, "to_dlpack", _alias)
-    _install_distributed(access)
+    _collectives.install(access)
     _launches.install(access)
     _compiled.install(access, say)
     if on_gpu:
@@ -115,83 +111,9 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
     return wrapper
 
 
-def _install_distributed(access: Access) -> None:
-    """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
-    if torch.distributed.is_available():
-        _patches.replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
-        if torch.distributed.is_initialized():
-            access.expect_collectives()
-        for owner in (torch.distributed, torch.distributed.distributed_c10d):
-            _patches.replace(owner, "init_process_group", lambda original: _distributed(access, original))
-        ddp = torch.nn.parallel.DistributedDataParallel
-        _patches.replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
-        _patches.replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
-
-
-def _making_buckets(access: Access, original: Wrapper) -> Wrapper:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with access.of_a_reducer():
-            return original(*args, **kwargs)
-
-    return wrapper
-
-
-def _before_forward(access: Access, original: Wrapper) -> Wrapper:
-    """The second forward pass makes the buckets anew, in the order in which gradients came."""
-    make_buckets = _making_buckets(access, original)
-
-    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        _watch_gradients(access, module)
-        return make_buckets(module, *args, **kwargs)
-
-    return wrapper
-
-
-def _watch_gradients(access: Access, module: Any) -> None:
-    """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
-    a static graph it looks at all of them when the first backward pass is at its end, so that the
-    guard would refuse those that are out."""
-    if module in _modules_watched:
-        return
-    _modules_watched.add(module)
-
-    def is_complete(gradient: Tensor) -> None:
-        if access.is_live() and not gradient.is_sparse:
-            storage = untyped_storage(gradient)
-            _read(access, storage)
-            if module.static_graph and storage._tide is not None:
-                storage._tide.is_guarded = False
-
-    torch.utils.hooks.unserializable_hook(is_complete)  # torch.save need not warn of it
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            _watched.append(parameter.register_hook(is_complete))
-
-
-def _distributed(access: Access, original: Wrapper) -> Wrapper:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        access.expect_collectives()
-        result = original(*args, **kwargs)
-        access.meet_others()
-        return result
-
-    return wrapper
-
-
-def _wait(access: Access, original: Wrapper) -> Wrapper:
-    def wrapper(work: Work, *args: Any, **kwargs: Any) -> Any:
-        result = original(work, *args, **kwargs)
-        access.waited(work)
-        return result
-
-    return wrapper
-
-
 def remove() -> None:
     """Puts every entry point back as it was."""
-    _modules_watched.clear()
-    while _watched:
-        _watched.pop().remove()
+    _collectives.remove()
     _patches.take_back()
 
 
