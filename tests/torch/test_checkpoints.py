@@ -308,6 +308,20 @@ def test_what_a_checkpoint_wrote_is_clean_and_neither_leaves_nor_is_kept_by_anot
                 assert torch.equal(found[name], tensors[name]), (checkpoint, name)
 
 
+def test_what_is_on_its_way_out_is_not_written_a_second_time(pool):
+    tensor = torch.zeros(8 * MIB)
+    with offload(None, None, pool, memory=96 * MIB) as tide:
+        for number in range(3):
+            tensor.add_(1)
+            before, storage = written(tide), tensor.untyped_storage()
+            tide._hook.end_touch()
+            tide.session.evict(storage._tide.id)
+            tide.performer.perform()  # the write has begun, and nobody waits for it
+            tide.checkpoint(f"{number}", {"t": tensor})
+            assert 1 <= (written(tide) - before) / tensor.nbytes < 1.02, number
+    assert tidelog.restore(pool, "2")["t"].eq(3).all()
+
+
 def test_what_somebody_sees_the_memory_of_is_written_each_time(pool):
     tensor = torch.zeros(MIB // 4)
     with offload(None, None, pool) as tide:

@@ -115,9 +115,12 @@ class _Copied(_Puts):
     def ids_of(self, storages: list[Storage]) -> list[str]:
         """The ids of these storages' bytes. What has no copy and could leave is written as its copy: it
         is clean then. The rest (what is pinned, a GPU's, unknown to the block) is put for this checkpoint."""
-        # What is on its way out has its copy once it is there.
-        self._tide.performer.settle()
-        described = [self._describe(self._tide.ledger.record_of(storage), storage) for storage in storages]
+        performer = self._tide.performer
+        performer.settle()
+        records = [self._tide.ledger.record_of(storage) for storage in storages]
+        # What is on its way out has its copy once it is there: nothing is written a second time.
+        performer.await_leaving([record for record in records if record is not None])
+        described = [self._describe(record, storage) for record, storage in zip(records, storages, strict=True)]
         found = self._copies(described, write=False)
         missing = [each for each in described if each[0] >= 0 and each[0] not in found]
         found.update(self._written(missing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -68,6 +68,11 @@ class Performer:
     def settle(self) -> None:
         """Takes in what completed, and evicts until the budget holds."""
         self.drive(self._session.settle())
+
+    def await_leaving(self, records: Sequence[Record]) -> None:
+        """Waits until these are out or stay, as far as they are on their way out."""
+        while any(record.state == _record.LEAVING for record in records):
+            self.drive(self._session.wait(_WAIT_MS))
 
     def perform(self) -> None:
         """Performs what is asked for now. A request that an interrupt cut short is handed out again
