@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 import tidelog
 import tidelog.dcp
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, power
 
 WIDTH, LAYERS, ROWS = 128, 4, 8
 EVERY, KEPT = 3, 2  # steps between checkpoints; how many of them stay
@@ -71,21 +71,24 @@ def load(model, optimizer, rank, pool, step, random=True):
 
 def train(rank, size, folder, steps, way):
     """Prints each step's number and loss, in hexadecimal, and the checkpoints that have returned. `way`: "plain",
-    without a block, or "block", with checkpoints."""
+    without a block, "block", with checkpoints, or "recorded", as `power` can record it."""
     rank, pool = begin(rank, size, folder)
     model, optimizer = made()
     torch.manual_seed(100 + rank)
     step = 0
-    if way == "block" and (found := kept(pool)):
+    if way != "plain" and (found := kept(pool)):
         step = load(model, optimizer, rank, pool, found[-1])
         assert step == found[-1]
     dist.barrier()  # the others have read what is this rank's share in a moment
     print(f"begins {step}", flush=True)
     options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
-    block = tidelog.offload(model, optimizer, **options) if way == "block" else contextlib.nullcontext()
+    if way == "recorded":
+        options["data_path"] = "posix"
+    block = tidelog.offload(model, optimizer, **options) if way != "plain" else contextlib.nullcontext()
     with block as tide:
         if tide:
             tidelog.dcp.delete_unfinished(tide)
+            power.note("open")
         while step < int(steps):
             step += 1
             with tide.step() if tide else contextlib.nullcontext():
@@ -98,7 +101,10 @@ def train(rank, size, folder, steps, way):
                 writer = tidelog.dcp.StorageWriter(tide, f"step-{step}")
                 dcp.save(state_of(model, optimizer, rank, step), storage_writer=writer)
                 print(f"kept {step}", flush=True)
-                tidelog.dcp.delete(tide, f"step-{step - KEPT * EVERY}")
+                power.note(f"kept {step}")
+                old = step - KEPT * EVERY
+                power.note(f"deletes {old}")
+                tidelog.dcp.delete(tide, f"step-{old}")
         if tide:
             moved = tide.stats()["totals"]["evictions"]
             assert moved > 0, "nothing moved"
