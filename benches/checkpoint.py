@@ -48,7 +48,7 @@ def measure(folder, size, rounds):
 
     ways = ["by reference", "torch.save in the block", "torch.save of a plain process", "dcp.save of a plain process"]
     found, written = {way: [] for way in ways}, []
-    options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": 2 * size + (1 << 30)}
+    options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": size * 3 // 2 + (1 << 30)}
     (folder / "pool").mkdir()
     with tidelog.offload(pool=folder / "pool", **options) as tide:
         state = {}
@@ -63,7 +63,7 @@ def measure(folder, size, rounds):
             before = bytes_written(tide)
             found[ways[0]].append(timed(lambda: tide.checkpoint(f"round {round_}", state)))
             written.append(bytes_written(tide) - before)
-            found[ways[1]].append(timed(lambda: save(state, folder / "block.pt")))
+            found[ways[1]].append(timed_save(state, folder / "block.pt"))
             for tensor in state.values():
                 tide.evict(tensor)
             for way in ways[2:]:
@@ -111,11 +111,18 @@ def saves_plain_state(pipe, folder, size):
     pipe.send("ready")
     while (asked := pipe.recv()) != "end":
         if asked.startswith("torch"):
-            pipe.send(timed(lambda: save(state, folder / "plain.pt")))
+            pipe.send(timed_save(state, folder / "plain.pt"))
         else:
             writer = dcp.FileSystemWriter(folder / "dcp", sync_files=True)
             pipe.send(timed(lambda: dcp.save(state, storage_writer=writer, no_dist=True)))
             shutil.rmtree(folder / "dcp")
+
+
+def timed_save(state, path):
+    """Seconds; the file is gone then, so that the disk has to hold one of them."""
+    seconds = timed(lambda: save(state, path))
+    path.unlink()
+    return seconds
 
 
 def save(state, path):

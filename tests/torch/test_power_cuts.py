@@ -29,7 +29,9 @@ def run(tmp_path_factory):
     (folder / "begun").write_bytes(file.read_bytes())
     variables = process.environment(**power.recorded(folder / "pool", folder / "log"))
     script = f"import sys\n{TRAIN}"
-    commands = [[sys.executable, "-c", script, f"{rank}", f"{SHARES}", folder, f"{STEPS}", "recorded"] for rank in (0, 1)]
+    commands = [
+        [sys.executable, "-c", script, f"{rank}", f"{SHARES}", folder, f"{STEPS}", "recorded"] for rank in (0, 1)
+    ]
     ranks = [subprocess.Popen(each, env=variables, stdout=subprocess.PIPE, text=True) for each in commands]
     printed = [each.communicate(timeout=120)[0] for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0], printed

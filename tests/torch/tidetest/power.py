@@ -85,11 +85,11 @@ class Images:
         self._next = max(self._next, end)
         image = bytearray(self._certain)
         for entry, certain in self._pending:
-            fate = 0 if certain else choose.randrange(4)
+            outcome = 0 if certain else choose.randrange(4)
             data = self._bytes(entry)
-            if fate < 2:
+            if outcome < 2:
                 image[entry.offset : entry.offset + len(data)] = data
-            elif fate == 2:
+            elif outcome == 2:
                 for begin in range(0, len(data), SECTOR):
                     if choose.random() < 0.5:
                         part = data[begin : begin + SECTOR]
