@@ -166,6 +166,7 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
 
 
 @pytest.mark.host_memory(2)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
     """At random points, one rank or the other. Every checkpoint that had returned is there whole."""

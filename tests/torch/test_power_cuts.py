@@ -74,6 +74,7 @@ def assert_kept(pool, notes):
     return there
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_the_same_losses_after_a_power_cut(run, tmp_path, count):
     plain = tmp_path / "plain"
