@@ -24,6 +24,7 @@ DEFAULTS = {
     "buffered": False,
     "must_exist": False,
     "share": None,
+    "resume": None,
     "report": None,
 }
 ORDER = ["model", "optimizer", "pool", "memory", *list(DEFAULTS)[2:]]

@@ -39,6 +39,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         buffered=False,
         must_exist=True,
         share=0,
+        resume="latest",
         report=Path("step.html"),
     ) as tide:
         for batch in batches:

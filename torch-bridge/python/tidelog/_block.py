@@ -33,6 +33,7 @@ from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
 from tidelog._record import Record, Storage
+from tidelog._resume import Resumed
 from tidelog._steps import Steps
 
 _EVICTION_ATTEMPTS = 8
@@ -54,6 +55,7 @@ class Settings:
     device: Host
     mover: type[Mover]
     outside: str  # where what is out is, in words
+    resume: str | None
     report: StrPath | None
     session: SessionOptions
 
@@ -65,6 +67,7 @@ class Tide:
         self.budget, self.staging = settings.budget, settings.staging
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
+        self.resumed: Resumed | None = None  # the checkpoint that this block goes on from
         device = self.device
         limit = self.budget - settings.buffers
         # A GPU's rings are not torch's.
@@ -129,6 +132,12 @@ class Tide:
             self._leave_ranks(error)
             self._end_block()
             raise
+        if self._settings.resume is not None:
+            try:
+                self.resumed = self._names.resume(self._settings.resume)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return self
 
     def _leave_ranks(self, error: BaseException | None) -> None:

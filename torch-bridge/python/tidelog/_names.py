@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from tidelog import _resume
 from tidelog._ledger import Ledger
 from tidelog._native import Kind, Session
 
@@ -65,6 +66,14 @@ class Names:
         if optimizer is not None:
             state["optimizer"] = optimizer.state_dict()
         return state
+
+    def resume(self, checkpoint: str) -> _resume.Resumed | None:
+        """The model, its optimizer and torch's random state go on from a checkpoint."""
+        model, optimizer = self._sources()
+        assert model is not None
+        resumed = _resume.resume(self._session, checkpoint, model, optimizer)
+        self.name_all()
+        return resumed
 
     def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""

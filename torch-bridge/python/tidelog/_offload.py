@@ -7,7 +7,7 @@ import torch
 
 from tidelog import _device, _movers
 from tidelog._block import Settings, Tide
-from tidelog._errors import BudgetError
+from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
@@ -134,6 +134,14 @@ def offload(
             whole_number,
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        Option(
+            "a checkpoint of `tide.checkpoint` in the pool, from which model, optimizer and torch's random "
+            'state go on when the block begins; "latest": the newest, if there is one. `tide.resumed` '
+            "says which it was."
+        ),
+    ] = None,
     report: Annotated[
         StrPath | None,
         Option("path of an HTML report, written when the block ends."),
@@ -159,6 +167,8 @@ def offload(
             f"memory={memory.said!r} leaves nothing beside the staging buffers of {staging} bytes; "
             "give more, or pass a smaller staging=."
         )
+    if resume is not None and model is None:
+        raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
     if share is None:
         share = int(os.environ.get("LOCAL_RANK", "0"))
     session = SessionOptions(
@@ -176,6 +186,8 @@ def offload(
         share=share,
         share_count=max(share + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
     )
+    if resume is not None and session.share_count > 1:
+        raise Error("resume is for one process: ranks go on together by tidelog.dcp (docs/ranks.md).")
     settings = Settings(
         budget=memory,
         staging=staging,
@@ -184,6 +196,7 @@ def offload(
         device=place,
         mover=_movers.choose(mover, place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
+        resume=resume,
         report=report,
         session=session,
     )

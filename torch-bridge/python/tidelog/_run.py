@@ -28,8 +28,8 @@ from tidelog._options import Option
 
 _MIB = 1 << 20
 
-# Options of `offload` that are objects of a program: `run` finds them.
-_FOUND = ("model", "optimizer")
+# Options of `offload` that are objects of a program, which `run` finds, or that need them.
+_FOUND = ("model", "optimizer", "resume")
 
 
 class Exit(IntEnum):

@@ -16,6 +16,8 @@ from tidelog._seals import Pool, Tickets
 
 # The tensor in each checkpoint that has its manifest.
 MANIFEST = "tidelog.checkpoint"
+# How the seals of a checkpoint of ranks end: what is in each rank's share, and the coordinator's.
+PART, METADATA = OF_RANKS = (" (part)", " (metadata)")
 # Gets in flight.
 _IN_FLIGHT = 16
 

@@ -36,15 +36,13 @@ from torch.futures import Future
 from tidelog import _checkpoint, _errors
 from tidelog._checkpoint import Checkpoints
 from tidelog._figures import StrPath
-from tidelog._saved import Saved
+from tidelog._saved import METADATA, PART, Saved
 from tidelog._seals import Pool
 
 if TYPE_CHECKING:
     from tidelog._block import Tide
 
-# What the seals of a checkpoint are called: one in each rank's share, and the coordinator's.
-_PART, _METADATA = " (part)", " (metadata)"
-_NAME_BYTES = 1024 - len(_METADATA)
+_NAME_BYTES = 1024 - len(METADATA)
 
 
 class Place(NamedTuple):
@@ -87,7 +85,7 @@ class StorageWriter(storage.StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """The plans as they are, unless there is a checkpoint of this name: its parts are not replaced."""
         with Checkpoints(_pool_of(self._tide)) as checkpoints:
-            if any(seal["name"] == self._name + _METADATA for seal in checkpoints.list()):
+            if any(seal["name"] == self._name + METADATA for seal in checkpoints.list()):
                 raise _errors.PoolError(
                     f"the pool has a checkpoint {self._name!r}: take another name, or call tidelog.dcp.delete first."
                 )
@@ -100,7 +98,7 @@ class StorageWriter(storage.StorageWriter):
             data = planner.resolve_data(item)
             parts.append(data.getvalue() if isinstance(data, io.BytesIO) else data)
         save = secrets.token_hex(16)
-        self._hold(_PART, {"save": save, "items": parts})
+        self._hold(PART, {"save": save, "items": parts})
         share = self._tide.session.share
         results = [
             WriteResult(index=item.index, size_in_bytes=_size_of(part), storage_data=Place(share, save, place))
@@ -112,7 +110,7 @@ class StorageWriter(storage.StorageWriter):
         """The commit of all ranks: from here on the checkpoint can be found."""
         metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
         metadata.storage_meta = self.storage_meta()
-        self._hold(_METADATA, metadata)
+        self._hold(METADATA, metadata)
 
     def storage_meta(self) -> dcp_metadata.StorageMeta | None:
         """What a checkpoint says of itself."""
@@ -143,7 +141,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
         """What the coordinator committed."""
         with Checkpoints(self._pool(0)) as checkpoints:
-            found = checkpoints.restore(self._name + _METADATA, weights_only=False)
+            found = checkpoints.restore(self._name + METADATA, weights_only=False)
         if not isinstance(found, dcp_metadata.Metadata):
             raise _errors.PoolError(f"{self._name!r} is no checkpoint of torch.distributed.checkpoint.")
         return found
@@ -170,7 +168,7 @@ class StorageReader(storage.StorageReader):
             by_share.setdefault(place.share, []).append((place, item))
         for share, items in by_share.items():
             with contextlib.closing(self._pool(share)) as pool:
-                saved = Saved(pool, self._name + _PART)
+                saved = Saved(pool, self._name + PART)
                 part = saved.manifest.state(lambda view: view)
                 for place, item in items:
                     self._read(planner, item, saved, self._found(part, place))
@@ -216,15 +214,15 @@ def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
     else:
         opened = _pool_of(pool)
     with Checkpoints(opened) as checkpoints:
-        found = [seal for seal in checkpoints.list() if seal["name"].endswith(_METADATA)]
+        found = [seal for seal in checkpoints.list() if seal["name"].endswith(METADATA)]
     found.sort(key=lambda seal: seal["sealed_at"])
-    return [seal["name"].removesuffix(_METADATA) for seal in found]
+    return [seal["name"].removesuffix(METADATA) for seal in found]
 
 
 def delete(tide: Tide, *names: str) -> None:
     """Deletes checkpoints, and what saves of these names have left that did not end. Every rank calls
     this, inside its block. First they are found no more, then their parts go."""
-    for what in (_METADATA, _PART):
+    for what in (METADATA, PART):
         with Checkpoints(_pool_of(tide)) as checkpoints:
             there = {seal["name"] for seal in checkpoints.list()}
             gone = [name + what for name in names if name + what in there]
@@ -245,11 +243,11 @@ def delete_unfinished(tide: Tide) -> list[str]:
         whole = everybody
     found = {name for each in whole for name in each}
     with Checkpoints(_pool_of(tide)) as checkpoints:
-        parts = [seal["name"] for seal in checkpoints.list() if seal["name"].endswith(_PART)]
-        gone = [part for part in parts if part.removesuffix(_PART) not in found]
+        parts = [seal["name"] for seal in checkpoints.list() if seal["name"].endswith(PART)]
+        gone = [part for part in parts if part.removesuffix(PART) not in found]
         if gone:
             checkpoints.delete(*gone)
-    return [part.removesuffix(_PART) for part in gone]
+    return [part.removesuffix(PART) for part in gone]
 
 
 def _pool_of(tide: Tide) -> Pool:

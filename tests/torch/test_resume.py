@@ -1,0 +1,130 @@
+"""A block that goes on from a checkpoint: the same bits, within the budget, or an error that says what is missing."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import tidelog
+import tidelog.dcp
+from test_checkpoints import LAYERS, MIB, made, offload, train
+
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+
+STEPS = 6
+
+
+def program(pool, seed, kill_after):
+    """A training program that goes on from the newest checkpoint; prints its losses."""
+    model, optimizer = made(int(seed))
+    with offload(model, optimizer, pool, resume="latest") as tide:
+        begun = tide.resumed.state["step"] if tide.resumed else 0
+        print("begins", begun, flush=True)
+        for step in range(begun + 1, STEPS + 1):
+            (loss,) = train(model, optimizer, 1)
+            print("loss", loss.hex(), flush=True)
+            state = {"model": model.state_dict(keep_vars=True), "optimizer": optimizer.state_dict()}
+            tide.checkpoint(f"step-{step}", {**state, "rng": {"cpu": torch.get_rng_state()}, "step": step})
+            if step == int(kill_after):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(pool, seed, kill_after=0):
+    code = f"import sys\nsys.path[:0] = {sys.path!r}\nfrom test_resume import program\nprogram(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(pool), f"{seed}", f"{kill_after}"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == (-signal.SIGKILL if kill_after else 0), ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_a_killed_run_goes_on_from_its_newest_checkpoint_with_the_same_losses(pool):
+    torch.manual_seed(0)
+    expected = [f"loss {loss.hex()}" for loss in train(*made(), STEPS)]
+    assert run(pool, 0, kill_after=2) == ["begins 0", *expected[:2]]
+    # Whatever the model begins with.
+    assert run(pool, 7, kill_after=4) == ["begins 2", *expected[2:4]]
+    assert run(pool, 8) == ["begins 4", *expected[4:]]
+
+
+def test_what_it_goes_on_from_is_more_than_its_budget(pool):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        assert tide.resumed is None
+        train(model, optimizer, 2)
+        tide.checkpoint("here")
+        expected = train(model, optimizer, 2)
+    tide.restore()
+    other, its_optimizer = made(seed=99)
+    with offload(other, its_optimizer, pool, resume="here") as tide:
+        assert tide.resumed == ("here", {})
+        assert tide.peak_bytes <= 14 * MIB < 3 * (LAYERS - 1) * MIB
+        assert train(other, its_optimizer, 2) == expected
+    tide.restore()
+
+
+def test_the_latest_is_the_newest_that_a_block_kept(pool):
+    model = nn.Linear(3, 3)
+    with offload(model, None, pool, resume="latest") as tide:
+        assert tide.resumed is None, "there is none yet"
+        for number in (8, 9, 10):
+            with torch.no_grad():
+                model.weight.fill_(number)
+            tide.checkpoint(f"step-{number}")
+        dcp.save({"t": torch.zeros(3)}, storage_writer=tidelog.dcp.StorageWriter(tide, "step-11"), no_dist=True)
+    with offload(model, None, pool, resume="latest") as tide:
+        assert tide.resumed.name == "step-10"
+    with offload(model, None, pool, resume="step-8"):
+        assert model.weight.eq(8).all()
+
+
+class Counting(nn.Linear):
+    """A module with state that is no tensor, and some that is."""
+
+    def __init__(self, count):
+        super().__init__(3, 3)
+        self.seen = {"count": count, "sum": torch.full((5,), float(count))}
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+def test_what_modules_keep_besides_tensors_goes_on_too(pool):
+    with offload(Counting(5), None, pool) as tide:
+        tide.checkpoint("x")
+    model = Counting(0)
+    with offload(model, None, pool, resume="x"):
+        pass
+    assert model.seen["count"] == 5 and model.seen["sum"].eq(5).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "resume", "message"),
+    [
+        (None, "latest", "needs the model"),
+        (nn.Linear(3, 3), "missing", "there is no seal"),
+        (nn.Linear(3, 3), "bare", "has no model"),
+        (nn.Linear(3, 3, bias=False), "whole", "only one of both has bias"),
+        (nn.Linear(3, 4), "whole", r"weight has \(3, 3\) in the checkpoint 'whole', and \(4, 3\)"),
+    ],
+)
+def test_what_it_cannot_go_on_from_is_refused_and_the_block_is_closed(pool, model, resume, message):
+    with offload(nn.Linear(3, 3), None, pool) as tide:
+        tide.checkpoint("whole")
+        tide.checkpoint("bare", {"t": torch.zeros(3)})
+    with pytest.raises(tidelog.Error, match=message), offload(model, None, pool, resume=resume):
+        raise AssertionError("it has begun")
+    with offload(None, None, pool) as tide:
+        assert tide.is_open
+
+
+def test_ranks_are_refused_by_what_to_do(pool, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(tidelog.Error, match=r"tidelog\.dcp"):
+        offload(nn.Linear(3, 3), None, pool, resume="latest")
