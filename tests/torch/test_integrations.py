@@ -67,6 +67,32 @@ def lines(out):
     return [line for line in out.splitlines() if line.startswith(("loss ", "0x", "-0x"))]
 
 
+RESUMED = (
+    TRAINER.replace("import sys\n", "import os\nimport signal\nimport sys\n")
+    .replace('save_strategy="no"', 'save_strategy="steps", save_steps=4')
+    .replace("trainer.train()", "trainer.train(resume_from_checkpoint=sys.argv[2] == 'resume')")
+    .replace(
+        "flush=True)\n",
+        "flush=True)\n            if sys.argv[2] == 'kill' and state.global_step == 6:\n"
+        "                os.kill(os.getpid(), signal.SIGKILL)\n",
+        1,
+    )
+)
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_resumes_by_itself_with_the_same_bits(program, tidelog_run, tmp_path):
+    path = program(RESUMED)
+    code, plain, err = run(path, tmp_path / "plain", "plain")
+    assert code == 0, err
+    words = [*tidelog_run, "--memory", "3MiB", path, tmp_path / "offloaded"]
+    _, killed, _ = run(*words, "kill")
+    assert lines(killed) == lines(plain)[:6]
+    code, resumed, err = run(*words, "resume")
+    assert code == 0, err
+    assert lines(resumed) == lines(plain)[4:]
+
+
 def test_the_callback_marks_steps_and_logs_figures(pool, tmp_path):
     from transformers import Trainer, TrainingArguments
 

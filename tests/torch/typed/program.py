@@ -42,6 +42,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         resume="latest",
         report=Path("step.html"),
     ) as tide:
+        begun: int = tide.resumed.state["step"] if tide.resumed is not None else 0
+        print(tide.resumed.name if tide.resumed else "", begun)
         for batch in batches:
             with tide.step() as same:
                 model(batch).sum().backward()
