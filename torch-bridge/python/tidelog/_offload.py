@@ -11,6 +11,7 @@ from tidelog._errors import BudgetError
 from tidelog._figures import StrPath
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
+from tidelog._ranks import local_rank, local_world_size
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
@@ -160,7 +161,7 @@ def offload(
             "give more, or pass a smaller staging=."
         )
     if share is None:
-        share = int(os.environ.get("LOCAL_RANK", "0"))
+        share = local_rank()
     session = SessionOptions(
         devices=os.fsencode(pool),
         data_path=data_path.encode(),
@@ -174,7 +175,7 @@ def offload(
         gpu=place.option,
         must_exist=bool(must_exist),
         share=share,
-        share_count=max(share + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        share_count=max(share + 1, local_world_size()),
     )
     settings = Settings(
         budget=memory,
