@@ -1,9 +1,10 @@
 //! Ranks that share a pool: `make bench-ranks`, or `cargo bench -p tidelog-engine --bench ranks`.
 //!
 //! One, two and four processes, each with a share of one pool on a file in memory (tmpfs), write
-//! and read tensors of 1 MiB at the same time. The operations in flight are as many in all, however
-//! many ranks there are. Ends non-zero where several ranks together are slower than one by more
-//! than [`TOGETHER`] allows, or one rank gets less than the others by more than [`APART`].
+//! and read tensors of 1 MiB at the same time. The operations in flight and the tensors are as many
+//! in all, however many ranks there are. Ends non-zero where several ranks together are slower than
+//! one by more than [`TOGETHER`] allows, or one rank gets less than the others by more than
+//! [`APART`].
 //!
 //! A device in memory is as fast as the processor, which the kernel divides. So as many processes
 //! that only copy memory run in turn with the ranks ("copies"): how far apart they are is how
@@ -29,8 +30,8 @@ const TOGETHER: f64 = 0.95;
 const APART: f64 = 0.10;
 const RANKS: [usize; 3] = [1, 2, 4];
 const BYTES: usize = 1 << 20;
-/// Tensors of each rank.
-const TENSORS: u32 = 32;
+/// Tensors of all ranks together: so many that no processor's cache holds them.
+const TENSORS: u32 = 64;
 /// Operations in flight, of all ranks together.
 const DEPTH: usize = 32;
 const POOL: ByteCount = ByteCount::mib(512);
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let done = match &*words {
         [_, _, folder] if folder == COPIES => copy_memory().map(|()| true),
-        [share, depth, folder] => be_a_rank(share, depth, Path::new(folder)).map(|()| true),
+        [share, ranks, folder] => be_a_rank(share, ranks, Path::new(folder)).map(|()| true),
         _ => compare(),
     };
     match done {
@@ -88,7 +89,9 @@ fn compare() -> Result<bool, Box<dyn Error>> {
         eprintln!("round {} of {ROUNDS}", round + 1);
     }
 
-    println!("{DEPTH} in flight in all, {BYTES} bytes each, medians of {ROUNDS} rounds in turn:");
+    println!(
+        "{DEPTH} in flight, {TENSORS} tensors of {BYTES} bytes in all, medians of {ROUNDS} rounds in turn:"
+    );
     println!("{:>7}{:>10}{:>10}{:>12}{:>14}", "ranks", "", "GB/s", "of one", "furthest off");
     let mut kept = true;
     for (at, what) in ["writes", "reads"].into_iter().enumerate() {
@@ -125,7 +128,7 @@ fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
     let program = std::env::current_exe()?;
     let start = |share: usize| {
         Command::new(&program)
-            .args([share.to_string(), (DEPTH / ranks).to_string()])
+            .args([share.to_string(), ranks.to_string()])
             .arg(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -171,8 +174,9 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// One rank: opens its share, and writes and reads when it is told to.
-fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
-    let (share, depth) = (share.parse()?, depth.parse::<usize>()?);
+fn be_a_rank(share: &str, ranks: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let (share, ranks) = (share.parse()?, ranks.parse::<u32>()?);
+    let depth = DEPTH / ranks as usize;
     let options = OpenOptions {
         share,
         buffered: true,
@@ -184,7 +188,8 @@ fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Erro
     let buffer = |_| pool.buffer(BYTES).ok()?;
     let buffers: Option<Vec<_>> = (0..depth).map(buffer).collect();
     let buffers = buffers.ok_or("the pool has no buffers")?;
-    let mut rank = Rank { pool, queue: CompletionQueue::new(), buffers, turn: 0 };
+    let tensors = TENSORS / ranks;
+    let mut rank = Rank { pool, queue: CompletionQueue::new(), buffers, tensors, turn: 0 };
     rank.move_for(Duration::ZERO, Rank::put)?; // every tensor is there to be read
     for start in [Rank::put, Rank::get] {
         println!("ready");
@@ -197,14 +202,16 @@ fn be_a_rank(share: &str, depth: &str, folder: &Path) -> Result<(), Box<dyn Erro
 
 /// As a rank does, but what it moves never leaves its own memory.
 fn copy_memory() -> Result<(), Box<dyn Error>> {
-    let (from, mut to) = (vec![1_u8; 32 * BYTES], vec![0_u8; 32 * BYTES]);
+    let bytes = TENSORS as usize * BYTES;
+    let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     for _ in 0..2 {
         println!("ready");
         std::io::stdin().read_exact(&mut [0])?;
         let (begun, mut copied) = (Instant::now(), 0);
         while begun.elapsed() < ROUND {
             for (from, to) in from.chunks(BYTES).zip(to.chunks_mut(BYTES)) {
-                to.copy_from_slice(std::hint::black_box(from));
+                std::hint::black_box(&mut *to).copy_from_slice(std::hint::black_box(from));
+                std::hint::black_box(&*to);
                 copied += 1;
             }
         }
@@ -225,6 +232,7 @@ struct Rank {
     queue: CompletionQueue,
     /// Those that no operation has just now.
     buffers: Vec<DmaBuffer>,
+    tensors: u32,
     turn: u64,
 }
 
@@ -241,10 +249,10 @@ impl Rank {
             std::iter::repeat_with(|| None).take(depth).collect();
         let mut ready: Vec<usize> = (0..depth).collect();
         let (begun, mut ended) = (Instant::now(), 0);
-        while begun.elapsed() < time || ended < TENSORS {
+        while begun.elapsed() < time || ended < self.tensors {
             for slot in std::mem::take(&mut ready) {
                 self.turn += 1;
-                let tensor = TensorId(u128::from(self.turn % u64::from(TENSORS)));
+                let tensor = TensorId(u128::from(self.turn % u64::from(self.tensors)));
                 let buffer = self.buffers.pop().expect("one for each slot");
                 tickets[slot] = Some(start(self, buffer, tensor, slot as u64)?);
             }

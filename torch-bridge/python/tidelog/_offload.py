@@ -11,6 +11,7 @@ from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
+from tidelog._ranks import local_rank, local_world_size
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
@@ -170,7 +171,7 @@ def offload(
     if resume is not None and model is None:
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
     if share is None:
-        share = int(os.environ.get("LOCAL_RANK", "0"))
+        share = local_rank()
     session = SessionOptions(
         devices=os.fsencode(pool),
         data_path=data_path.encode(),
@@ -184,7 +185,7 @@ def offload(
         gpu=place.option,
         must_exist=bool(must_exist),
         share=share,
-        share_count=max(share + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        share_count=max(share + 1, local_world_size()),
     )
     if resume is not None and session.share_count > 1:
         raise Error("resume is for one process: ranks go on together by tidelog.dcp (docs/ranks.md).")

@@ -32,6 +32,16 @@ _WATCH_SECONDS = 1.0
 _PLAN_STEPS_MAX = 5
 
 
+def local_rank() -> int:
+    """This process's number among the ranks of this machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_world_size() -> int:
+    """How many ranks this machine has."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 class Ranks:
     """What one rank's block says to the others, and hears of them."""
 

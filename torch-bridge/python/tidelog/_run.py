@@ -25,6 +25,7 @@ from tidelog._commands import USAGE, Commands, add_output, failure
 from tidelog._figures import Phase, Stats, StrPath
 from tidelog._offload import offload
 from tidelog._options import Option
+from tidelog._ranks import local_rank, local_world_size
 
 _MIB = 1 << 20
 
@@ -136,7 +137,7 @@ def _options(said: argparse.Namespace) -> dict[str, Any]:
     options = {name: getattr(said, name) for name in offload.options if name not in (*_FOUND, "report")}
     if options["device"] == "auto" and torch.cuda.is_available():
         # There is no model yet whose place could tell.
-        options["device"] = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        options["device"] = f"cuda:{local_rank()}"
     return options
 
 
@@ -184,7 +185,7 @@ def _conclude(said: argparse.Namespace, tide: Tide) -> None:
         "peak_bytes": tide.peak_bytes,
     }
     if said.output == "json":
-        rank = {"rank": int(os.environ.get("RANK", "0"))} if _ranks_here() > 1 else {}
+        rank = {"rank": int(os.environ.get("RANK", "0"))} if local_world_size() > 1 else {}
         print(json.dumps({**rank, **figures}), file=sys.stderr, flush=True)
     else:
         for line in _summary(figures):
@@ -202,14 +203,10 @@ def _conclude(said: argparse.Namespace, tide: Tide) -> None:
 
 def _of_this_rank(path: str) -> str:
     """Ranks write files of their own: "step.html" is "step.1.html" for rank 1."""
-    if _ranks_here() == 1:
+    if local_world_size() == 1:
         return path
     name, ending = os.path.splitext(path)
     return f"{name}.{os.environ.get('RANK', '0')}{ending}"
-
-
-def _ranks_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _summary(figures: Figures) -> Iterator[str]:
@@ -234,5 +231,5 @@ def _write_json(figures: Figures, path: StrPath) -> None:
 
 
 def _say(text: object) -> None:
-    rank = f" (rank {os.environ.get('RANK', '0')})" if _ranks_here() > 1 else ""
+    rank = f" (rank {os.environ.get('RANK', '0')})" if local_world_size() > 1 else ""
     print(f"tidelog run{rank}: {text}", file=sys.stderr, flush=True)

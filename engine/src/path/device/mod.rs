@@ -192,7 +192,8 @@ impl Device {
     }
 
     /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write
-    /// can not run out of space later. `sparse` leaves that out. A file that exists is refused.
+    /// can not run out of space later. `sparse` leaves that out. A file that exists is refused, and
+    /// so is a name among the devices: it is of one that is not there, or mistyped.
     pub fn create(
         spec: &DeviceSpec,
         size: ByteCount,
@@ -200,6 +201,9 @@ impl Device {
         mode: OpenMode,
     ) -> Result<Self, DeviceOpenError> {
         let path = spec.target();
+        if is_among_devices(&path) {
+            return Err(DeviceOpenError::Missing { path });
+        }
         let fresh = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = fresh.map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => DeviceOpenError::Exists { path: path.clone() },
@@ -340,6 +344,16 @@ fn kind_of(path: &Path, found: std::fs::FileType) -> Result<DeviceKind, DeviceOp
         _ => "a directory",
     };
     Err(DeviceOpenError::Kind { path: path.into(), found })
+}
+
+/// Whether a file of this name would lie beside the nodes of devices, in memory of the kernel: in
+/// `/dev`, but not in what is mounted below it, as `/dev/shm` is.
+fn is_among_devices(path: &Path) -> bool {
+    let file_system = |path: &Path| path.metadata().map(|it| it.dev()).ok();
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    folder.is_some_and(|folder| {
+        folder.starts_with("/dev") && file_system(&folder) == file_system(Path::new("/dev"))
+    })
 }
 
 /// Extends `file` to `size` bytes.

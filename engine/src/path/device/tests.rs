@@ -118,6 +118,20 @@ fn a_file_that_exists_is_never_made_again_nor_shortened() {
 }
 
 #[test]
+fn no_file_is_made_where_a_device_was_meant() {
+    let mistyped = DeviceSpec::new(format!("/dev/nvme99n{}", std::process::id()));
+    let made = Device::create(&mistyped, SIZE, true, BUFFERED);
+    let is_there = mistyped.exists();
+    let _ = std::fs::remove_file(mistyped.target());
+    assert!(matches!(made, Err(DeviceOpenError::Missing { .. })), "{made:?}");
+    assert!(!is_there);
+    let in_memory = DeviceSpec::new(format!("/dev/shm/tidelog-{}", std::process::id()));
+    let made = Device::create(&in_memory, SIZE, true, BUFFERED).map(drop);
+    let _ = std::fs::remove_file(in_memory.target());
+    made.unwrap();
+}
+
+#[test]
 fn a_sparse_file_is_reserved_unless_it_is_to_stay_sparse() {
     let directory = Directory::new();
     let spec = directory.spec("sparse");
