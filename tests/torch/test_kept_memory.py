@@ -157,3 +157,21 @@ def test_large_allocations_alone_come_from_what_is_kept():
     finally:
         _kept.end()
     assert memory.size == 0
+
+
+@pytest.mark.parametrize("heap", ["", "libc"])
+def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_again(pool, heap):
+    script = """
+    with block as tide:
+        with tide.step():
+            step()
+        ballast = bytearray(os.urandom(64 * MIB))
+        before = tide.stats()["host_heap"]["trims"]
+        for _ in range(8):
+            with tide.step():
+                step()
+        trims = tide.stats()["host_heap"]["trims"] - before
+    assert trims <= 40, trims
+    print("done")
+    """
+    process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept", heap))

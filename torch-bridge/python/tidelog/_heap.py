@@ -30,6 +30,7 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 _ALLOWANCE_BYTES = 28 << 20
 # The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
 _LOOK_EVERY_BYTES = 4 << 20
+_LOOK_EVERY_BYTES_MAX = 256 << 20
 # Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
 _KEPT_BYTES_MIN = 256 << 20
 _KEPT_PARTS = 10
@@ -49,7 +50,7 @@ class Heap:
     def __init__(self, tensors_max: int) -> None:
         self._tensors_max = tensors_max
         self._most = sys.maxsize  # until it is known what the process holds beside its tensors
-        self._unseen = 0  # bytes allocated since the last look
+        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES  # bytes allocated since the last look
         self._kept: _kept.Kept | None = None
         self._took_over = False
         self._trims = 0
@@ -91,13 +92,20 @@ class Heap:
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too
         much."""
         self._unseen += size
-        if self._unseen >= _LOOK_EVERY_BYTES:
-            self._unseen = 0
-            excess = anonymous_bytes() - self._most
-            if excess > 0 and self._kept is not None:
-                excess -= self._kept.release(excess + _RELEASED_MORE_BYTES)
-            if excess > 0:
-                self.release()
+        if self._unseen < self._look_every:
+            return
+        self._unseen = 0
+        excess = anonymous_bytes() - self._most
+        if excess > 0 and self._kept is not None:
+            excess -= self._kept.release(excess + _RELEASED_MORE_BYTES)
+        if excess <= 0:
+            self._look_every = _LOOK_EVERY_BYTES
+            return
+        self.release()
+        # Where others than tensors fill the allowance (Python's objects, a plan being made), all would
+        # leave again and again: what did not help is not done again soon.
+        helped = anonymous_bytes() < self._most - _ALLOWANCE_BYTES // 2
+        self._look_every = _LOOK_EVERY_BYTES if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
 
     def figures(self) -> GpuMemory | None:
         """Nothing of a GPU."""
