@@ -1,4 +1,4 @@
-"""What tidelog._native and _seals declare of the C ABI is what include/tidelog.h says, in both directions."""
+"""What tidelog._native, _seals and _kept declare of the C ABI is what include/tidelog.h says, in both directions."""
 
 import ctypes
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog import _library, _native, _seals
+from tidelog import _kept, _library, _native, _seals
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
@@ -21,11 +21,12 @@ SCALARS = {
     "uint8_t": ctypes.c_uint8,
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,
+    "void": None,
     "size_t": ctypes.c_size_t,
     "char *": ctypes.c_char_p,
     "void *": ctypes.c_void_p,
 }
-SIGNATURES = {**_native.SIGNATURES, **_seals.SIGNATURES}
+SIGNATURES = {**_native.SIGNATURES, **_seals.SIGNATURES, **_kept.SIGNATURES}
 STRUCTS = {
     "tide_session_options": _native.SessionOptions,
     "tide_pool_options": _seals.PoolOptions,
@@ -284,6 +285,6 @@ def test_every_call_is_checked():
 
 
 def test_every_function_that_is_declared_is_called():
-    source = "".join(Path(module.__file__).read_text() for module in (_library, _native, _seals))
+    source = "".join(Path(module.__file__).read_text() for module in (_kept, _library, _native, _seals))
     unused = [name for name in SIGNATURES if f"library.{name}" not in source]
     assert unused == []

@@ -957,6 +957,40 @@ int32_t tide_session_copies(uint64_t session,
                             uint32_t write,
                             struct tide_tensor *tensors);
 
+/**
+ * Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
+ * freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+ * the system; what is allocated stays until it is freed. It is the whole process's.
+ */
+int32_t tide_memory_keep(int32_t on);
+
+/**
+ * Gives at least `bytes` of what is kept back to the system, or all that there is. Returns how
+ * many bytes went.
+ */
+uint64_t tide_memory_release(uint64_t bytes);
+
+/**
+ * How many bytes of freed memory are kept.
+ */
+uint64_t tide_memory_kept(void);
+
+/**
+ * As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.
+ *
+ * # Safety
+ * As `posix_memalign`; only `tide_memory_free` frees it.
+ */
+int32_t tide_memory_allocate(void **result, size_t alignment, size_t size);
+
+/**
+ * As `free`, which it calls for all that did not come from memory that is kept.
+ *
+ * # Safety
+ * As `free`.
+ */
+void tide_memory_free(void *memory);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -190,6 +190,7 @@ class Tide:
             self._names.forget()
             self._stop_watching()
             self._at_work.close()
+            self._heap.end()
             _escape.remove()
             _active = None
             if self.ledger.has_away():
@@ -425,7 +426,7 @@ class Tide:
         """Figures of the block so far, as a dict."""
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
-        stats["gpu_memory"] = self._heap.figures()
+        stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = [
             record.describe()
             for record in list(self.ledger.records.values())

@@ -120,6 +120,16 @@ class GpuMemory(TypedDict):
     out_of_memory: int
 
 
+class HostHeap(TypedDict):
+    """What the process holds of the host's memory, tensors and all else."""
+
+    anonymous: int  # resident, and no file's
+    anonymous_max: int  # freed memory leaves where it is more: before the block, the budget, the allowance
+    allowance: int
+    kept: int  # freed memory of tensors, for the next ones; 0 where torch's allocator stays as it is
+    trims: int  # how often the C library had to give all that is free back
+
+
 class Space(TypedDict):
     """The space of the share."""
 
@@ -208,6 +218,7 @@ class Stats(TypedDict):
     scrubbed: Scrubbed | None
     host_memory: HostMemory | None
     gpu_memory: GpuMemory | None  # where the budget is of a GPU's memory
+    host_heap: HostHeap | None  # where it is of the host's
     made: str | None  # the pool that was made for this block
     totals: Totals
     last_step: Totals

@@ -1,9 +1,12 @@
 """Freed memory must leave the process, or a budget for tensors is none for the machine.
 
-glibc keeps what is freed for later, and gives blocks above a threshold a mapping of their own,
-which costs a page fault for every 4 KiB each time. Both are wrong here: the first breaks the
-budget, the second costs a fifth of a step. So blocks stay in the heap, where they are used again,
-and the heap is trimmed when the process outgrows its allowance.
+To give it back costs a page fault for every 4 KiB when memory is asked for again, a third of what
+offloading costs. So once the budget is reached torch's allocator works on an arena of ours (`_kept`):
+freed pages stay and are used first, and as many leave as the process has above its allowance.
+
+glibc's heap, where torch's allocator cannot be directed, and for what is small: blocks stay in it up
+to the allowance. Then it is trimmed as a whole, because it cannot be asked for less; and because
+tensors leave and come back in another order than they came, it is trimmed ten times a step.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Any
 
 import torch
 
-from tidelog._figures import GpuMemory
+from tidelog import _kept
+from tidelog._figures import GpuMemory, HostHeap
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
@@ -26,9 +30,12 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 _ALLOWANCE_BYTES = 28 << 20
 # The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
 _LOOK_EVERY_BYTES = 4 << 20
+_LOOK_EVERY_BYTES_MAX = 256 << 20
 # Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
 _KEPT_BYTES_MIN = 256 << 20
 _KEPT_PARTS = 10
+# So much more leaves than must, so that this is done seldom.
+_RELEASED_MORE_BYTES = 2 << 20
 _PAGE_BYTES = 4096
 # What the allocator would say if it had been asked for anything yet.
 _NOTHING_YET = {
@@ -43,7 +50,10 @@ class Heap:
     def __init__(self, tensors_max: int) -> None:
         self._tensors_max = tensors_max
         self._most = sys.maxsize  # until it is known what the process holds beside its tensors
-        self._unseen = 0  # bytes allocated since the last look
+        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES  # bytes allocated since the last look
+        self._kept: _kept.Kept | None = None
+        self._took_over = False
+        self._trims = 0
         # Another C library keeps freed memory as it likes.
         libc = ctypes.CDLL(None)
         self._libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
@@ -56,29 +66,60 @@ class Heap:
         """The rings of a session are in nobody's way."""
 
     def take_over(self) -> None:
-        """Sets glibc's thresholds."""
+        """The budget is reached: what is freed is kept up to the allowance. Sets glibc's thresholds."""
         if self._libc is not None:
             self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
-            self.release()
+        self.release()
+        self._took_over = True  # first: Ctrl-C may come at a call
+        self._kept = _kept.begin()
 
     def release(self) -> None:
         """What is kept for later goes back to the kernel."""
+        if self._kept is not None:
+            self._kept.release(sys.maxsize)
         if self._libc is not None:
+            self._trims += 1
             self._libc.malloc_trim(0)
+
+    def end(self) -> None:
+        """The block ends, and with it what is kept for it."""
+        if self._took_over:
+            self._kept = None
+            _kept.end()
 
     def allocated(self, size: int) -> None:
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too
         much."""
         self._unseen += size
-        if self._unseen >= _LOOK_EVERY_BYTES:
-            self._unseen = 0
-            if anonymous_bytes() > self._most:
-                self.release()
+        if self._unseen < self._look_every:
+            return
+        self._unseen = 0
+        excess = anonymous_bytes() - self._most
+        if excess > 0 and self._kept is not None:
+            excess -= self._kept.release(excess + _RELEASED_MORE_BYTES)
+        if excess <= 0:
+            self._look_every = _LOOK_EVERY_BYTES
+            return
+        self.release()
+        # Where others than tensors fill the allowance (Python's objects, a plan being made), all would
+        # leave again and again: what did not help is not done again soon.
+        helped = anonymous_bytes() < self._most - _ALLOWANCE_BYTES // 2
+        self._look_every = _LOOK_EVERY_BYTES if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
 
     def figures(self) -> GpuMemory | None:
         """Nothing of a GPU."""
         return None
+
+    def host_figures(self) -> HostHeap | None:
+        """What the process holds, and may hold."""
+        return {
+            "anonymous": anonymous_bytes(),
+            "anonymous_max": self._most if self._most != sys.maxsize else 0,
+            "allowance": _ALLOWANCE_BYTES,
+            "kept": self._kept.size if self._kept is not None else 0,
+            "trims": self._trims,
+        }
 
 
 class Cache:
@@ -129,6 +170,13 @@ class Cache:
         # What is still too much is in blocks that tensors have parts of: what did not help is not
         # done again soon.
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
+
+    def end(self) -> None:
+        """What is cached stays torch's."""
+
+    def host_figures(self) -> HostHeap | None:
+        """Nothing of the host's memory."""
+        return None
 
     def figures(self) -> GpuMemory | None:
         """What the allocator holds now, and for whom."""

@@ -22,12 +22,15 @@ mod session;
 
 mod seal;
 
+mod memory;
+
 mod eventfd;
 mod handles;
 
 pub use batch::*;
 pub use error::*;
 pub use gpu::*;
+pub use memory::*;
 pub use pool::*;
 pub use seal::*;
 pub use session::*;

@@ -1,6 +1,9 @@
 //! The caller's memory: where it is, what the library asks of it, and what the caller passes.
 #![allow(unsafe_code)]
 
+mod arena;
+mod extents;
+
 use std::ffi::c_void;
 
 use tidelog_engine::memory::{
@@ -8,6 +11,8 @@ use tidelog_engine::memory::{
 };
 
 use crate::error::Failure;
+
+pub(crate) use arena::{arena, arena_of_this_process};
 
 /// The most bytes of all storages together. No machine has as many, and sums cannot overflow.
 pub(crate) const BYTES_MAX: u64 = 1 << 60;

@@ -1,0 +1,177 @@
+"""Memory of tensors that is freed stays for the next ones, as far as the process may hold it (`_kept`, `_heap`)."""
+
+import ctypes
+import platform
+import textwrap
+
+import pytest
+
+from tidelog import _interpose, _kept
+from tidetest import process
+
+BLOCK = """
+import os, resource
+pool, how, *heap = sys.argv[1:]
+os.environ["TIDELOG_HEAP"] = heap[0] if heap else ""
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(512 + 32 * (n % 3), 512 + 32 * ((n + 1) % 3)) for n in range(24)))
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 512)
+
+def step():
+    optimizer.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def kept(tide):
+    return tide.stats()["host_heap"]["kept"]
+
+block = tidelog.offload(model, optimizer, pool=pool, memory=32 * MIB, pool_size=256 * MIB, mode="reactive")
+warnings.simplefilter("ignore")
+"""
+
+FAULTS = """
+losses, counts, highest = [], [], 0
+with block as tide:
+    for _ in range(8):
+        before = faults()
+        with tide.step():
+            losses.append(step())
+        counts.append(faults() - before)
+        heap = tide.stats()["host_heap"]
+        assert heap["anonymous"] <= heap["anonymous_max"] + 8 * MIB, heap
+    assert (kept(tide) > 0) == (how == "kept"), heap
+print(sorted(counts)[3], *losses)
+"""
+
+
+def faults_and_losses(pool, *arguments):
+    ended = process.run(BLOCK + FAULTS, pool, *arguments)
+    assert ended.code == 0, ended.err
+    count, *losses = ended.out.split()
+    return int(count), losses
+
+
+@pytest.mark.skipif(platform.machine() not in _interpose._POINTERS, reason="torch's allocator is left as it is here")
+def test_a_step_asks_the_kernel_for_little_and_computes_the_same(pool):
+    kept, losses = faults_and_losses(pool, "kept")
+    trimmed, expected = faults_and_losses(pool, "trimmed", "libc")
+    assert losses == expected
+    assert kept < trimmed / 3, f"{kept} page faults in a step, {trimmed} with the C library's heap"
+
+
+def test_after_the_block_nothing_is_kept_and_tensors_stay(pool):
+    script = """
+    from tidelog import _kept
+    with block as tide:
+        for _ in range(3):
+            with tide.step():
+                step()
+        tensor = torch.arange(1 << 18)
+    memory = _kept.begin()
+    if memory is not None:
+        assert memory.size == 0
+    _kept.end()
+    assert torch.equal(tensor, torch.arange(1 << 18))
+    del tensor
+    assert memory is None or memory.size == 0
+    print("done")
+    """
+    process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept"))
+
+
+def test_a_child_of_fork_frees_and_allocates_and_its_parent_goes_on(pool):
+    script = """
+    with block as tide:
+        for _ in range(3):
+            with tide.step():
+                step()
+        tensor = torch.arange(1 << 18)
+        child = os.fork()
+        if child == 0:
+            same = torch.equal(tensor, torch.arange(1 << 18))
+            del tensor
+            torch.zeros(1 << 18).add_(1)
+            os._exit(0 if same else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(tensor, torch.arange(1 << 18))
+        with tide.step():
+            step()
+    print("done")
+    """
+    process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept"))
+
+
+@pytest.mark.parametrize("why", ["a profiler of memory", "no addresses"])
+def test_torchs_allocator_stays_as_it_is(pool, why):
+    script = """
+    import types
+    if how == "no addresses":
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30),) * 2)
+    else:
+        sys.modules["memray"] = types.ModuleType("memray")
+    with block as tide:
+        for _ in range(3):
+            with tide.step():
+                step()
+        assert kept(tide) == 0
+    print("done")
+    """
+    process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, why))
+
+
+def test_what_is_not_as_expected_is_left_as_it_is(monkeypatch):
+    functions = {"free": 1, "posix_memalign": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(_interpose, "_LIBRARY", "libno.so")
+        assert not _interpose.direct(functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(_interpose, "_address_of", lambda _name: 2)  # somebody else's are there
+        assert not _interpose.direct(functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(_interpose.platform, "machine", lambda: "riscv64")
+        assert not _interpose.direct(functions)
+    assert not _interpose.direct({"free": 1, "no_such_function": 1})
+
+
+def test_large_allocations_alone_come_from_what_is_kept():
+    memory = _kept.begin()
+    if memory is None:
+        pytest.skip("torch's allocator is left as it is here")
+    library = memory._library
+    try:
+        memory.release(1 << 40)
+        for size, kept in ((1000, 0), (1 << 20, 1 << 20)):
+            place = ctypes.c_void_p()
+            assert library.tide_memory_allocate(ctypes.byref(place), 64, size) == 0
+            assert place.value and place.value % 64 == 0
+            library.tide_memory_free(place)
+            assert memory.size == kept
+        assert memory.release(4096) == 4096 and memory.size == (1 << 20) - 4096
+    finally:
+        _kept.end()
+    assert memory.size == 0
+
+
+@pytest.mark.parametrize("heap", ["", "libc"])
+def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_again(pool, heap):
+    script = """
+    with block as tide:
+        with tide.step():
+            step()
+        ballast = bytearray(os.urandom(64 * MIB))
+        before = tide.stats()["host_heap"]["trims"]
+        for _ in range(8):
+            with tide.step():
+                step()
+        trims = tide.stats()["host_heap"]["trims"] - before
+    assert trims <= 40, trims
+    print("done")
+    """
+    process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept", heap))

@@ -1,0 +1,66 @@
+//! Memory that is used again, with the signatures of the C library: for a program's own allocator.
+
+use std::ffi::c_void;
+
+use super::{TIDE_READY, boundary};
+use crate::error::Failure;
+use crate::memory::{arena, arena_of_this_process};
+
+/// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
+/// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+/// the system; what is allocated stays until it is freed. It is the whole process's.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
+    boundary(|| {
+        let Some(arena) = arena_of_this_process() else {
+            let why = "there are no addresses for memory that is kept (ulimit -v), or this is a child of fork";
+            return if on == 0 { Ok(()) } else { Err(Failure::invalid(why)) };
+        };
+        arena.keep(on != 0);
+        Ok(())
+    })
+}
+
+/// Gives at least `bytes` of what is kept back to the system, or all that there is. Returns how
+/// many bytes went.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_release(bytes: u64) -> u64 {
+    arena().map_or(0, |arena| arena.release(bytes as usize) as u64)
+}
+
+/// How many bytes of freed memory are kept.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_kept() -> u64 {
+    arena().map_or(0, |arena| arena.kept() as u64)
+}
+
+/// As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.
+///
+/// # Safety
+/// As `posix_memalign`; only `tide_memory_free` frees it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_memory_allocate(
+    result: *mut *mut c_void,
+    alignment: usize,
+    size: usize,
+) -> i32 {
+    if let Some(address) = arena().and_then(|arena| arena.allocate(size, alignment)) {
+        // SAFETY: by this function's contract.
+        unsafe { result.write(address.cast()) };
+        return TIDE_READY;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { libc::posix_memalign(result, alignment, size) }
+}
+
+/// As `free`, which it calls for all that did not come from memory that is kept.
+///
+/// # Safety
+/// As `free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_memory_free(memory: *mut c_void) {
+    if !arena().is_some_and(|arena| arena.free(memory.cast())) {
+        // SAFETY: by this function's contract.
+        unsafe { libc::free(memory) };
+    }
+}

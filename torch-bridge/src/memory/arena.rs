@@ -1,0 +1,244 @@
+//! Memory for tensors that is used again: pages of what was freed stay, until they are asked back.
+//!
+//! Freed pages that go back to the kernel cost a page fault each when they return, which is a third
+//! of what moving tensors costs. The C library's heap keeps them, but where tensors come and go in
+//! another order than they came it needs two to three times their bytes. Here an allocation goes
+//! where pages are, and exactly as many are given up as the caller says.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{madvise, mmap_anonymous, mprotect};
+use tidelog_engine::memory::process;
+
+use super::extents::Extents;
+
+/// What is smaller is left to the C library's heap.
+const ALLOCATION_MIN: usize = 64 << 10;
+const PAGE: usize = 4096;
+/// Addresses that are set aside. They cost nothing; a limit of them (`ulimit -v`) leaves fewer.
+const RESERVED_MAX: usize = 1 << 40;
+const RESERVED_MIN: usize = 16 << 30;
+/// Addresses that become usable at once.
+const GROWTH: usize = 64 << 20;
+
+/// Memory of one process. A child of fork has a copy of its bytes, and leaves it as it is: another
+/// thread may have held the lock.
+pub(crate) struct Arena {
+    begin: usize,
+    reserved: usize,
+    process: u32,
+    /// Allocations come from here, and freed pages stay.
+    keeps: AtomicBool,
+    extents: Mutex<Extents>,
+}
+
+static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
+
+/// The arena, where it was ever switched on.
+pub(crate) fn arena() -> Option<&'static Arena> {
+    ARENA.get()?.as_ref()
+}
+
+/// The arena, set aside if it was not yet. `None`: there are no addresses for it, or it is another
+/// process's.
+pub(crate) fn arena_of_this_process() -> Option<&'static Arena> {
+    ARENA.get_or_init(Arena::reserve).as_ref().filter(|arena| arena.is_ours())
+}
+
+impl Arena {
+    fn reserve() -> Option<Self> {
+        let mut reserved = RESERVED_MAX;
+        while reserved >= RESERVED_MIN {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: a new mapping, where the kernel likes, of which nothing can be touched yet.
+            let mapped = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) };
+            if let Ok(begin) = mapped {
+                let begin = begin.expose_provenance();
+                let (keeps, extents) = (AtomicBool::new(false), Mutex::default());
+                return Some(Self { begin, reserved, process: process::id(), keeps, extents });
+            }
+            reserved /= 4;
+        }
+        None
+    }
+
+    /// From now on allocations come from here and freed pages stay; or they do not.
+    pub(crate) fn keep(&self, keeps: bool) {
+        self.keeps.store(keeps, Ordering::Relaxed);
+        if !keeps {
+            self.release(usize::MAX);
+        }
+    }
+
+    /// Memory of this size, on whole pages. `None`: another heap has to serve.
+    pub(crate) fn allocate(&self, size: usize, alignment: usize) -> Option<*mut u8> {
+        if size < ALLOCATION_MIN
+            || alignment > PAGE
+            || !self.keeps.load(Ordering::Relaxed)
+            || !self.is_ours()
+        {
+            return None;
+        }
+        let length = size.checked_next_multiple_of(PAGE)?;
+        let mut extents = self.extents();
+        let at = match extents.take(length) {
+            Some(at) => at,
+            None => self.grow(&mut extents, length).then(|| extents.take(length))??,
+        };
+        Some(self.pointer(at))
+    }
+
+    /// Frees what [`Self::allocate`] gave. Returns whether the address is one of the arena's.
+    pub(crate) fn free(&self, address: *mut u8) -> bool {
+        let Some(at) = address.addr().checked_sub(self.begin).filter(|at| *at < self.reserved)
+        else {
+            return false;
+        };
+        if self.is_ours() {
+            let mut extents = self.extents();
+            let keeps = self.keeps.load(Ordering::Relaxed);
+            let Some(length) = extents.give(at, keeps) else {
+                // As the C library does: whoever frees what is not allocated may do anything next.
+                eprintln!("tidelog: {address:p} was freed, and is not allocated");
+                std::process::abort();
+            };
+            if !keeps {
+                self.drop_pages(at, length);
+            }
+        }
+        true
+    }
+
+    /// Gives at least as many bytes of kept pages back to the kernel, or all; returns how many.
+    pub(crate) fn release(&self, wanted: usize) -> usize {
+        if !self.is_ours() {
+            return 0;
+        }
+        let mut extents = self.extents();
+        let wanted = wanted.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
+        let mut released = 0;
+        while released < wanted
+            && let Some((at, length)) = extents.give_up(wanted - released)
+        {
+            self.drop_pages(at, length);
+            released += length;
+        }
+        released
+    }
+
+    /// Bytes of freed memory that the process still has.
+    pub(crate) fn kept(&self) -> usize {
+        if self.is_ours() { self.extents().kept() } else { 0 }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.process == process::id()
+    }
+
+    fn extents(&self) -> MutexGuard<'_, Extents> {
+        self.extents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes more addresses usable.
+    fn grow(&self, extents: &mut Extents, length: usize) -> bool {
+        let Some(growth) = length.checked_next_multiple_of(GROWTH) else { return false };
+        let end = extents.end();
+        if growth > self.reserved - end {
+            return false;
+        }
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the range is within the mapping that is ours, and nobody has a part of it yet.
+        let usable = unsafe { mprotect(self.pointer(end).cast(), growth, access) }.is_ok();
+        if usable {
+            extents.grow(growth);
+        }
+        usable
+    }
+
+    /// The kernel gets pages back. Where it refuses (they are locked) they stay, which harms
+    /// nobody.
+    fn drop_pages(&self, at: usize, length: usize) {
+        // SAFETY: the range is within the mapping that is ours; it is free, and under the lock, so
+        // nobody reads or writes it.
+        let _ = unsafe { madvise(self.pointer(at).cast(), length, Advice::LinuxDontNeed) };
+    }
+
+    fn pointer(&self, at: usize) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.begin + at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn arena() -> Arena {
+        let arena = Arena::reserve().unwrap();
+        arena.keep(true);
+        arena
+    }
+
+    fn fill(address: *mut u8, size: usize, byte: u8) {
+        // SAFETY: as many bytes were allocated there, and nobody else has them.
+        unsafe { address.write_bytes(byte, size) };
+    }
+
+    #[test]
+    fn freed_pages_serve_the_next_allocation_and_leave_when_they_are_asked_back() {
+        let arena = arena();
+        let first = arena.allocate(3 * MIB + 5, 64).unwrap();
+        fill(first, 3 * MIB + 5, 1);
+        assert!(arena.free(first));
+        assert_eq!(arena.kept(), 3 * MIB + PAGE);
+        let second = arena.allocate(MIB, 64).unwrap();
+        assert_eq!(second, first);
+        assert_eq!(arena.release(MIB), MIB);
+        assert_eq!(arena.kept(), MIB + PAGE);
+        arena.keep(false);
+        assert_eq!(arena.kept(), 0);
+        assert!(arena.allocate(MIB, 64).is_none());
+        // SAFETY: it is allocated still.
+        assert_eq!(unsafe { second.read() }, 1);
+        assert!(arena.free(second));
+        assert_eq!(arena.kept(), 0);
+    }
+
+    #[test]
+    fn what_is_small_or_aligned_to_more_than_a_page_is_left_to_others() {
+        let arena = arena();
+        assert!(arena.allocate(ALLOCATION_MIN - 1, 64).is_none());
+        assert!(arena.allocate(MIB, 2 * PAGE).is_none());
+        assert!(arena.allocate(usize::MAX, 64).is_none());
+        let mut other = 0;
+        assert!(!arena.free(&raw mut other));
+    }
+
+    #[test]
+    fn threads_do_not_get_each_others_memory() {
+        let arena = arena();
+        std::thread::scope(|scope| {
+            for thread in 1..=4_u8 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let size = ALLOCATION_MIN + round * 777;
+                        let address = arena.allocate(size, 64).unwrap();
+                        fill(address, size, thread);
+                        if round % 16 == 0 {
+                            arena.release(MIB);
+                        }
+                        // SAFETY: as many bytes were allocated and filled there.
+                        let bytes = unsafe { std::slice::from_raw_parts(address, size) };
+                        assert!(bytes.iter().all(|byte| *byte == thread));
+                        arena.free(address);
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,259 @@
+//! Which parts of a range of addresses are free, and which of those have pages.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Free and taken parts, by their offset in bytes. All are whole pages.
+#[derive(Default)]
+pub(super) struct Extents {
+    free: BTreeMap<usize, Free>,
+    taken: HashMap<usize, usize>,
+    kept: usize,
+    end: usize,
+}
+
+/// A free part. Neighbours differ: what is alike is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Free {
+    length: usize,
+    /// Its last user has left pages there, which the next need not wait for.
+    resident: bool,
+}
+
+/// A place for an allocation.
+#[derive(Clone, Copy)]
+struct Place {
+    at: usize,
+    resident: usize,
+    run: usize,
+}
+
+impl Extents {
+    /// Bytes that are free and have pages.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// Bytes that are taken or free.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// As many bytes more are free at the end, without pages.
+    pub(super) fn grow(&mut self, length: usize) {
+        let at = self.end;
+        self.end += length;
+        self.insert(at, Free { length, resident: false });
+    }
+
+    /// Takes a part, where most of it has pages: among those, from the smallest gap.
+    pub(super) fn take(&mut self, length: usize) -> Option<usize> {
+        let at = self.best_place(length)?.at;
+        self.carve(at, length);
+        self.taken.insert(at, length);
+        Some(at)
+    }
+
+    /// What begins there is free again; returns its length. `None`: nothing taken begins there.
+    pub(super) fn give(&mut self, at: usize, resident: bool) -> Option<usize> {
+        let length = self.taken.remove(&at)?;
+        self.insert(at, Free { length, resident });
+        Some(length)
+    }
+
+    /// Picks a part of at most that many bytes whose pages are to be given up: of the largest that
+    /// has some, so that this is done seldom.
+    pub(super) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
+        let resident = self.free.iter().filter(|(_, free)| free.resident);
+        let (&at, &free) = resident.max_by_key(|(_, free)| free.length)?;
+        let length = free.length.min(most);
+        let last = at + free.length - length;
+        self.carve(last, length);
+        self.insert(last, Free { length, resident: false });
+        Some((last, length))
+    }
+
+    fn best_place(&self, length: usize) -> Option<Place> {
+        let (mut best, mut run) = (None::<Place>, Vec::<(usize, Free)>::new());
+        for (&at, &free) in &self.free {
+            if run.last().is_some_and(|(before, last)| before + last.length != at) {
+                consider(&mut best, &run, length);
+                run.clear();
+            }
+            run.push((at, free));
+        }
+        consider(&mut best, &run, length);
+        best
+    }
+
+    /// Takes out of what is free.
+    fn carve(&mut self, at: usize, length: usize) {
+        let end = at + length;
+        let mut next = at;
+        while next < end {
+            let (&begin, &free) = self.free.range(..=next).next_back().expect("it is free");
+            self.remove(begin);
+            let (stop, resident) = (begin + free.length, free.resident);
+            for (from, to) in [(begin, next), (stop.min(end), stop)] {
+                if from < to {
+                    self.add(from, Free { length: to - from, resident });
+                }
+            }
+            next = stop;
+        }
+    }
+
+    /// Adds to what is free, and joins it with neighbours that are like it.
+    fn insert(&mut self, at: usize, free: Free) {
+        let (mut at, mut free) = (at, free);
+        if let Some((&before, &left)) = self.free.range(..at).next_back()
+            && before + left.length == at
+            && left.resident == free.resident
+        {
+            self.remove(before);
+            (at, free.length) = (before, left.length + free.length);
+        }
+        let after = at + free.length;
+        if let Some(&right) = self.free.get(&after)
+            && right.resident == free.resident
+        {
+            self.remove(after);
+            free.length += right.length;
+        }
+        self.add(at, free);
+    }
+
+    fn add(&mut self, at: usize, free: Free) {
+        self.kept += if free.resident { free.length } else { 0 };
+        self.free.insert(at, free);
+    }
+
+    fn remove(&mut self, at: usize) {
+        let free = self.free.remove(&at).expect("it is free");
+        self.kept -= if free.resident { free.length } else { 0 };
+    }
+}
+
+/// Looks at both ends of a gap, which is made of neighbouring free parts.
+fn consider(best: &mut Option<Place>, gap: &[(usize, Free)], length: usize) {
+    let run = gap.iter().map(|(_, free)| free.length).sum();
+    let (Some(&(begin, _)), true) = (gap.first(), run >= length) else { return };
+    let first = Place { at: begin, resident: resident_in(gap.iter(), length), run };
+    let last =
+        Place { at: begin + run - length, resident: resident_in(gap.iter().rev(), length), run };
+    for place in [first, last] {
+        let is_better =
+            best.is_none_or(|best| (place.resident, best.run) > (best.resident, place.run));
+        if is_better {
+            *best = Some(place);
+        }
+    }
+}
+
+/// How many of the first bytes have pages.
+fn resident_in<'a>(parts: impl Iterator<Item = &'a (usize, Free)>, length: usize) -> usize {
+    let (mut left, mut resident) = (length, 0);
+    for (_, free) in parts {
+        let used = free.length.min(left);
+        resident += if free.resident { used } else { 0 };
+        left -= used;
+    }
+    resident
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use tidelog_random::Random;
+
+    use super::*;
+
+    /// The same, page by page.
+    #[derive(Default)]
+    struct Model {
+        taken: HashMap<usize, usize>,
+        resident: HashSet<usize>,
+    }
+
+    impl Model {
+        fn check(&self, extents: &Extents) {
+            let taken: HashSet<_> =
+                self.taken.iter().flat_map(|(&at, &length)| at..at + length).collect();
+            assert_eq!(extents.kept(), self.resident.difference(&taken).count());
+            let mut next = 0;
+            for (&at, free) in &extents.free {
+                (next..at).for_each(|page| assert!(taken.contains(&page), "{page} is lost"));
+                for page in at..at + free.length {
+                    assert!(!taken.contains(&page), "{page} is free and taken");
+                    assert_eq!(free.resident, self.resident.contains(&page), "{page}");
+                }
+                next = at + free.length;
+            }
+            (next..extents.end()).for_each(|page| assert!(taken.contains(&page), "{page} is lost"));
+        }
+    }
+
+    #[test]
+    fn what_is_free_and_has_pages_is_as_a_model_says() {
+        for seed in 0..20 {
+            let mut random = Random::new(seed);
+            let (mut extents, mut model) = (Extents::default(), Model::default());
+            for _ in 0..400 {
+                let length = 1 + random.below(12) as usize;
+                match random.below(5) {
+                    0 | 1 => {
+                        if extents.best_place(length).is_none() {
+                            extents.grow(length.max(64));
+                        }
+                        let at = extents.take(length).unwrap();
+                        assert!(model.taken.insert(at, length).is_none());
+                    }
+                    2 | 3 => {
+                        let Some(&at) = model.taken.keys().min_by_key(|at| **at ^ length) else {
+                            continue;
+                        };
+                        let resident = random.below(4) > 0;
+                        let length = model.taken.remove(&at).unwrap();
+                        assert_eq!(extents.give(at, resident), Some(length));
+                        for page in at..at + length {
+                            model.resident.remove(&page);
+                            if resident {
+                                model.resident.insert(page);
+                            }
+                        }
+                        assert_eq!(extents.give(at, resident), None, "twice");
+                    }
+                    _ => {
+                        if let Some((at, given)) = extents.give_up(length) {
+                            assert!(given <= length);
+                            (at..at + given).for_each(|page| {
+                                assert!(model.resident.remove(&page), "{page} had none");
+                            });
+                        }
+                    }
+                }
+                // What is taken counts as neither.
+                for (&at, &length) in &model.taken {
+                    (at..at + length).for_each(|page| {
+                        model.resident.remove(&page);
+                    });
+                }
+                model.check(&extents);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_has_pages_is_taken_first() {
+        let mut extents = Extents::default();
+        extents.grow(100);
+        let places: Vec<_> = (0..5).map(|_| extents.take(10).unwrap()).collect();
+        extents.give(places[1], true);
+        extents.give(places[3], false);
+        assert_eq!(extents.take(10), Some(places[1]));
+        extents.give(places[2], true);
+        // Ten with pages and ten without lie side by side: all ten are used.
+        assert_eq!(extents.take(12), Some(places[2]));
+        assert_eq!(extents.kept(), 0);
+    }
+}
