@@ -1,7 +1,7 @@
 //! Ranks that share a pool: `make bench-ranks`, or `cargo bench -p tidelog-engine --bench ranks`.
 //!
-//! One, two and four processes, each with a share of one pool on a file in memory (tmpfs), write
-//! and read tensors of 1 MiB at the same time. The operations in flight and the tensors are as many
+//! One, two and four processes, each with a share of one pool on files in memory (tmpfs), write and
+//! read tensors of 1 MiB at the same time. The operations in flight and the tensors are as many
 //! in all, however many ranks there are. Ends non-zero where several ranks together are slower than
 //! one by more than [`TOGETHER`] allows, or one rank gets less than the others by more than
 //! [`APART`].
@@ -34,7 +34,10 @@ const BYTES: usize = 1 << 20;
 const TENSORS: u32 = 64;
 /// Operations in flight, of all ranks together.
 const DEPTH: usize = 32;
-const POOL: ByteCount = ByteCount::mib(512);
+/// Files of the pool. The kernel writes a file of tmpfs under a lock, for which the ranks would
+/// spin. Block devices have none, nor have the file systems that are written past the page cache.
+const DEVICES: usize = 8;
+const DEVICE_SIZE: ByteCount = ByteCount::mib(64);
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
 /// What a process that only copies memory has instead of a pool.
@@ -68,16 +71,20 @@ impl Drop for Folder {
     }
 }
 
+fn devices(folder: &Path) -> Vec<DeviceSpec> {
+    (0..DEVICES).map(|device| DeviceSpec::new(folder.join(device.to_string()))).collect()
+}
+
 fn compare() -> Result<bool, Box<dyn Error>> {
     let folder = Folder(PathBuf::from(format!("/dev/shm/tidelog-ranks-{}", std::process::id())));
     fs::create_dir(&folder.0)?;
     let format = FormatOptions {
         share_count: RANKS[RANKS.len() - 1] as u32,
-        device_size: Some(POOL),
+        device_size: Some(DEVICE_SIZE),
         buffered: true,
         ..FormatOptions::default()
     };
-    Pool::format(&[DeviceSpec::new(&folder.0)], &format)?;
+    Pool::format(&devices(&folder.0), &format)?;
 
     let mut rounds: [Vec<Vec<Rates>>; RANKS.len()] = Default::default();
     let mut copies: [Vec<Vec<Rates>>; RANKS.len()] = Default::default();
@@ -181,10 +188,10 @@ fn be_a_rank(share: &str, ranks: &str, folder: &Path) -> Result<(), Box<dyn Erro
         share,
         buffered: true,
         buffers: ByteCount((BYTES * depth) as u64),
-        depth: Some(depth as u32),
+        depth: Some((depth / DEVICES).max(1) as u32),
         ..OpenOptions::default()
     };
-    let pool = Pool::open(&[DeviceSpec::new(folder)], &options)?;
+    let pool = Pool::open(&devices(folder), &options)?;
     let buffer = |_| pool.buffer(BYTES).ok()?;
     let buffers: Option<Vec<_>> = (0..depth).map(buffer).collect();
     let buffers = buffers.ok_or("the pool has no buffers")?;
