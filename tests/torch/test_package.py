@@ -48,9 +48,9 @@ def _imported(tree):
 
 
 def library_calls(modules):
-    """No module but _library, _native and _seals calls the library."""
+    """No module but _library, _native, _seals and _kept calls the library."""
     for name, tree in modules.items():
-        if name in ("_library", "_native", "_seals"):
+        if name in ("_library", "_native", "_seals", "_kept"):
             continue
         for node in _attributes(tree):
             if node.attr.startswith("tide_"):
