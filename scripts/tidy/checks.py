@@ -152,10 +152,9 @@ def circles(edges):
 
 
 def raw_calls(tree):
-    """The C ABI is called in one module of the Python package, and its functions are defined in one room."""
+    """The C ABI is called in few modules of the Python package, and its functions are defined in one room."""
     for path, text in tree.items():
-        modules = (known.ABI_MODULE, known.ABI_OF_SEALS, known.ABI_OF_MEMORY, known.ABI_LIBRARY)
-        if path.startswith("torch-bridge/python/") and path not in modules:
+        if path.startswith("torch-bridge/python/") and path not in known.ABI_MODULES:
             for number, line in enumerate(text.splitlines(), 1):
                 if re.search(r"\b\w*(library|lib|_native|native)\.tide_\w+|\bctypes\.(CDLL|PyDLL)\((?!None)", line):
                     yield Finding(

@@ -25,6 +25,11 @@ def step():
     optimizer.step()
     return loss.item()
 
+def steps(tide, count):
+    for _ in range(count):
+        with tide.step():
+            step()
+
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -69,9 +74,7 @@ def test_after_the_block_nothing_is_kept_and_tensors_stay(pool):
     script = """
     from tidelog import _kept
     with block as tide:
-        for _ in range(3):
-            with tide.step():
-                step()
+        steps(tide, 3)
         tensor = torch.arange(1 << 18)
     memory = _kept.begin()
     if memory is not None:
@@ -88,9 +91,7 @@ def test_after_the_block_nothing_is_kept_and_tensors_stay(pool):
 def test_a_child_of_fork_frees_and_allocates_and_its_parent_goes_on(pool):
     script = """
     with block as tide:
-        for _ in range(3):
-            with tide.step():
-                step()
+        steps(tide, 3)
         tensor = torch.arange(1 << 18)
         child = os.fork()
         if child == 0:
@@ -100,8 +101,7 @@ def test_a_child_of_fork_frees_and_allocates_and_its_parent_goes_on(pool):
             os._exit(0 if same else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(tensor, torch.arange(1 << 18))
-        with tide.step():
-            step()
+        steps(tide, 1)
     print("done")
     """
     process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept"))
@@ -117,9 +117,7 @@ def test_torchs_allocator_stays_as_it_is(pool, why):
     else:
         sys.modules["memray"] = types.ModuleType("memray")
     with block as tide:
-        for _ in range(3):
-            with tide.step():
-                step()
+        steps(tide, 3)
         assert kept(tide) == 0
     print("done")
     """
@@ -163,13 +161,10 @@ def test_large_allocations_alone_come_from_what_is_kept():
 def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_again(pool, heap):
     script = """
     with block as tide:
-        with tide.step():
-            step()
+        steps(tide, 1)
         ballast = bytearray(os.urandom(64 * MIB))
         before = tide.stats()["host_heap"]["trims"]
-        for _ in range(8):
-            with tide.step():
-                step()
+        steps(tide, 8)
         trims = tide.stats()["host_heap"]["trims"] - before
     assert trims <= 40, trims
     print("done")

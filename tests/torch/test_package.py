@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import runpy
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import tidelog
 
 PACKAGE = Path(tidelog.__file__).resolve().parent
+KNOWN = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "tidy" / "known.py"))
+CALL_THE_LIBRARY = {Path(path).stem for path in KNOWN["ABI_MODULES"]}
 
 # What Tidelog hangs on torch's storages, and what other packages call by such names.
 SHARED = {"_tide", "_tide_whole", "_aliased"}
@@ -48,9 +51,9 @@ def _imported(tree):
 
 
 def library_calls(modules):
-    """No module but _library, _native, _seals and _kept calls the library."""
+    """No module but those that are known to calls the library."""
     for name, tree in modules.items():
-        if name in ("_library", "_native", "_seals", "_kept"):
+        if name in CALL_THE_LIBRARY:
             continue
         for node in _attributes(tree):
             if node.attr.startswith("tide_"):

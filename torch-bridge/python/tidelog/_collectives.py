@@ -14,7 +14,7 @@ from tidelog import _patches
 from tidelog._access import Access
 from tidelog._ops import Work
 from tidelog._patches import Wrapper
-from tidelog._record import AWAY, untyped_storage
+from tidelog._record import untyped_storage
 
 _watched: list[torch.utils.hooks.RemovableHandle] = []  # hooks of gradients that DDP looks at
 _modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -70,8 +70,7 @@ def _watch_gradients(access: Access, module: Any) -> None:
     def is_complete(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:
             storage = untyped_storage(gradient)
-            if storage._tide is not None and storage._tide.state & AWAY:
-                access.bring_back(storage)
+            access.bring_back(storage)
             if module.static_graph and storage._tide is not None:
                 storage._tide.is_guarded = False
 

@@ -1,6 +1,6 @@
 """A session over the C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
 
-No module but this, `_seals` and `_library` calls the library. tests/torch/test_abi.py holds what is declared here to
+No module but this, `_seals`, `_kept` and `_library` calls the library. tests/torch/test_abi.py holds what is declared here to
 the header, in both directions.
 """
 

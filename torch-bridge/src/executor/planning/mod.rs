@@ -254,7 +254,8 @@ impl Planning {
         let rates = self.rates(machine, history);
         let (policy, runtime) = (self.policy, runtime(history));
         let machine = rates.machine(machine, self.staging);
-        let task = PlanTask { policy, trace: Arc::new(trace), machine, runtime, known: None };
+        let trace = Arc::new(trace);
+        let task = move || PlanTask { policy, trace, machine, runtime, known: None };
         if let Err(why) = self.begin(Occasion::First { fingerprint }, task) {
             self.stay_reactive(&why);
         }
@@ -266,12 +267,12 @@ impl Planning {
         let (Some(planned), None) = (&self.planned, self.awaited()) else { return };
         let Some(pace) = self.drift.step_ends(history.counters().last_pace()) else { return };
         let before = self.drift.assumed();
-        let task = PlanTask {
-            policy: self.policy,
-            trace: Arc::new(scaled(&planned.trace, before.compute, pace.compute)),
-            machine: Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) },
-            runtime: runtime(history),
-            known: Some(planned.plan.rows.clone()),
+        let (policy, trace) = (self.policy, Arc::clone(&planned.trace));
+        let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
+        let (runtime, known) = (runtime(history), Some(planned.plan.rows.clone()));
+        let task = move || {
+            let trace = Arc::new(scaled(&trace, before.compute, pace.compute));
+            PlanTask { policy, trace, machine, runtime, known }
         };
         if let Err(why) = self.begin(Occasion::Drift(pace), task) {
             self.stay_with_the_plan(&why);
@@ -288,7 +289,11 @@ impl Planning {
     }
 
     /// Begins a search; one that is under way ends.
-    fn begin(&mut self, occasion: Occasion, task: PlanTask) -> Result<(), String> {
+    fn begin(
+        &mut self,
+        occasion: Occasion,
+        task: impl FnOnce() -> PlanTask + Send + 'static,
+    ) -> Result<(), String> {
         self.under_way = Some(Attempt { occasion, search: PlanSearch::begin(task)? });
         Ok(())
     }

@@ -81,11 +81,12 @@ struct PlanSlot {
 }
 
 impl PlanSearch {
-    pub(super) fn begin(task: PlanTask) -> Result<Self, String> {
+    /// `task` is made on the thread, too: a trace takes a while to copy.
+    pub(super) fn begin(task: impl FnOnce() -> PlanTask + Send + 'static) -> Result<Self, String> {
         let slot = Arc::new(PlanSlot::default());
         let of_thread = Arc::clone(&slot);
         let look = move || {
-            if let Err(error) = task.look(&of_thread) {
+            if let Err(error) = task().look(&of_thread) {
                 of_thread.put(Err(error));
             }
         };
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_plan_comes_first_and_only_much_better_ones_after_it() {
-        let search = PlanSearch::begin(task(24, None)).unwrap();
+        let search = PlanSearch::begin(|| task(24, None)).unwrap();
         let mut given: Vec<(u64, u64)> = Vec::new();
         until(|| {
             let over = search.is_over();
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_search_that_nobody_waits_for_ends_though_it_is_not_through() {
-        let search = PlanSearch::begin(task(2_000, None)).unwrap();
+        let search = PlanSearch::begin(|| task(2_000, None)).unwrap();
         until(|| search.is_ready());
         assert!(!search.is_over(), "nothing is left to search");
         let slot = Arc::clone(&search.slot);
@@ -264,7 +265,7 @@ mod tests {
     fn the_plan_that_is_followed_is_given_up_for_a_better_one_only() {
         let of = task(24, None);
         let (plan, simulated) = tidelog(&of.trace, &of.machine, TidelogOptions::default()).unwrap();
-        let search = PlanSearch::begin(task(24, Some(plan.rows))).unwrap();
+        let search = PlanSearch::begin(|| task(24, Some(plan.rows))).unwrap();
         until(|| search.is_ready());
         let first = search.take().unwrap().unwrap().0.plan.expects;
         assert!(first.time.0 * 100 <= simulated.time.0 * 101, "{first:?}");
