@@ -45,14 +45,26 @@ LLAMA3_70B = {
     "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
 
-Run = namedtuple("Run", "config sequence batch micro_batch precision")
+Run = namedtuple("Run", "config sequence batch micro_batch precision stages", defaults=[2])
 RUNS = {
     "llama3-8b-fp32": Run(LLAMA3_8B, 2048, 32, 4, "fp32"),
     "llama3-8b-tf32": Run(LLAMA3_8B, 2048, 32, 4, "tf32"),
     "granite-8b-fp32": Run(GRANITE_8B, 4096, 32, 4, "fp32"),
     "llama3-70b-fp32": Run(LLAMA3_70B, 2048, 8, 2, "fp32"),
 }
-STAGES = 2
+
+# What the order of ops brings: whole models on one GPU, since micro-batches that pass layer by layer leave a second
+# pipeline stage without work. As they run with checkpointing, which is how such orders are run.
+MICRO_BATCHES = [1, 4, 16]
+ORDERS = {
+    f"{name}-m{count}": Run(config, sequence, count * size, size, "tf32", 1)
+    for name, config, sequence, size in [
+        ("llama3-8b", LLAMA3_8B, 2048, 4),
+        ("granite-8b", GRANITE_8B, 4096, 4),
+        ("llama3-70b", LLAMA3_70B, 2048, 2),
+    ]
+    for count in MICRO_BATCHES
+}
 
 # Never looked at while the policy was made: whole models on one GPU.
 Whole = namedtuple("Whole", "micro_batch micro_batches sequence")
@@ -79,6 +91,8 @@ class Stage(nn.Module):
         if stage == stages - 1:
             self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            if config.tie_word_embeddings and stages == 1:
+                self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, inputs, positions):
         hidden = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
@@ -97,7 +111,7 @@ class Step:
     def __init__(self, run, config, stage, recorder, checkpointing):
         self.run, self.stage, self.recorder = run, stage, recorder
         self.hidden = (run.micro_batch, run.sequence, config.hidden_size)
-        self.model = Stage(config, stage, STAGES, checkpointing)
+        self.model = Stage(config, stage, run.stages, checkpointing)
         self.optimizer = AdamW(self.model.parameters())
         self.positions = torch.arange(run.sequence, device="meta")[None]
 
@@ -115,7 +129,7 @@ class Step:
 
     def __call__(self):
         count = self.run.batch // self.run.micro_batch
-        ahead = STAGES - 1 - self.stage
+        ahead = self.run.stages - 1 - self.stage
         # What a stage sends on is kept until the step ends, as torch's pipeline schedules do.
         self.sent, waiting = [], []
         for index in range(count + ahead):
@@ -133,7 +147,7 @@ class Step:
         else:
             inputs = self.recorder.receive(self.hidden).requires_grad_()
         output = self.model(inputs, self.positions)
-        if self.stage < STAGES - 1:
+        if self.stage < self.run.stages - 1:
             self.recorder.send(output)
             self.sent.append(output.detach())
         else:
@@ -143,7 +157,7 @@ class Step:
 
     def backward(self, inputs, output):
         with self.recorder.makes("gradient"):
-            output.backward(self.recorder.receive(self.hidden) if self.stage < STAGES - 1 else None)
+            output.backward(self.recorder.receive(self.hidden) if self.stage < self.run.stages - 1 else None)
             if inputs.grad is not None:
                 self.recorder.send(inputs.grad)
 
@@ -167,15 +181,17 @@ def record(name, run, stage, gpu, checkpointing):
     with torch.device("meta"), recorder:
         step = Step(run, config, stage, recorder, checkpointing)
         recorder.name_globals(step.named())
-        with recorder.iteration(f"{name}, stage {stage} of {STAGES}" + ", checkpointing" * checkpointing):
+        part = f", stage {stage} of {run.stages}" if run.stages > 1 else ""
+        with recorder.iteration(name + part + ", checkpointing" * checkpointing):
             step()
     return recorder
 
 
 def main():
+    names = [*RUNS, *HELD_OUT, *ORDERS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("names", nargs="*", default=[*RUNS, *HELD_OUT], help=", ".join([*RUNS, *HELD_OUT]))
+    parser.add_argument("names", nargs="*", default=names, help=", ".join(names))
     parser.add_argument("--gpu", default="h100-nvl", help="a file of planner/machines, without .json")
     parser.add_argument("--stages", default="01", help="which stages: 0, 1 or 01")
     parser.add_argument("--again", action="store_true", help="also what is there already")
@@ -183,17 +199,17 @@ def main():
     gpu = Gpu.load(MACHINES / f"{arguments.gpu}.json")
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        stages = [None] if name in HELD_OUT else map(int, arguments.stages)
-        for stage, checkpointing in itertools.product(stages, (False, True)):
+        stages = map(int, arguments.stages) if name in RUNS else [None]
+        for stage, checkpointing in itertools.product(stages, (True,) if name in ORDERS else (False, True)):
             file = name if stage is None else f"{name}-stage{stage}"
             path = arguments.directory / (file + "-checkpointed" * checkpointing + ".json")
             if path.exists() and not arguments.again:
                 continue
             began = time.monotonic()
-            if stage is None:
+            if name in HELD_OUT:
                 recorder = record_whole(name, gpu, checkpointing)
             else:
-                recorder = record(name, RUNS[name], stage, gpu, checkpointing)
+                recorder = record(name, {**RUNS, **ORDERS}[name], stage or 0, gpu, checkpointing)
             path.write_text(recorder.to_json(), encoding="utf-8")
             print(f"{path}: {time.monotonic() - began:.1f} s", flush=True)
 
