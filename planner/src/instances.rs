@@ -135,8 +135,9 @@ impl Training {
     /// The trace of the step.
     pub fn trace(self) -> Trace {
         let mut b = Builder::default();
-        let mut names: Vec<String> =
-            (0..self.layers).flat_map(|n| [format!("layers.{n}.up"), format!("layers.{n}.down")]).collect();
+        let mut names: Vec<String> = (0..self.layers)
+            .flat_map(|n| [format!("layers.{n}.up"), format!("layers.{n}.down")])
+            .collect();
         names.push("head.weight".to_owned());
         let weights: Vec<_> = names.iter().map(|name| b.global(name, self.weight)).collect();
         let state = |b: &mut Builder, ending: &str| -> Vec<PlanStorage> {
@@ -202,7 +203,9 @@ impl Training {
 
     fn clip(self, b: &mut Builder, gradients: &[PlanStorage]) {
         let norm = b.op(self.op_time / 10);
-        gradients.iter().for_each(|gradient| b.uses(norm, *gradient, Access::Read));
+        for gradient in gradients {
+            b.uses(norm, *gradient, Access::Read);
+        }
         let factor = b.birth(norm, 4);
         for gradient in gradients {
             let scale = b.op(self.op_time / 10);
@@ -219,7 +222,7 @@ impl Training {
         let each = if self.fused { count } else { 1 };
         for first in (0..count).step_by(each) {
             let op = b.op(self.op_time / 10 * each as u64);
-            b.trace.ops[op].name = "aten._fused_adam_.default".to_owned();
+            "aten._fused_adam_.default".clone_into(&mut b.trace.ops[op].name);
             for (list, storages) in lists.iter().enumerate() {
                 for storage in &storages[first..first + each] {
                     b.uses(op, *storage, access(list));

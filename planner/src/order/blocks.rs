@@ -45,16 +45,16 @@ pub(super) fn layer_wise(trace: &Trace, updates: &[bool]) -> Result<Vec<u32>, Or
 
 /// Each use of a parameter, in order: the op and the parameter. Updates do not count.
 fn parameter_uses(trace: &Trace, updates: &[bool]) -> Vec<(usize, u32)> {
-    let mut uses = Vec::new();
+    let mut found = Vec::new();
     for (index, op) in trace.ops.iter().enumerate().filter(|(index, _)| !updates[*index]) {
-        let used = op.uses.iter().map(|used| used.storage);
-        let parameters = used.filter(|storage| {
+        let storages = op.uses.iter().map(|used| used.storage);
+        let parameters = storages.filter(|storage| {
             let storage = trace.storage(*storage);
             storage.kind == StorageKind::Parameter && matches!(storage.identity, Identity::Name(_))
         });
-        uses.extend(parameters.map(|parameter| (index, parameter.0)));
+        found.extend(parameters.map(|parameter| (index, parameter.0)));
     }
-    uses
+    found
 }
 
 /// How long the shortest list is of which `list` is several in a row; `list` itself if there is no
@@ -117,20 +117,21 @@ fn bytes_before(trace: &Trace, end: usize) -> Vec<u64> {
     for (index, op) in trace.ops.iter().enumerate() {
         op.uses.iter().for_each(|used| last_use[used.storage.0 as usize] = index);
     }
-    let mut change = vec![0i64; trace.ops.len() + 1];
+    // What is made before an op, and what has had its last use before it.
+    let mut changes = vec![(0, 0); trace.ops.len() + 1];
     for (index, op) in trace.ops.iter().enumerate() {
         for storage in op.births.iter().map(|birth| birth.storage) {
-            let (last, size) = (last_use[storage.0 as usize], trace.storage(storage).size.0 as i64);
+            let (last, size) = (last_use[storage.0 as usize], trace.storage(storage).size.0);
             if (index + 1..end).contains(&last) {
-                change[index + 1] += size;
-                change[last + 1] -= size;
+                changes[index + 1].0 += size;
+                changes[last + 1].1 += size;
             }
         }
     }
     let mut alive = 0;
-    let sums = change.iter().map(|change| {
-        alive += change;
-        alive.max(0) as u64
+    let sums = changes.iter().map(|(made, over)| {
+        alive = alive + made - over;
+        alive
     });
     sums.collect()
 }

@@ -3,10 +3,11 @@
 use super::Reordered;
 use crate::trace::{Access, Identity, Op, Trace};
 
-/// So many iterations are followed: what an op of iteration 2 reads was written in iteration 1 or
-/// 2, and all of both is over by then in either order.
-const ITERATIONS: i64 = 4;
-const COMPARED: i64 = 2;
+/// So many iterations are followed, counted from 1 since a late op belongs to the one before. What
+/// an op of the compared iteration reads was written in that one or the one before, and all of both
+/// is over by the end in either order.
+const ITERATIONS: u32 = 4;
+const COMPARED: u32 = 3;
 
 /// An op that would read something else, or run with a storage that is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,7 +22,7 @@ pub struct BrokenDependence {
 }
 
 /// An op of an iteration of the program.
-type Instance = (u32, i64);
+type Instance = (u32, u32);
 
 /// For each op and use, who wrote what it reads; `None` for what was there before.
 type Writers = Vec<Vec<Option<Instance>>>;
@@ -35,7 +36,7 @@ pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
     let as_programmed = follow(base, |position, iteration| (position, iteration));
     let mut found = follow(trace, |position, iteration| {
         let placed = schedule[position as usize];
-        (placed.op, iteration - i64::from(placed.late))
+        (placed.op, iteration - u32::from(placed.late))
     });
     for (op, expected) in as_programmed.into_iter().enumerate() {
         let found = std::mem::take(&mut found[op]);
@@ -43,8 +44,7 @@ pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
             .find(|index| expected.get(*index) != found.get(*index));
         if let Some(index) = differs {
             let Op { name, uses, .. } = &base.ops[op];
-            let storage =
-                uses.get(index).map_or_else(String::new, |used| base.label(used.storage));
+            let storage = uses.get(index).map_or_else(String::new, |used| base.label(used.storage));
             return Err(BrokenDependence { op: op as u32, name: name.clone(), storage });
         }
     }
@@ -53,12 +53,12 @@ pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
 
 /// Who wrote what each op of the compared iteration reads. `program` tells which op of which
 /// iteration of the program runs at a position of an iteration.
-fn follow(trace: &Trace, program: impl Fn(u32, i64) -> Instance) -> Writers {
+fn follow(trace: &Trace, program: impl Fn(u32, u32) -> Instance) -> Writers {
     let mut writers: Writers = vec![Vec::new(); trace.ops.len()];
     // Per storage and iteration of its birth: who modified it last.
-    let mut last: Vec<[Option<Instance>; ITERATIONS as usize]> =
+    let mut last: Vec<[Option<Instance>; ITERATIONS as usize + 1]> =
         vec![Default::default(); trace.storages.len()];
-    for iteration in 0..ITERATIONS {
+    for iteration in 1..=ITERATIONS {
         for (position, op) in trace.ops.iter().enumerate() {
             let instance = program(position as u32, iteration);
             for birth in &op.births {
@@ -67,9 +67,8 @@ fn follow(trace: &Trace, program: impl Fn(u32, i64) -> Instance) -> Writers {
             for used in &op.uses {
                 let at = used.storage.0 as usize;
                 let named = matches!(trace.storages[at].identity, Identity::Name(_));
-                let born = if named { 0 } else { iteration - i64::from(used.previous) };
-                let slot = last[at].get_mut(born.max(0) as usize);
-                let Some(slot) = slot.filter(|_| born >= 0) else { continue };
+                let born = if named { 0 } else { iteration - u32::from(used.previous) };
+                let slot = &mut last[at][born as usize];
                 if instance.1 == COMPARED {
                     let read = slot.filter(|_| used.access != Access::Write);
                     writers[instance.0 as usize].push(read);

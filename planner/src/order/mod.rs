@@ -52,22 +52,22 @@ pub enum MicroBatches {
 
 /// An order of a step's ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
-pub struct Order {
+pub struct OpOrder {
     /// How micro-batches pass through the model.
     pub micro_batches: MicroBatches,
     /// When a parameter is updated.
     pub updates: Updates,
 }
 
-impl Order {
+impl OpOrder {
     /// The program's own.
     pub const OWN: Self = Self { micro_batches: MicroBatches::Own, updates: Updates::Own };
 
     /// Every order, the program's own first.
     pub const ALL: [Self; 6] = {
         use MicroBatches::{LayerWise, Own};
-        const fn order(micro_batches: MicroBatches, updates: Updates) -> Order {
-            Order { micro_batches, updates }
+        const fn order(micro_batches: MicroBatches, updates: Updates) -> OpOrder {
+            OpOrder { micro_batches, updates }
         }
         [
             Self::OWN,
@@ -145,7 +145,7 @@ impl Order {
     }
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for OpOrder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(self.name())
     }

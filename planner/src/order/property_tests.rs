@@ -7,21 +7,21 @@ use std::collections::HashMap;
 use tidelog_random::Random;
 
 /// An op of an iteration of the program.
-type Instance = (u32, i64);
+type Instance = (u32, u32);
 
 /// Which instance must run before which, over so many iterations of the program's order: reads
 /// after what they read was written, writes after the reads and the write before them.
-fn dependences(trace: &Trace, iterations: i64) -> Vec<(Instance, Instance)> {
+fn dependences(trace: &Trace, iterations: u32) -> Vec<(Instance, Instance)> {
     let mut edges = Vec::new();
-    let mut bytes: HashMap<(u32, i64), (Option<Instance>, Vec<Instance>)> = HashMap::new();
-    for iteration in 0..iterations {
+    let mut bytes: HashMap<(u32, u32), (Option<Instance>, Vec<Instance>)> = HashMap::new();
+    for iteration in 1..=iterations {
         for (index, op) in trace.ops.iter().enumerate() {
             let me = (index as u32, iteration);
             let born = op.births.iter().map(|birth| (birth.storage, true, false));
             let uses = op.uses.iter().map(|u| (u.storage, u.access.modifies(), u.previous));
             for (storage, modifies, previous) in born.chain(uses) {
                 let named = matches!(trace.storage(storage).identity, Identity::Name(_));
-                let of = if named { 0 } else { iteration - i64::from(previous) };
+                let of = if named { 0 } else { iteration - u32::from(previous) };
                 let (writer, readers) = bytes.entry((storage.0, of)).or_default();
                 edges.extend(writer.iter().map(|writer| (*writer, me)));
                 if modifies {
@@ -38,11 +38,11 @@ fn dependences(trace: &Trace, iterations: i64) -> Vec<(Instance, Instance)> {
 }
 
 /// When each op of iteration 0 runs in the new order.
-fn times(reordered: &Reordered) -> (Vec<i64>, i64) {
-    let ops = reordered.schedule.len() as i64;
+fn times(reordered: &Reordered) -> (Vec<u32>, u32) {
+    let ops = reordered.schedule.len() as u32;
     let mut times = vec![0; reordered.schedule.len()];
     for (position, placed) in reordered.schedule.iter().enumerate() {
-        times[placed.op as usize] = position as i64 + ops * i64::from(placed.late);
+        times[placed.op as usize] = position as u32 + ops * u32::from(placed.late);
     }
     (times, ops)
 }
@@ -73,7 +73,7 @@ fn every_order_of_training_steps_keeps_every_dependence() {
     let mut made = 0;
     for number in 0..400 {
         let trace = random_training(&mut random);
-        for order in Order::ALL {
+        for order in OpOrder::ALL {
             match order.of(&trace) {
                 Ok(reordered) => {
                     made += 1;
@@ -93,14 +93,14 @@ fn every_order_of_training_steps_keeps_every_dependence() {
 #[test]
 fn every_order_of_random_steps_keeps_every_dependence() {
     let mut random = Random::new(28);
-    let mut made = 0;
+    let (mut made, mut refused) = (0, 0);
     for number in 0..2_000 {
         let mut trace = random_trace(&mut random, 12, 8);
         for storage in &mut trace.storages {
             let kind = random.below(StorageKind::ALL.len() as u64) as usize;
             storage.kind = StorageKind::ALL[kind];
         }
-        for order in Order::ALL {
+        for order in OpOrder::ALL {
             match order.of(&trace) {
                 Ok(reordered) => {
                     made += usize::from(reordered.trace.ops != trace.ops);
@@ -108,13 +108,22 @@ fn every_order_of_random_steps_keeps_every_dependence() {
                         panic!("step {number}, {order}: {broken}\n{}", trace.to_json());
                     }
                 }
-                Err(OrderError::NoOptimizer | OrderError::NoMicroBatches) => {}
-                Err(OrderError::UpdatesInside { .. }) => {}
+                Err(
+                    OrderError::NoOptimizer
+                    | OrderError::NoMicroBatches
+                    | OrderError::UpdatesInside { .. },
+                ) => {}
+                // Ops that use the same parameters need not be micro-batches: the check tells.
+                Err(OrderError::Dependence(_) | OrderError::Trace(_))
+                    if order.micro_batches == MicroBatches::LayerWise =>
+                {
+                    refused += 1;
+                }
                 Err(other) => panic!("step {number}, {order}: {other}\n{}", trace.to_json()),
             }
         }
     }
-    assert!(made > 1_000, "{made}");
+    assert!(made > 1_000 && refused > 0, "{made} made, {refused} refused");
 }
 
 /// The check and the graph agree on orders that somebody shuffled.
@@ -124,7 +133,7 @@ fn the_check_accepts_what_keeps_every_dependence_and_finds_what_does_not() {
     let (mut kept, mut broken) = (0, 0);
     for _ in 0..2_000 {
         let trace = Training::of(1, 2).trace();
-        let mut order = Order::OWN.of(&trace).unwrap();
+        let mut order = OpOrder::OWN.of(&trace).unwrap();
         for _ in 0..=random.below(3) {
             let at = random.below(order.schedule.len() as u64 - 1) as usize;
             order.schedule.swap(at, at + 1);
@@ -136,5 +145,5 @@ fn the_check_accepts_what_keeps_every_dependence_and_finds_what_does_not() {
         assert_eq!(check(&order).is_ok(), agrees, "{:?}", order.schedule);
         *(if agrees { &mut kept } else { &mut broken }) += 1;
     }
-    assert!(kept > 100 && broken > 100, "{kept} kept, {broken} broken");
+    assert!(kept > 100 && broken > 50, "{kept} kept, {broken} broken");
 }

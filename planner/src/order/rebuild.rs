@@ -21,7 +21,7 @@ pub(super) fn rebuild(
     };
     for (position, op) in trace.ops.iter_mut().enumerate() {
         for used in &mut op.uses {
-            used.previous = places.previous(base, schedule[position].op, used);
+            used.previous = places.previous(base, schedule[position].op, *used);
         }
         for Birth { storage, slot } in &op.births {
             let identity = Identity::Output { op: OpIndex(position as u32), slot: *slot };
@@ -68,7 +68,7 @@ impl Places {
     }
 
     /// Whether a use is of the instance that was made one iteration before.
-    fn previous(&self, base: &Trace, op: u32, used: &Use) -> bool {
+    fn previous(&self, base: &Trace, op: u32, used: Use) -> bool {
         if matches!(base.storage(used.storage).identity, Identity::Name(_)) {
             return false;
         }
@@ -125,6 +125,8 @@ fn deaths(base: &Trace, places: &Places, updates: &[bool]) -> Vec<Option<(u32, b
         if end.death.is_none() && !outlives && !is_done {
             return None;
         }
+        // A trace has no word for a death two iterations later.
+        let let_go = let_go.filter(|at| at / places.ops <= made_in + 1);
         let at = let_go.max(end.last_use)?;
         Some(((at % places.ops) as u32, at / places.ops > made_in))
     };

@@ -13,7 +13,8 @@ const SUMS: [&str; 1] = ["norm"];
 
 /// The trace with each such update as one op for each parameter.
 pub(super) fn by_parameter(trace: &Trace) -> Trace {
-    let mut split = Trace { name: trace.name.clone(), storages: trace.storages.clone(), ops: Vec::new() };
+    let mut split =
+        Trace { name: trace.name.clone(), storages: trace.storages.clone(), ops: Vec::new() };
     for op in &trace.ops {
         let length = list_length(trace, op);
         let bytes: Vec<u64> = (0..length).map(|index| bytes_of(trace, op, index, length)).collect();
@@ -58,9 +59,9 @@ fn list_length(trace: &Trace, op: &Op) -> usize {
     };
     let used: Vec<PlanStorage> = op.uses.iter().map(|used| used.storage).collect();
     let born: Vec<PlanStorage> = op.births.iter().map(|birth| birth.storage).collect();
-    let alike = [&used, &born].into_iter().all(|all| {
-        whole(all.len()) && all.chunks(length.max(1)).all(fits)
-    });
+    let alike = [&used, &born]
+        .into_iter()
+        .all(|all| whole(all.len()) && all.chunks(length.max(1)).all(fits));
     // Two kinds of state in a row would look like one list twice as long.
     let is_one_list = op.uses.len() > length || same_kind_of_state(trace, &used);
     if alike && is_one_list { length } else { 1 }
@@ -90,7 +91,13 @@ fn piece(op: &Op, index: usize, length: usize, duration: Nanos) -> Op {
         name: op.name.clone(),
         duration,
         fingerprint: op.fingerprint.rotate_left(17).wrapping_add(index as u64 + 1),
-        uses: op.uses.iter().enumerate().filter(|(at, _)| mine(at)).map(|(_, used)| *used).collect(),
+        uses: op
+            .uses
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| mine(at))
+            .map(|(_, used)| *used)
+            .collect(),
         births: births.map(|(_, birth)| *birth).collect(),
         // What dies with the op dies with its last piece.
         deaths: if index + 1 == length { op.deaths.clone() } else { Vec::new() },

@@ -107,6 +107,21 @@ impl Ahead {
 
 /// Every update just before the first op that could tell, in the next iteration.
 pub(super) fn lazy(trace: &Trace, order: &[u32], updates: &[bool]) -> Vec<Placed> {
+    let mut moving = updates.to_vec();
+    loop {
+        let placed = lazy_round(trace, order, &moving);
+        let count = moving.iter().filter(|moves| **moves).count();
+        for placed in placed.iter().filter(|placed| !placed.late) {
+            moving[placed.op as usize] = false;
+        }
+        // An update that has to stay is one more op that others must not pass.
+        if moving.iter().filter(|moves| **moves).count() == count {
+            return placed;
+        }
+    }
+}
+
+fn lazy_round(trace: &Trace, order: &[u32], updates: &[bool]) -> Vec<Placed> {
     let stay: Vec<u32> = order.iter().copied().filter(|op| !updates[*op as usize]).collect();
     let count = stay.len();
     let mut ahead = next_uses(trace, &stay);
