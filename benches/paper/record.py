@@ -76,6 +76,13 @@ HELD_OUT = {
 }
 
 
+# What GreedySnake (arXiv 2512.17570) was measured on: GPT in half precision, whole on an A100. The paper reports the
+# throughput of large batches; so many samples are assumed here.
+Gpt = namedtuple("Gpt", "hidden layers heads")
+GREEDYSNAKE = {"gpt-65b": Gpt(8192, 80, 64), "gpt-175b": Gpt(12288, 96, 96)}
+GPT_SAMPLES = Whole(2, 8, 2048)
+
+
 class Stage(nn.Module):
     """The layers of one pipeline stage; the first also embeds, the last also projects to the vocabulary."""
 
@@ -162,6 +169,37 @@ class Step:
                 self.recorder.send(inputs.grad)
 
 
+class AdamOnHost(models.MixedAdamW):
+    """Parameters and gradients in half precision; state in single precision, of which an update is one op: it runs on
+    the CPU, whose time is not the recorder's to tell."""
+
+    def __init__(self, parameters, recorder):
+        super().__init__(parameters)
+        self.recorder = recorder
+
+    def step(self):
+        for half, master, (first, second, _) in zip(self.half, self.parameters, self.state):
+            touched = [half, half.grad, master, first, second]
+            size = sum(tensor.numel() * tensor.itemsize for tensor in touched)
+            self.recorder.transfer(touched, "adam", size, writes=True)
+            half.grad = None
+
+
+def record_gpt(name, size):
+    recorder = Recorder(Gpu.load(MACHINES / "a100.json"), "bf16")
+    micro_batch, micro_batches, sequence = GPT_SAMPLES
+    settings = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "n_positions": sequence}
+    with torch.device("meta"), recorder:
+        model = models.from_config("gpt2", settings, "tidelog").to(torch.bfloat16).train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        step = models.Step(recorder, model, models.inputs_of(model, micro_batch, sequence), micro_batches)
+        step.optimizer = AdamOnHost(model.parameters(), recorder)
+        recorder.name_globals(step.named())
+        with recorder.iteration(f"{name}, checkpointing"):
+            step()
+    return recorder
+
+
 def record_whole(name, gpu, checkpointing):
     run = HELD_OUT[name]
     return models.record(
@@ -188,7 +226,7 @@ def record(name, run, stage, gpu, checkpointing):
 
 
 def main():
-    names = [*RUNS, *HELD_OUT, *ORDERS]
+    names = [*RUNS, *HELD_OUT, *ORDERS, *GREEDYSNAKE]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("names", nargs="*", default=names, help=", ".join(names))
@@ -200,7 +238,8 @@ def main():
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
         stages = map(int, arguments.stages) if name in RUNS else [None]
-        for stage, checkpointing in itertools.product(stages, (True,) if name in ORDERS else (False, True)):
+        kinds = (True,) if name in ORDERS or name in GREEDYSNAKE else (False, True)
+        for stage, checkpointing in itertools.product(stages, kinds):
             file = name if stage is None else f"{name}-stage{stage}"
             path = arguments.directory / (file + "-checkpointed" * checkpointing + ".json")
             if path.exists() and not arguments.again:
@@ -208,6 +247,8 @@ def main():
             began = time.monotonic()
             if name in HELD_OUT:
                 recorder = record_whole(name, gpu, checkpointing)
+            elif name in GREEDYSNAKE:
+                recorder = record_gpt(name, GREEDYSNAKE[name])
             else:
                 recorder = record(name, {**RUNS, **ORDERS}[name], stage or 0, gpu, checkpointing)
             path.write_text(recorder.to_json(), encoding="utf-8")

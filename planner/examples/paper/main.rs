@@ -14,9 +14,10 @@ mod output;
 mod page;
 mod sets;
 mod small;
+mod snake;
 
 use cell::{Cell, Traces};
-use orders::OrderRow;
+use orders::Orders;
 use output::Results;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
@@ -55,15 +56,15 @@ fn main() -> Result<(), Failure> {
     let began = Instant::now();
     let bounds = folder.with_file_name("bounds");
     let cells = cells(&parts, &traces, &bounds)?;
-    let orders = in_orders(&ordered, folder, &bounds)?;
+    let orders = Orders::of(&ordered, folder, &bounds)?;
     if parts.is_empty() && !names.is_empty() {
         // Small instances and growth have nothing to do with orders.
-        let missed: Vec<String> = orders.iter().flat_map(OrderRow::missed).collect();
+        let missed = orders.missed();
         for line in &missed {
             println!("falls short: {line}");
         }
-        let rows: Vec<_> = orders.iter().map(OrderRow::json).collect();
-        std::fs::write(output, format!("{:#}\n", serde_json::json!({"orders": rows})))?;
+        let found = serde_json::json!({"orders": orders.json(), "falls_short": missed});
+        std::fs::write(output, format!("{found:#}\n"))?;
         std::process::exit(i32::from(!missed.is_empty()));
     }
     let small = small::small()?;
@@ -72,7 +73,7 @@ fn main() -> Result<(), Failure> {
 
     let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes));
-    let missed = missed.chain(orders.iter().flat_map(OrderRow::missed)).collect();
+    let missed = missed.chain(orders.missed()).collect();
     let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
     let results = Results { cells, orders, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
@@ -127,18 +128,6 @@ fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Ce
         cells.push(cell);
     }
     Ok(cells)
-}
-
-/// Every step in every order.
-fn in_orders(names: &[String], folder: &Path, bounds: &Path) -> Result<Vec<OrderRow>, Failure> {
-    let made = side_by_side(names.len(), |index| {
-        (names[index].clone(), orders::row(&names[index], folder, bounds))
-    });
-    let rows = made?;
-    for row in &rows {
-        print!("{}", row.text());
-    }
-    Ok(rows)
 }
 
 /// Does so many jobs, as many at a time as there are cores; each returns its title, too.
