@@ -128,7 +128,8 @@ impl OpOrder {
             Updates::Early => updates::early(&base, &order, &updates),
             Updates::Lazy => updates::lazy(&base, &order, &updates),
         };
-        let mut trace = rebuild::rebuild(&base, &schedule, &updates)?;
+        let moved = if self.updates == Updates::Own { vec![false; updates.len()] } else { updates };
+        let mut trace = rebuild::rebuild(&base, &schedule, &moved)?;
         trace.name = format!("{}, order {}", trace.name, self.name());
         let reordered = Reordered { base, trace, schedule };
         check(&reordered)?;

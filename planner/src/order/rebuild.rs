@@ -4,7 +4,7 @@ use super::Placed;
 use crate::trace::{Birth, Death, Identity, PlanStorage, StorageKind, Trace, TraceError, Use};
 use crate::units::OpIndex;
 
-/// Runs the ops of `base` as `schedule` says.
+/// Runs the ops of `base` as `schedule` says. `updates` are the ops that move as updates.
 ///
 /// A storage dies where the program lets go of it, or after its last use where that is later. A
 /// gradient whose update has moved dies with that update: nobody looks at it any more.

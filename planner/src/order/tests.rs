@@ -85,6 +85,19 @@ fn a_block_sees_all_micro_batches_before_the_next_block() {
     assert_eq!(found.duration(), trace.duration());
 }
 
+/// A program that keeps gradients until the next step may look at them, unless updates move.
+#[test]
+fn gradients_live_as_long_as_in_the_program_unless_updates_move() {
+    let trace = Training { kept: true, ..Training::of(2, 2) }.trace();
+    let deaths_at_the_beginning = |order: OpOrder| {
+        let found = order.of(&trace).unwrap().trace;
+        let deaths = &found.ops[0].deaths;
+        deaths.iter().filter(|death| death.previous).count()
+    };
+    assert_eq!([OpOrder::OWN, LAYER_WISE].map(deaths_at_the_beginning), [5, 5]);
+    assert_eq!(deaths_at_the_beginning(EARLY), 0);
+}
+
 /// Only what all gradients have gone into moves no earlier.
 #[test]
 fn updates_wait_for_a_norm_over_all_gradients() {
