@@ -95,6 +95,7 @@ pub(crate) fn explain(
     if !orders.is_empty() {
         text += "In other orders of the same ops, planned and simulated again (--order)\n";
         text += &orders.iter().map(|one| reordered(&step, one)).collect::<String>();
+        text += "  tidelog-plan compare --order NAME shows what no plan in that order can beat\n";
     }
     Ok(text)
 }
