@@ -77,7 +77,7 @@ HELD_OUT = {
 
 
 # What GreedySnake (arXiv 2512.17570) was measured on: GPT in half precision, whole on an A100. The paper reports the
-# throughput of large batches; so many samples are assumed here.
+# throughput of large batches without their size: with so many samples the policies give ratios like the published.
 Gpt = namedtuple("Gpt", "hidden layers heads")
 GREEDYSNAKE = {"gpt-65b": Gpt(8192, 80, 64), "gpt-175b": Gpt(12288, 96, 96)}
 GPT_SAMPLES = Whole(2, 8, 2048)
