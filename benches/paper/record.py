@@ -45,14 +45,26 @@ LLAMA3_70B = {
     "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
 
-Run = namedtuple("Run", "config sequence batch micro_batch precision")
+Run = namedtuple("Run", "config sequence batch micro_batch precision stages", defaults=[2])
 RUNS = {
     "llama3-8b-fp32": Run(LLAMA3_8B, 2048, 32, 4, "fp32"),
     "llama3-8b-tf32": Run(LLAMA3_8B, 2048, 32, 4, "tf32"),
     "granite-8b-fp32": Run(GRANITE_8B, 4096, 32, 4, "fp32"),
     "llama3-70b-fp32": Run(LLAMA3_70B, 2048, 8, 2, "fp32"),
 }
-STAGES = 2
+
+# What the order of ops brings: whole models on one GPU, since micro-batches that pass layer by layer leave a second
+# pipeline stage without work. As they run with checkpointing, which is how such orders are run.
+MICRO_BATCHES = [1, 4, 16]
+ORDERS = {
+    f"{name}-m{count}": Run(config, sequence, count * size, size, "tf32", 1)
+    for name, config, sequence, size in [
+        ("llama3-8b", LLAMA3_8B, 2048, 4),
+        ("granite-8b", GRANITE_8B, 4096, 4),
+        ("llama3-70b", LLAMA3_70B, 2048, 2),
+    ]
+    for count in MICRO_BATCHES
+}
 
 # Never looked at while the policy was made: whole models on one GPU.
 Whole = namedtuple("Whole", "micro_batch micro_batches sequence")
@@ -62,6 +74,13 @@ HELD_OUT = {
     "t5-large": Whole(16, 2, 1024),
     "vit-huge": Whole(128, 2, 0),
 }
+
+
+# What GreedySnake (arXiv 2512.17570) was measured on: GPT in half precision, whole on an A100. The paper reports the
+# throughput of large batches without their size: with so many samples the policies give ratios like the published.
+Gpt = namedtuple("Gpt", "hidden layers heads")
+GREEDYSNAKE = {"gpt-65b": Gpt(8192, 80, 64), "gpt-175b": Gpt(12288, 96, 96)}
+GPT_SAMPLES = Whole(2, 8, 2048)
 
 
 class Stage(nn.Module):
@@ -79,6 +98,8 @@ class Stage(nn.Module):
         if stage == stages - 1:
             self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            if config.tie_word_embeddings and stages == 1:
+                self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, inputs, positions):
         hidden = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
@@ -97,7 +118,7 @@ class Step:
     def __init__(self, run, config, stage, recorder, checkpointing):
         self.run, self.stage, self.recorder = run, stage, recorder
         self.hidden = (run.micro_batch, run.sequence, config.hidden_size)
-        self.model = Stage(config, stage, STAGES, checkpointing)
+        self.model = Stage(config, stage, run.stages, checkpointing)
         self.optimizer = AdamW(self.model.parameters())
         self.positions = torch.arange(run.sequence, device="meta")[None]
 
@@ -115,7 +136,7 @@ class Step:
 
     def __call__(self):
         count = self.run.batch // self.run.micro_batch
-        ahead = STAGES - 1 - self.stage
+        ahead = self.run.stages - 1 - self.stage
         # What a stage sends on is kept until the step ends, as torch's pipeline schedules do.
         self.sent, waiting = [], []
         for index in range(count + ahead):
@@ -133,7 +154,7 @@ class Step:
         else:
             inputs = self.recorder.receive(self.hidden).requires_grad_()
         output = self.model(inputs, self.positions)
-        if self.stage < STAGES - 1:
+        if self.stage < self.run.stages - 1:
             self.recorder.send(output)
             self.sent.append(output.detach())
         else:
@@ -143,9 +164,40 @@ class Step:
 
     def backward(self, inputs, output):
         with self.recorder.makes("gradient"):
-            output.backward(self.recorder.receive(self.hidden) if self.stage < STAGES - 1 else None)
+            output.backward(self.recorder.receive(self.hidden) if self.stage < self.run.stages - 1 else None)
             if inputs.grad is not None:
                 self.recorder.send(inputs.grad)
+
+
+class AdamOnHost(models.MixedAdamW):
+    """Parameters and gradients in half precision; state in single precision, of which an update is one op: it runs on
+    the CPU, whose time is not the recorder's to tell."""
+
+    def __init__(self, parameters, recorder):
+        super().__init__(parameters)
+        self.recorder = recorder
+
+    def step(self):
+        for half, master, (first, second, _) in zip(self.half, self.parameters, self.state):
+            touched = [half, half.grad, master, first, second]
+            size = sum(tensor.numel() * tensor.itemsize for tensor in touched)
+            self.recorder.transfer(touched, "adam", size, writes=True)
+            half.grad = None
+
+
+def record_gpt(name, size):
+    recorder = Recorder(Gpu.load(MACHINES / "a100.json"), "bf16")
+    micro_batch, micro_batches, sequence = GPT_SAMPLES
+    settings = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "n_positions": sequence}
+    with torch.device("meta"), recorder:
+        model = models.from_config("gpt2", settings, "tidelog").to(torch.bfloat16).train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        step = models.Step(recorder, model, models.inputs_of(model, micro_batch, sequence), micro_batches)
+        step.optimizer = AdamOnHost(model.parameters(), recorder)
+        recorder.name_globals(step.named())
+        with recorder.iteration(f"{name}, checkpointing"):
+            step()
+    return recorder
 
 
 def record_whole(name, gpu, checkpointing):
@@ -167,15 +219,17 @@ def record(name, run, stage, gpu, checkpointing):
     with torch.device("meta"), recorder:
         step = Step(run, config, stage, recorder, checkpointing)
         recorder.name_globals(step.named())
-        with recorder.iteration(f"{name}, stage {stage} of {STAGES}" + ", checkpointing" * checkpointing):
+        part = f", stage {stage} of {run.stages}" if run.stages > 1 else ""
+        with recorder.iteration(name + part + ", checkpointing" * checkpointing):
             step()
     return recorder
 
 
 def main():
+    names = [*RUNS, *HELD_OUT, *ORDERS, *GREEDYSNAKE]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("names", nargs="*", default=[*RUNS, *HELD_OUT], help=", ".join([*RUNS, *HELD_OUT]))
+    parser.add_argument("names", nargs="*", default=names, help=", ".join(names))
     parser.add_argument("--gpu", default="h100-nvl", help="a file of planner/machines, without .json")
     parser.add_argument("--stages", default="01", help="which stages: 0, 1 or 01")
     parser.add_argument("--again", action="store_true", help="also what is there already")
@@ -183,17 +237,20 @@ def main():
     gpu = Gpu.load(MACHINES / f"{arguments.gpu}.json")
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        stages = [None] if name in HELD_OUT else map(int, arguments.stages)
-        for stage, checkpointing in itertools.product(stages, (False, True)):
+        stages = map(int, arguments.stages) if name in RUNS else [None]
+        kinds = (True,) if name in ORDERS or name in GREEDYSNAKE else (False, True)
+        for stage, checkpointing in itertools.product(stages, kinds):
             file = name if stage is None else f"{name}-stage{stage}"
             path = arguments.directory / (file + "-checkpointed" * checkpointing + ".json")
             if path.exists() and not arguments.again:
                 continue
             began = time.monotonic()
-            if stage is None:
+            if name in HELD_OUT:
                 recorder = record_whole(name, gpu, checkpointing)
+            elif name in GREEDYSNAKE:
+                recorder = record_gpt(name, GREEDYSNAKE[name])
             else:
-                recorder = record(name, RUNS[name], stage, gpu, checkpointing)
+                recorder = record(name, {**RUNS, **ORDERS}[name], stage or 0, gpu, checkpointing)
             path.write_text(recorder.to_json(), encoding="utf-8")
             print(f"{path}: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -13,6 +13,7 @@ pub mod hardware;
 pub mod instances;
 pub mod lifetime;
 pub mod migration;
+pub mod order;
 pub mod plan;
 pub mod policies;
 pub mod report;

@@ -35,7 +35,7 @@ const PIECE: Bytes = Bytes(64 << 20);
 pub(super) const AT_ONCE: &str = "tidelog, at once";
 
 /// ZeRO may take all that the published machine had, half for each GPU.
-const ZERO_HOST_BYTES: u64 = 750_000_000_000;
+pub(super) const ZERO_HOST_BYTES: u64 = 750_000_000_000;
 
 /// One policy on one machine.
 pub(super) struct PolicyResult {
@@ -173,7 +173,7 @@ pub(super) fn plan(
     Ok(cell)
 }
 
-fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
+pub(super) fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
     let rate = Bandwidth(16_000_000_000);
     let host_rate = Bandwidth(50_000_000_000);
     Machine {

@@ -1,19 +1,23 @@
 //! What `make paper` prints: every policy on every recorded set, the published figures beside, and
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
 //! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
-//! OUTPUT.json, and ends with status 1 where a figure falls short.
+//! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are
+//! planned; `orders` names all steps that are planned in every order.
 
 mod cell;
 mod certificates;
 mod columns;
 mod growth;
 mod marks;
+mod orders;
 mod output;
 mod page;
 mod sets;
 mod small;
+mod snake;
 
 use cell::{Cell, Traces};
+use orders::Orders;
 use output::Results;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
@@ -24,6 +28,9 @@ use tidelog_planner::trace::Trace;
 
 const GIB: u64 = 1 << 30;
 
+/// The name of all steps that are planned in every order.
+const ALL_ORDERS: &str = "orders";
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> Result<(), Failure> {
@@ -31,25 +38,44 @@ fn main() -> Result<(), Failure> {
     let [folder, output, names @ ..] = arguments.as_slice() else {
         return Err("usage: paper TRACES OUTPUT.json [SET ...]".into());
     };
-    if let Some(unknown) = names.iter().find(|name| SETS.iter().all(|set| set.name != **name)) {
-        let known: Vec<&str> = SETS.iter().map(|set| set.name).collect();
+    let ordered = orders::names();
+    let sets = SETS.iter().map(|set| set.name);
+    let known: Vec<&str> =
+        sets.chain(ordered.iter().map(String::as_str)).chain([ALL_ORDERS]).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
     }
-    let wanted = |set: &&'static Set| names.is_empty() || names.iter().any(|name| name == set.name);
+    let asked = |name: &str| names.is_empty() || names.iter().any(|one| one == name);
+    let wanted = |set: &&'static Set| asked(set.name);
     let parts: Vec<TracePart> = SETS.iter().filter(wanted).flat_map(TracePart::of).collect();
+    let ordered: Vec<String> =
+        ordered.into_iter().filter(|name| asked(ALL_ORDERS) || asked(name)).collect();
     let folder = Path::new(folder);
     let traces = parts.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
 
     let began = Instant::now();
-    let cells = cells(&parts, &traces, &folder.with_file_name("bounds"))?;
+    let bounds = folder.with_file_name("bounds");
+    let cells = cells(&parts, &traces, &bounds)?;
+    let orders = Orders::of(&ordered, folder, &bounds)?;
+    if parts.is_empty() && !names.is_empty() {
+        // Small instances and growth have nothing to do with orders.
+        let missed = orders.missed();
+        for line in &missed {
+            println!("falls short: {line}");
+        }
+        let found = serde_json::json!({"orders": orders.json(), "falls_short": missed});
+        std::fs::write(output, format!("{found:#}\n"))?;
+        std::process::exit(i32::from(!missed.is_empty()));
+    }
     let small = small::small()?;
     print!("{}", output::small_in_words(&small));
     let sizes = growth::growth(|size| println!("{}", output::size_in_words(size)))?;
 
     let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
-    let missed = missed.chain(marks::missed_by_growth(&sizes)).collect();
+    let missed = missed.chain(marks::missed_by_growth(&sizes));
+    let missed = missed.chain(orders.missed()).collect();
     let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
-    let results = Results { cells, small, sizes, missed, out_of_reach };
+    let results = Results { cells, orders, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
     for line in &results.out_of_reach {
         println!("out of reach: {line}");
@@ -87,19 +113,39 @@ fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Ce
             part.set.capacities.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]);
         jobs.extend(kinds.map(|(capacity, host)| (*part, traces, capacity, host)));
     }
+    let made = side_by_side(jobs.len(), |index| {
+        let (part, traces, capacity, host) = jobs[index];
+        let made = cell::plan(part, traces, capacity, host, bounds);
+        (made.as_ref().map_or_else(|_| part.title(), Cell::title), made)
+    });
+    let mut cells = Vec::new();
+    for (index, cell) in made?.into_iter().enumerate() {
+        let (part, traces, ..) = jobs[index];
+        if index == 0 || jobs[index - 1].0.title() != part.title() {
+            println!("{}", output::about(part, traces));
+        }
+        print!("{}", output::table(&cell));
+        cells.push(cell);
+    }
+    Ok(cells)
+}
+
+/// Does so many jobs, as many at a time as there are cores; each returns its title, too.
+fn side_by_side<T: Send>(
+    count: usize,
+    job: impl Fn(usize) -> (String, Result<T, Failure>) + Sync,
+) -> Result<Vec<T>, Failure> {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let slots: Vec<Mutex<Option<Result<Cell, Failure>>>> =
-        jobs.iter().map(|_| Mutex::default()).collect();
+    let slots: Vec<Mutex<Option<Result<T, Failure>>>> =
+        (0..count).map(|_| Mutex::default()).collect();
     let work = || {
-        while let Some((slot, (part, traces, capacity, host))) =
-            Some(next.fetch_add(1, Ordering::Relaxed))
-                .and_then(|at| Some((slots.get(at)?, jobs[at])))
+        while let Some((index, slot)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, slots.get(at)?)))
         {
             let began = Instant::now();
-            let made = cell::plan(part, traces, capacity, host, bounds);
+            let (title, made) = job(index);
             let ended = done.fetch_add(1, Ordering::Relaxed) + 1;
-            let title = made.as_ref().map_or_else(|_| part.title(), Cell::title);
-            eprintln!("[{ended:2} of {}] {title}: {} s", jobs.len(), began.elapsed().as_secs());
+            eprintln!("[{ended:2} of {count}] {title}: {} s", began.elapsed().as_secs());
             *slot.lock().expect("no one panics with it") = Some(made);
         }
     };
@@ -109,17 +155,8 @@ fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Ce
             scope.spawn(work);
         }
     });
-    let mut cells = Vec::new();
-    for (index, slot) in slots.into_iter().enumerate() {
-        let cell = slot.into_inner()?.ok_or("a thread ended early")??;
-        let (part, traces, ..) = jobs[index];
-        if index == 0 || jobs[index - 1].0.title() != part.title() {
-            println!("{}", output::about(part, traces));
-        }
-        print!("{}", output::table(&cell));
-        cells.push(cell);
-    }
-    Ok(cells)
+    let made = slots.into_iter().map(|slot| slot.into_inner().ok().flatten());
+    made.map(|made| made.ok_or("a thread ended early")?).collect()
 }
 
 fn write(output: &Path, results: &Results) -> Result<(), Failure> {

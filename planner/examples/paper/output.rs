@@ -3,6 +3,7 @@
 use super::cell::{Cell, PolicyResult, Traces};
 use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
+use super::orders::Orders;
 use super::sets::TracePart;
 use super::small::Small;
 use super::{GIB, ratio};
@@ -14,6 +15,7 @@ use tidelog_planner::lifetime::Lifetimes;
 /// Everything that came out.
 pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
+    pub(super) orders: Orders,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,
@@ -135,6 +137,7 @@ pub(super) fn json(results: &Results) -> Value {
         .collect();
     json!({
         "cells": cells,
+        "orders": results.orders.json(),
         "small_instances": results.small,
         "growth": results.sizes,
         "falls_short": results.missed,

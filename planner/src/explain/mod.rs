@@ -3,6 +3,7 @@
 //! What is said of a step is read off its simulation. What another plan or machine would bring is
 //! simulated, nothing is extrapolated.
 
+mod orders;
 mod storage;
 mod text;
 mod wait;
@@ -17,6 +18,7 @@ use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
+pub use orders::{OrderAnswer, orders};
 pub use storage::{Absence, KeptInMemory, StorageAnswer};
 pub use wait::{Cause, OpAnswer, WaitTarget, WaitedTime};
 pub use what_if::{MachineChange, SimulateFn, WhatIf, what_if};

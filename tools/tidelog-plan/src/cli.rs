@@ -31,8 +31,10 @@ Examples:
   tidelog-plan plan trace.json machine.json > plan.json
   tidelog-plan plan trace.json machine.json --within 500ms > plan.json
       the best plan that half a second finds; without --within the search goes to its end
+  tidelog-plan plan trace.json machine.json --order best > plan.json
+      in whichever order of the step's ops is the fastest; the plan tells which that is
   tidelog-plan explain trace.json machine.json --plan plan.json
-      where the time goes, and what another SSD or more memory would bring
+      where the time goes, and what another SSD, more memory or another order would bring
   tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
   tidelog-plan endurance trace.json machine.json
       how long the drives last, and what a smaller write budget costs
@@ -97,6 +99,32 @@ pub(crate) struct Inputs {
     /// as much. Without it the search goes to its end, and ends with the same plan each time
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) within: Option<Duration>,
+    /// In which order the step's ops run. Every op reads the same bytes in each. "best" plans them
+    /// all and takes the fastest; "explain" shows what each brings here
+    #[arg(long, value_enum, default_value_t, value_name = "ORDER")]
+    pub(crate) order: OrderName,
+}
+
+/// An order of ops by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OrderName {
+    /// As the program runs
+    #[default]
+    Own,
+    /// A parameter is updated just before it is used again, in the next forward pass: its state
+    /// comes in while compute runs
+    Lazy,
+    /// A parameter is updated as soon as its gradient is complete: gradients never leave
+    Early,
+    /// All micro-batches pass a block of layers before the next block: parameters come in once a
+    /// pass
+    LayerWise,
+    /// Both: layer-wise and lazy
+    LayerWiseLazy,
+    /// Both: layer-wise and early
+    LayerWiseEarly,
+    /// The fastest of all
+    Best,
 }
 
 /// Where the plan comes from.

@@ -4,6 +4,7 @@ use tidelog_command_line::PlanExit;
 use tidelog_planner::cost::MachineError;
 use tidelog_planner::hardware::calibrate::CalibrateError;
 use tidelog_planner::hardware::{HardwareError, SettleError};
+use tidelog_planner::order::OrderError;
 use tidelog_planner::plan::PlanError;
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::trace::TraceError;
@@ -29,6 +30,8 @@ pub(crate) enum PlanFailure {
     Simulate(SimulateError),
     #[error("{0}")]
     Hardware(#[from] HardwareError),
+    #[error("{0}; tidelog-plan explain shows the orders that it has")]
+    Order(#[from] OrderError),
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
@@ -74,6 +77,7 @@ impl PlanFailure {
             | Self::Plan { .. }
             | Self::Calibrate { .. }
             | Self::Hardware(_)
+            | Self::Order(_)
             | Self::Simulate(SimulateError::Plan(_)) => PlanExit::Unusable,
             Self::Memory(_) | Self::Simulate(_) => PlanExit::DoesNotRun,
             Self::NotFound(_) => PlanExit::NotFound,

@@ -2,6 +2,7 @@
 
 use crate::cli::{Inputs, PlanSource, PolicyName};
 use crate::failure::PlanFailure;
+use crate::order::{in_order, orders};
 use std::cell::RefCell;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use tidelog_planner::cost::Machine;
 use tidelog_planner::endurance::{StepChoice, unbeaten};
 use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, rounds_at_most, settle};
+use tidelog_planner::order::OpOrder;
 use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
 use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
@@ -27,6 +29,9 @@ pub(crate) const PLANNERS: [(&str, PolicyName); 4] = [
 
 /// A step, ready to be looked at.
 pub(crate) struct LoadedStep {
+    /// The step as the program runs it.
+    pub(crate) program: Trace,
+    /// The step in the order that is planned.
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
@@ -47,10 +52,73 @@ pub(crate) struct LoadedStep {
 impl LoadedStep {
     /// Reads, plans where no plan is given, and simulates.
     pub(crate) fn read(inputs: &Inputs, source: &PlanSource) -> Result<Self, PlanFailure> {
-        let (trace, file) = read(inputs)?;
+        let (program, file) = read(inputs)?;
+        if let Some(path) = &source.plan {
+            return Self::with_plan(program, file, path, inputs);
+        }
+        let mut fastest: Option<Self> = None;
+        for order in orders(inputs.order) {
+            let trace = match in_order(&program, order) {
+                Err(_) if fastest.is_some() => continue,
+                made => made?,
+            };
+            let step = Self::planned(&program, &trace, &file, source.policy, inputs.within)?;
+            if fastest.as_ref().is_none_or(|best| step.simulation.time < best.simulation.time) {
+                fastest = Some(step);
+            }
+        }
+        Ok(fastest.expect("there is at least one order"))
+    }
+
+    /// A step whose plan is there already, in the order that it was made for.
+    fn with_plan(
+        program: Trace,
+        file: MachineFile,
+        path: &Path,
+        inputs: &Inputs,
+    ) -> Result<Self, PlanFailure> {
+        let name = path.display().to_string();
+        let wrong = |source| PlanFailure::Plan { file: name.clone(), source };
+        let named = PlanFile::from_json(&text_of(path)?).map_err(wrong)?;
+        let of_plan = OpOrder::with_fingerprint(&program, named.fingerprint);
+        let trace = of_plan.map_or_else(|| program.clone(), |(_, trace)| trace);
+        let plan = named.numbered(&trace).map_err(wrong)?;
+        let machine = file.machine;
+        let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
+            Err(SimulateError::Plan(source)) => return Err(wrong(source)),
+            simulated => simulated?,
+        };
+        let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
+        let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
+        let hardware = file.hardware.clone();
+        let (plan, within) = (Some(plan), inputs.within);
+        let (found, prices) = Default::default();
+        Ok(Self {
+            program,
+            trace,
+            machine,
+            hardware,
+            file,
+            policy,
+            plan,
+            simulation,
+            within,
+            found,
+            prices,
+        })
+    }
+
+    fn planned(
+        program: &Trace,
+        trace: &Trace,
+        file: &MachineFile,
+        policy: PolicyName,
+        within: Option<Duration>,
+    ) -> Result<Self, PlanFailure> {
         let MachineFile { machine, hardware } = file.clone();
-        let (policy, within) = (source.policy, inputs.within);
+        let file = file.clone();
         let of = |policy, machine, plan, simulation, (found, prices)| Self {
+            program: program.clone(),
             trace: trace.clone(),
             machine,
             hardware: hardware.clone(),
@@ -62,21 +130,8 @@ impl LoadedStep {
             found,
             prices,
         };
-        if let Some(path) = &source.plan {
-            let name = path.display().to_string();
-            let wrong = |source| PlanFailure::Plan { file: name.clone(), source };
-            let named = PlanFile::from_json(&text_of(path)?).map_err(wrong)?;
-            let plan = named.numbered(&trace).map_err(wrong)?;
-            let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
-                Err(SimulateError::Plan(source)) => return Err(wrong(source)),
-                simulated => simulated?,
-            };
-            let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
-            let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
-            return Ok(of(policy, machine, Some(plan), simulation, Default::default()));
-        }
         if policy == PolicyName::Lru {
-            let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
+            let simulation = simulate(trace, &machine, simulate::Policy::Lru)?;
             return Ok(of(policy, machine, None, simulation, Default::default()));
         }
         let rounds = hardware.as_ref().map_or(Ok(1), rounds_at_most)?;
@@ -91,9 +146,9 @@ impl LoadedStep {
             Ok(best(&search))
         };
         let (machine, plan, simulation) = if let Some(hardware) = &hardware {
-            settle(hardware, &trace, &planner)?
+            settle(hardware, trace, &planner)?
         } else {
-            let (plan, simulation) = planner(&trace, &machine)?;
+            let (plan, simulation) = planner(trace, &machine)?;
             (machine, plan, simulation)
         };
         Ok(of(policy, machine, Some(plan), simulation, last.take()))

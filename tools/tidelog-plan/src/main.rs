@@ -4,6 +4,7 @@ mod cli;
 mod command;
 mod failure;
 mod inputs;
+mod order;
 mod progress;
 
 use cli::{PlanCli, PlanCommand};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{file, json, run, text};
-use tidelog_planner::instances::deep_network;
+use tidelog_planner::instances::{Training, deep_network};
 
 /// A network of which about half fits.
 fn inputs(name: &str) -> (String, String) {
@@ -61,4 +61,42 @@ fn a_plan_is_there_however_little_time_there_is_and_gets_no_worse_with_more() {
     assert_eq!(said.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&said.stderr).contains("write 300ms, 30s or 2m"));
     assert_eq!(text(&run(&["plan", &trace, &machine])), text(&run(&["plan", &trace, &machine])));
+}
+
+/// Two micro-batches over layers of which a part fits.
+#[test]
+fn every_order_is_planned_and_a_plan_finds_its_own() {
+    let trace = file("order-trace.json", &Training::of(2, 2).trace().to_json());
+    let machine = r#"{"budget": 500000, "staging": 0, "verify": 1000000000000,
+        "ssd": {"read": 1000000000, "write": 1000000000, "latency_ns": 0}}"#;
+    let machine = file("order-machine.json", machine);
+    let plan = |order: &str| json(&run(&["plan", &trace, &machine, "--order", order]));
+    let time = |plan: &serde_json::Value| plan["expects"]["time_ns"].as_u64().unwrap();
+    let orders = ["own", "lazy", "early", "layer-wise", "layer-wise-lazy", "layer-wise-early"];
+    let times: Vec<u64> = orders.iter().map(|order| time(&plan(order))).collect();
+    let own = times[0];
+    let best = plan("best");
+    assert_eq!(Some(time(&best)), times.iter().copied().min());
+    assert!(time(&best) < own);
+    assert!(best["trace"].as_str().unwrap().contains(", order "), "{}", best["trace"]);
+    // Nobody has to say again which order it is.
+    let kept = file("order-plan.json", &best.to_string());
+    let with_plan = ["simulate", &trace, &machine, "--plan", &kept, "--output", "json"];
+    assert_eq!(json(&run(&with_plan))[0]["time_ns"].as_u64(), Some(time(&best)));
+    let said = text(&run(&["explain", &trace, &machine, "--within", "100ms"]));
+    let line = |order: &str| said.lines().any(|line| line.trim_start().starts_with(order));
+    assert!(orders.into_iter().all(line), "{said}");
+    let bounded = json(&run(&["compare", &trace, &machine, "--order", "lazy", "--output", "json"]));
+    assert!(bounded[0]["time_ns"].as_u64().unwrap() <= times[1]);
+    let refused = run(&["compare", &trace, &machine, "--order", "best"]);
+    assert_eq!(refused.status.code(), Some(64));
+}
+
+#[test]
+fn a_step_without_such_an_order_says_why() {
+    let (trace, machine) = inputs("no-order");
+    let refused = run(&["plan", &trace, &machine, "--order", "layer-wise"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("has no micro-batches one after the other"), "{said}");
 }

@@ -21,7 +21,7 @@ use std::collections::HashSet;
 /// What Adam on the CPU moves through host memory in a second: half of what twelve channels of
 /// DDR5-4800 carry, one socket for a GPU. Published figures of CPU Adam come to about that half on
 /// older machines.
-const CPU_RATE: Bandwidth = Bandwidth(230_000_000_000);
+pub(super) const CPU_RATE: Bandwidth = Bandwidth(230_000_000_000);
 
 /// A parameter that is needed again before so many bytes of others stays
 /// (`stage3_max_reuse_distance`, a thousand million elements of four bytes).

@@ -7,7 +7,9 @@ use crate::inputs::{LoadedStep, simulator};
 use serde_json::json;
 use std::fmt::Write;
 use tidelog_command_line::OutputFormat;
-use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, WhatIf, find, what_if};
+use tidelog_planner::explain::{
+    MachineChange, OpAnswer, OrderAnswer, StorageAnswer, WhatIf, find, orders, what_if,
+};
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
@@ -49,6 +51,11 @@ pub(crate) fn explain(
         if asked || arguments.no_what_if { Vec::new() } else { changes(&step, arguments) };
     let found =
         what_if(&step.trace, &step.machine, &changes, &simulator(step.policy, step.within))?;
+    let orders = if asked || arguments.no_what_if {
+        Vec::new()
+    } else {
+        orders(&step.program, &step.machine, &simulator(step.policy, step.within))?
+    };
     if output == OutputFormat::Json {
         let answer = json!({
             "trace": step.trace.name,
@@ -61,6 +68,7 @@ pub(crate) fn explain(
             "ops": ops,
             "storages": storages,
             "what_if": found,
+            "orders": orders,
             "prices": step.prices,
         });
         return Ok(format!("{answer:#}\n"));
@@ -83,6 +91,11 @@ pub(crate) fn explain(
     if !found.is_empty() {
         text += "With other hardware, planned and simulated again\n";
         text += &found.iter().map(|one| changed(&step, one)).collect::<String>();
+    }
+    if !orders.is_empty() {
+        text += "In other orders of the same ops, planned and simulated again (--order)\n";
+        text += &orders.iter().map(|one| reordered(&step, one)).collect::<String>();
+        text += "  tidelog-plan compare --order NAME shows what no plan in that order can beat\n";
     }
     Ok(text)
 }
@@ -131,6 +144,14 @@ fn prices(step: &LoadedStep, text: &mut String) {
 }
 
 fn changed(step: &LoadedStep, what: &WhatIf) -> String {
+    let now = step.simulation.time.0;
+    let against = what
+        .time
+        .map_or_else(String::new, |then| format!(", {} of the step as it is", factor(then.0, now)));
+    format!("  {what}{against}\n")
+}
+
+fn reordered(step: &LoadedStep, what: &OrderAnswer) -> String {
     let now = step.simulation.time.0;
     let against = what
         .time

@@ -9,6 +9,7 @@ mod table;
 use crate::cli::{Inputs, PlanArgs, PolicyName, ReportArgs, StepArgs};
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, PLANNERS, bound, planner, read};
+use crate::order::{in_order, orders};
 use serde_json::{Value, json};
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::export::chrome_trace;
@@ -42,7 +43,12 @@ pub(crate) fn simulate(arguments: &StepArgs, output: OutputFormat) -> Result<Str
 }
 
 pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, PlanFailure> {
-    let (trace, file) = read(inputs)?;
+    let [order] = orders(inputs.order)[..] else {
+        let why = "compare shows every policy in one order: name it, or see explain for all orders";
+        return Err(PlanFailure::Usage(why.to_owned()));
+    };
+    let (program, file) = read(inputs)?;
+    let trace = in_order(&program, order)?;
     let bound = bound(&trace, &file)?;
     let machine = file.machine;
     let of_ideal = percent_of_ideal(&trace, bound);

@@ -1,0 +1,83 @@
+//! Whether every op reads the same bytes in another order.
+
+use super::Reordered;
+use crate::trace::{Access, Identity, Op, Trace};
+
+/// So many iterations are followed, counted from 1 since a late op belongs to the one before. What
+/// an op of the compared iteration reads was written in that one or the one before, and all of both
+/// is over by the end in either order.
+const ITERATIONS: u32 = 4;
+const COMPARED: u32 = 3;
+
+/// An op that would read something else, or run with a storage that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("in this order op {op} ({name}) would read other bytes of {storage}")]
+pub struct BrokenDependence {
+    /// The op in the program's order.
+    pub op: u32,
+    /// What it is called.
+    pub name: String,
+    /// What it would read.
+    pub storage: String,
+}
+
+/// An op of an iteration of the program.
+type Instance = (u32, u32);
+
+/// For each op and use, who wrote what it reads; `None` for what was there before.
+type Writers = Vec<Vec<Option<Instance>>>;
+
+/// Follows both orders over several iterations and compares who wrote what each op reads.
+///
+/// # Errors
+/// The first op that would read something else.
+pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
+    let Reordered { base, trace, schedule } = reordered;
+    let as_programmed = follow(base, |position, iteration| (position, iteration));
+    let mut found = follow(trace, |position, iteration| {
+        let placed = schedule[position as usize];
+        (placed.op, iteration - u32::from(placed.late))
+    });
+    for (op, expected) in as_programmed.into_iter().enumerate() {
+        let found = std::mem::take(&mut found[op]);
+        let differs = (0..expected.len().max(found.len()))
+            .find(|index| expected.get(*index) != found.get(*index));
+        if let Some(index) = differs {
+            let Op { name, uses, .. } = &base.ops[op];
+            let storage = uses.get(index).map_or_else(String::new, |used| base.label(used.storage));
+            return Err(BrokenDependence { op: op as u32, name: name.clone(), storage });
+        }
+    }
+    Ok(())
+}
+
+/// Who wrote what each op of the compared iteration reads. `program` tells which op of which
+/// iteration of the program runs at a position of an iteration.
+fn follow(trace: &Trace, program: impl Fn(u32, u32) -> Instance) -> Writers {
+    let mut writers: Writers = vec![Vec::new(); trace.ops.len()];
+    // Per storage and iteration of its birth: who modified it last.
+    let mut last: Vec<[Option<Instance>; ITERATIONS as usize + 1]> =
+        vec![Default::default(); trace.storages.len()];
+    for iteration in 1..=ITERATIONS {
+        for (position, op) in trace.ops.iter().enumerate() {
+            let instance = program(position as u32, iteration);
+            for birth in &op.births {
+                last[birth.storage.0 as usize][iteration as usize] = Some(instance);
+            }
+            for used in &op.uses {
+                let at = used.storage.0 as usize;
+                let named = matches!(trace.storages[at].identity, Identity::Name(_));
+                let born = if named { 0 } else { iteration - u32::from(used.previous) };
+                let slot = &mut last[at][born as usize];
+                if instance.1 == COMPARED {
+                    let read = slot.filter(|_| used.access != Access::Write);
+                    writers[instance.0 as usize].push(read);
+                }
+                if used.access.modifies() {
+                    *slot = Some(instance);
+                }
+            }
+        }
+    }
+    writers
+}
