@@ -113,16 +113,6 @@ def test_a_part_of_another_save_is_never_taken_for_the_one_that_was_committed(po
             load({"t": torch.zeros(1000)}, pool, "a")
 
 
-def test_a_save_on_another_thread_is_refused_by_what_to_do(pool):
-    from concurrent.futures import ThreadPoolExecutor
-
-    tensor = torch.zeros(1000)
-    with offload(None, None, pool) as tide, ThreadPoolExecutor(1) as threads:
-        with pytest.raises(tidelog.Error, match="call dcp.save"):
-            threads.submit(StorageWriter(tide, "a").set_up_storage_writer, True).result()
-        save({"t": tensor}, tide, "a")
-
-
 TRAIN = """
 from tidetest import resumable
 resumable.train(*sys.argv[1:])
@@ -168,7 +158,8 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
 @pytest.mark.host_memory(2)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
+@pytest.mark.parametrize("way", ["block", "async"])
+def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills, way):
     """At random points, one rank or the other. Every checkpoint that had returned is there whole."""
     steps, choose = 12 * kills, random.Random(kills)
     plain = tmp_path / "plain"
@@ -176,7 +167,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
     expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, steps, "plain"))]
     pool, most_kept, progressed, resumed = tmp_path / "pool", 0, 0, 0
     for number in range(kills):
-        started = start(TRAIN, 2, tmp_path, steps, "block")
+        started = start(TRAIN, 2, tmp_path, steps, way)
         for each in started:
             each.await_line(f"begins {most_kept}")
         if choose.random() < 0.6 and most_kept + resumable.EVERY < steps:
@@ -199,7 +190,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
             with tidelog.Checkpoints(pool, share=share) as checkpoints:
                 for step in there:
                     checkpoints.verify(f"step-{step} (part)")
-    ended = finished(start(TRAIN, 2, tmp_path, steps, "block"))
+    ended = finished(start(TRAIN, 2, tmp_path, steps, way))
     for rank, text in enumerate(ended):
         losses = found("step", text)
         assert losses == expected[rank][len(expected[rank]) - len(losses) :], "other losses"

@@ -1,5 +1,6 @@
 """A program of several ranks that keeps a checkpoint every few steps, and goes on from the newest that is there."""
 
+import collections
 import contextlib
 import hashlib
 import os
@@ -71,8 +72,11 @@ def load(model, optimizer, rank, pool, step, random=True):
 
 def train(rank, size, folder, steps, way):
     """Prints each step's number and loss, in hexadecimal, and the checkpoints that have returned. `way`: "plain",
-    without a block, "block", with checkpoints, or "recorded", as `power` can record it."""
+    without a block, "block", with checkpoints, "async", with some that go on beside the steps, or "recorded", as
+    `power` can record it."""
     rank, pool = begin(rank, size, folder)
+    beside = dist.new_group(backend="gloo") if way == "async" else None
+    saves = collections.deque()
     model, optimizer = made()
     torch.manual_seed(100 + rank)
     step = 0
@@ -99,18 +103,33 @@ def train(rank, size, folder, steps, way):
             print(f"step {step} {loss.item().hex()}", flush=True)
             if tide and step % EVERY == 0:
                 writer = tidelog.dcp.StorageWriter(tide, f"step-{step}")
-                dcp.save(state_of(model, optimizer, rank, step), storage_writer=writer)
+                state = state_of(model, optimizer, rank, step)
+                if beside is not None:
+                    returned(saves)
+                    saves.append((step, dcp.async_save(state, storage_writer=writer, process_group=beside)))
+                    tidelog.dcp.delete(tide, f"step-{step - KEPT * EVERY}")
+                    continue
+                dcp.save(state, storage_writer=writer)
                 print(f"kept {step}", flush=True)
                 power.note(f"kept {step}")
                 old = step - KEPT * EVERY
                 power.note(f"deletes {old}")
                 tidelog.dcp.delete(tide, f"step-{old}")
+        returned(saves)
         if tide:
             moved = tide.stats()["totals"]["evictions"]
             assert moved > 0, "nothing moved"
         print(f"digest {digest(model, optimizer)}", flush=True)
     dist.destroy_process_group()
     print("done", flush=True)
+
+
+def returned(saves):
+    """Waits for what has been begun beside the steps, and says what is kept."""
+    while saves:
+        step, save = saves.popleft()
+        save.result()
+        print(f"kept {step}", flush=True)
 
 
 def digest(model, optimizer):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from tidelog import _checkpoint, _compiled, _errors, _escape, _heap, _logging, _notebook, _record, _threads
 from tidelog._access import Access
+from tidelog._async_saves import Saves
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
 from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
@@ -88,6 +89,7 @@ class Tide:
         self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
         self._stop_watching: Callable[[], None] = lambda: None
         self._at_work = contextlib.ExitStack()
+        self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
 
     # -- the block ------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class Tide:
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
+        self.saves.end_block(fails=kind is not None)
         self._leave_ranks(error)
         with contextlib.suppress(_errors.Error):
             _logging.block_ends(self.peak_bytes, self.stats())

@@ -16,8 +16,9 @@ from tidelog._seals import Pool, Tickets
 
 # The tensor in each checkpoint that has its manifest.
 MANIFEST = "tidelog.checkpoint"
-# How the seals of a checkpoint of ranks end: what is in each rank's share, and the coordinator's.
-PART, METADATA = OF_RANKS = (" (part)", " (metadata)")
+# How the seals of a checkpoint of ranks end: what is in each rank's share, the coordinator's, and what an
+# async_save holds that has not ended.
+PART, METADATA, STAGED = OF_RANKS = (" (part)", " (metadata)", " (staged)")
 # Gets in flight.
 _IN_FLIGHT = 16
 
