@@ -341,3 +341,21 @@ def test_a_kill_leaves_none_and_what_it_held_can_be_freed(pool):
         assert tidelog.dcp.delete_unfinished(tide) == []
         with tidelog.Checkpoints(pool) as checkpoints:
             assert checkpoints.list() == []
+
+
+@pytest.mark.parametrize("way", ["save", "async_save"])
+def test_state_that_is_out_stays_out_while_torch_looks_at_it(pool, way):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 2)
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        for tensor in [*model.parameters(), *states]:
+            tide.evict(tensor)
+        before = tide.stats()["totals"]["bytes_read"]
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        if way == "save":
+            dcp.save(state, storage_writer=StorageWriter(tide, "a"), no_dist=True)
+        else:
+            save(state, tide, "a").result(60)
+        assert not model.layers[3].weight.is_pinned() and not tide.is_resident(model.layers[3].weight)
+        assert tide.stats()["totals"]["bytes_read"] == before, "nothing came back"
