@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import re
+import signal
 from pathlib import Path
 
 import torch
@@ -119,6 +120,39 @@ def train(rank, size, folder, steps, way):
         if tide:
             moved = tide.stats()["totals"]["evictions"]
             assert moved > 0, "nothing moved"
+        print(f"digest {digest(model, optimizer)}", flush=True)
+    dist.destroy_process_group()
+    print("done", flush=True)
+
+
+def go_on(rank, size, folder, steps, kill_after=0):
+    """The same by `resume`: of all that it goes on from the block itself takes care. Prints the same, and the random
+    state that it has in the end."""
+    rank, pool = begin(rank, size, folder)
+    model, optimizer = made()
+    torch.manual_seed(100 + rank)
+    options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
+    with tidelog.offload(model, optimizer, resume="latest", **options) as tide:
+        tidelog.dcp.delete_unfinished(tide)
+        step = tide.resumed.state["step"] if tide.resumed else 0
+        print(f"begins {step} {tide.resumed.name if tide.resumed else None}", flush=True)
+        if tide.resumed:
+            print(f"digest {digest(model, optimizer)}", flush=True)
+        while step < int(steps):
+            step += 1
+            with tide.step():
+                loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            print(f"step {step} {loss.item().hex()}", flush=True)
+            if step % EVERY == 0:
+                state = {**tidelog.dcp.state_of(model, optimizer), "step": step, "data": [{"place": torch.ones(2)}]}
+                dcp.save(state, storage_writer=tidelog.dcp.StorageWriter(tide, f"step-{step}"))
+            if step == int(kill_after):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if tide.resumed:
+            assert tide.resumed.state["data"][0]["place"].eq(1).all(), tide.resumed.state
         print(f"digest {digest(model, optimizer)}", flush=True)
     dist.destroy_process_group()
     print("done", flush=True)

@@ -57,6 +57,7 @@ class Settings:
     mover: type[Mover]
     outside: str  # where what is out is, in words
     resume: str | None
+    together: bool  # whether that is with the other ranks
     report: StrPath | None
     session: SessionOptions
 
@@ -103,6 +104,8 @@ class Tide:
         # First of all: others are told of a rank that ends before its first collective, too.
         self._ranks.introduce()
         try:
+            if self._settings.resume is not None and self._settings.together:
+                self.resumed = self._names.resume_together(self._settings.resume, self._settings.session)
             self._heap.make_way()
             self.session.open(self._settings.session)
         except BaseException as error:
@@ -134,7 +137,7 @@ class Tide:
             self._leave_ranks(error)
             self._end_block()
             raise
-        if self._settings.resume is not None:
+        if self._settings.resume is not None and not self._settings.together:
             try:
                 self.resumed = self._names.resume(self._settings.resume)
             except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from tidelog import _resume
 from tidelog._ledger import Ledger
-from tidelog._native import Kind, Session
+from tidelog._native import Kind, Session, SessionOptions
 
 Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
 
@@ -57,9 +58,7 @@ class Names:
     def state(self) -> dict[str, object]:
         """What a run goes on from: the state_dicts, and torch's random state."""
         model, optimizer = self._sources()
-        state: dict[str, object] = {"rng": {"cpu": torch.get_rng_state()}}
-        if torch.cuda.is_initialized():
-            state["rng"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+        state: dict[str, object] = {"rng": _resume.random_state()}
         if model is not None:
             # Detaching would be an op on each.
             state["model"] = model.state_dict(keep_vars=True)
@@ -74,6 +73,15 @@ class Names:
         resumed = _resume.resume(self._session, checkpoint, model, optimizer)
         self.name_all()
         return resumed
+
+    def resume_together(self, checkpoint: str, options: SessionOptions) -> _resume.Resumed | None:
+        """The same with all ranks, before their blocks."""
+        from tidelog import _resume_ranks
+
+        model, optimizer = self._sources()
+        assert model is not None
+        pool = os.fsdecode(options.devices)
+        return _resume_ranks.resume(pool, checkpoint, model, optimizer, buffered=options.buffered)
 
     def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""

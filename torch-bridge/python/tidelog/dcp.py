@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import (
@@ -33,13 +34,16 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+from torch.optim import Optimizer
 
 from tidelog import _checkpoint, _errors
 from tidelog._async_saves import Save, State
 from tidelog._checkpoint import Checkpoints
 from tidelog._figures import StrPath
+from tidelog._resume import random_state
 from tidelog._saved import METADATA, PART, STAGED, Saved
 from tidelog._seals import Pool
 from tidelog._stand_ins import OfStandIns, StandIns
@@ -269,6 +273,16 @@ class StorageReader(storage.StorageReader):
             )
         target.copy_(tensor)
         planner.commit_tensor(item, target)
+
+
+def state_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """What `offload(resume=...)` goes on from with ranks: model, optimizer, and each rank's random state.
+    Every rank calls this, adds what else it needs under names of its own, and saves it."""
+    of_model, of_optimizer = get_state_dict(model, optimizer if optimizer is not None else ())
+    state: dict[str, Any] = {"model": of_model, "rng": {str(dist.get_rank()): random_state()}}
+    if optimizer is not None:
+        state["optimizer"] = of_optimizer
+    return state
 
 
 def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
