@@ -26,7 +26,7 @@ from tidelog._manifest import Writer
 from tidelog._native import Session
 from tidelog._performer import Performer
 from tidelog._record import Record, Storage, data_ptr, nbytes
-from tidelog._saved import MANIFEST, Saved
+from tidelog._saved import MANIFEST, Parts, Saved
 from tidelog._seals import Pool, Seal, Tickets
 
 # Puts in flight.
@@ -262,6 +262,11 @@ class Checkpoints:
     def restore(self, name: str, *, weights_only: bool = True) -> Any:
         """The state that a checkpoint holds, in new memory of the host. Tied weights are tied again."""
         return Saved(self._pool, name).state(weights_only=weights_only)
+
+    def parts(self, name: str, *, weights_only: bool = True) -> Parts:
+        """What a checkpoint holds, each tensor read when it is asked for: `parts(name)["model.layer.weight"]`.
+        Of use while these checkpoints are open."""
+        return Parts(Saved(self._pool, name), weights_only=weights_only)
 
     def export(self, name: str, path: StrPath) -> None:
         """Writes the tensors of a checkpoint to a safetensors file, a piece at a time, under the
