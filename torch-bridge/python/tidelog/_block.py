@@ -26,7 +26,7 @@ from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._loop import OptimizerSteps, owner_of
 from tidelog._movers import Mover
-from tidelog._names import Names
+from tidelog._names import Names, Together
 from tidelog._native import Session, SessionOptions
 from tidelog._notebook import Report
 from tidelog._ops import living_tensors, memory_of
@@ -57,7 +57,7 @@ class Settings:
     mover: type[Mover]
     outside: str  # where what is out is, in words
     resume: str | None
-    together: bool  # whether that is with the other ranks
+    together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
     session: SessionOptions
 
@@ -104,8 +104,8 @@ class Tide:
         # First of all: others are told of a rank that ends before its first collective, too.
         self._ranks.introduce()
         try:
-            if self._settings.resume is not None and self._settings.together:
-                self.resumed = self._names.resume_together(self._settings.resume, self._settings.session)
+            if self._settings.together is not None:
+                self.resumed = self._names.resume_together(self._settings.together)
             self._heap.make_way()
             self.session.open(self._settings.session)
         except BaseException as error:
@@ -137,7 +137,7 @@ class Tide:
             self._leave_ranks(error)
             self._end_block()
             raise
-        if self._settings.resume is not None and not self._settings.together:
+        if self._settings.resume is not None and self._settings.together is None:
             try:
                 self.resumed = self._names.resume(self._settings.resume)
             except BaseException as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,9 +10,11 @@ from torch import Tensor, nn
 
 from tidelog import _resume
 from tidelog._ledger import Ledger
-from tidelog._native import Kind, Session, SessionOptions
+from tidelog._native import Kind, Session
 
 Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
+# How ranks go on from a checkpoint together.
+Together: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer | None], _resume.Resumed | None]
 
 
 class Names:
@@ -74,14 +75,11 @@ class Names:
         self.name_all()
         return resumed
 
-    def resume_together(self, checkpoint: str, options: SessionOptions) -> _resume.Resumed | None:
+    def resume_together(self, resume: Together) -> _resume.Resumed | None:
         """The same with all ranks, before their blocks."""
-        from tidelog import _resume_ranks
-
         model, optimizer = self._sources()
         assert model is not None
-        pool = os.fsdecode(options.devices)
-        return _resume_ranks.resume(pool, checkpoint, model, optimizer, buffered=options.buffered)
+        return resume(model, optimizer)
 
     def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""

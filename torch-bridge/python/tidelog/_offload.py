@@ -9,6 +9,7 @@ from tidelog import _device, _movers
 from tidelog._block import Settings, Tide
 from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
+from tidelog._names import Together
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog._ranks import go_on_together, local_rank, local_world_size
@@ -187,7 +188,7 @@ def offload(
         share=share,
         share_count=max(share + 1, local_world_size()),
     )
-    together = resume is not None and go_on_together()
+    together = _together(os.fspath(pool), resume, bool(buffered)) if resume is not None else None
     settings = Settings(
         budget=memory,
         staging=staging,
@@ -202,3 +203,12 @@ def offload(
         session=session,
     )
     return Tide(model, optimizer, settings)
+
+
+def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:
+    """How ranks go on together; None: there is one process."""
+    if not go_on_together():
+        return None
+    from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need
+
+    return lambda model, optimizer: _resume_ranks.resume(pool, checkpoint, model, optimizer, buffered=buffered)

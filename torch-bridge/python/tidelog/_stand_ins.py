@@ -43,9 +43,15 @@ class StandIns(Writer):
         """The state with a stand-in for each tensor that dicts and lists lead to. The rest is copied."""
         if isinstance(value, DTensor):
             with torch.no_grad():
-                local = value.to_local()
-            # Its spec says all but the local tensor.
-            return cast(Any, DTensor)(self._stand_in(local), value._spec, requires_grad=value.requires_grad)
+                place = DTensor.from_local(
+                    self._stand_in(value.to_local()),
+                    value.device_mesh,
+                    value.placements,
+                    run_check=False,
+                    shape=value.shape,
+                    stride=value.stride(),
+                )
+            return place.requires_grad_(value.requires_grad)
         if isinstance(value, torch.Tensor):
             return self._stand_in(value)
         if isinstance(value, Mapping):
