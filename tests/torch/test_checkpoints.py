@@ -308,6 +308,23 @@ def test_what_a_checkpoint_wrote_is_clean_and_neither_leaves_nor_is_kept_by_anot
                 assert torch.equal(found[name], tensors[name]), (checkpoint, name)
 
 
+def test_a_tensor_is_read_when_it_is_asked_for(pool):
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        train(model, optimizer, 2)
+        tide.checkpoint("x", {"model": model.state_dict(keep_vars=True), "list": [torch.ones(3)[1:], 5], "step": 2})
+    tide.restore()
+    with tidelog.Checkpoints(pool) as checkpoints:
+        parts = checkpoints.parts("x")
+        assert parts["step"] == 2 and parts["list.1"] == 5 and "list.2" not in parts
+        assert parts["list.0"].untyped_storage().nbytes() == 8
+        assert len(parts) == len(model.state_dict()) + 3
+        for key, value in model.state_dict().items():
+            assert torch.equal(parts[f"model.{key}"], value), key
+        with pytest.raises(KeyError):
+            parts["model"]
+
+
 def test_what_is_on_its_way_out_is_not_written_a_second_time(pool):
     tensor = torch.zeros(8 * MIB)
     with offload(None, None, pool, memory=96 * MIB) as tide:

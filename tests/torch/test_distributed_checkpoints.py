@@ -113,16 +113,6 @@ def test_a_part_of_another_save_is_never_taken_for_the_one_that_was_committed(po
             load({"t": torch.zeros(1000)}, pool, "a")
 
 
-def test_a_save_on_another_thread_is_refused_by_what_to_do(pool):
-    from concurrent.futures import ThreadPoolExecutor
-
-    tensor = torch.zeros(1000)
-    with offload(None, None, pool) as tide, ThreadPoolExecutor(1) as threads:
-        with pytest.raises(tidelog.Error, match="call dcp.save"):
-            threads.submit(StorageWriter(tide, "a").set_up_storage_writer, True).result()
-        save({"t": tensor}, tide, "a")
-
-
 TRAIN = """
 from tidetest import resumable
 resumable.train(*sys.argv[1:])
@@ -168,7 +158,8 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
 @pytest.mark.host_memory(2)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
+@pytest.mark.parametrize("way", ["block", "async"])
+def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills, way):
     """At random points, one rank or the other. Every checkpoint that had returned is there whole."""
     steps, choose = 12 * kills, random.Random(kills)
     plain = tmp_path / "plain"
@@ -176,7 +167,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
     expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, steps, "plain"))]
     pool, most_kept, progressed, resumed = tmp_path / "pool", 0, 0, 0
     for number in range(kills):
-        started = start(TRAIN, 2, tmp_path, steps, "block")
+        started = start(TRAIN, 2, tmp_path, steps, way)
         for each in started:
             each.await_line(f"begins {most_kept}")
         if choose.random() < 0.6 and most_kept + resumable.EVERY < steps:
@@ -199,9 +190,99 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills):
             with tidelog.Checkpoints(pool, share=share) as checkpoints:
                 for step in there:
                     checkpoints.verify(f"step-{step} (part)")
-    ended = finished(start(TRAIN, 2, tmp_path, steps, "block"))
+    ended = finished(start(TRAIN, 2, tmp_path, steps, way))
     for rank, text in enumerate(ended):
         losses = found("step", text)
         assert losses == expected[rank][len(expected[rank]) - len(losses) :], "other losses"
     assert resumed > kills / 3 and progressed > kills / 3, (resumed, progressed)
     assert found("digest", ended[0]) == found("digest", ended[1])
+
+
+GO_ON = """
+from tidetest import resumable
+resumable.go_on(*sys.argv[1:])
+"""
+
+
+@pytest.mark.host_memory(2)
+def test_ranks_go_on_by_resume_with_the_same_losses_and_other_numbers_of_ranks_with_the_same_state(tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, 10, "plain"))]
+    begun = start(GO_ON, 2, tmp_path, 10, 7)  # both are killed after step 7
+    assert [each.finish().code for each in begun] == [-signal.SIGKILL] * 2
+    ended = finished(start(GO_ON, 2, tmp_path, 10))
+    for rank, text in enumerate(ended):
+        assert found("begins", text) == ["6 step-6"]
+        assert found("step", text) == expected[rank][6:], "other losses"
+    # What the two have at the end of step 9 is what others begin with.
+    last = finished(start(GO_ON, 2, tmp_path, 9))
+    assert {found("begins", text)[0] for text in last} == {"9 step-9"}
+    (there,) = {found("digest", text)[0] for text in last}
+    with_tensors = start(GO_ON, 1, tmp_path, 9)
+    (alone,) = [each.finish() for each in with_tensors]
+    assert "go on with ranks" in alone.err, alone
+
+
+@pytest.mark.host_memory(4)
+def test_four_ranks_checkpoint_is_gone_on_from_by_two(tmp_path):
+    four = finished(start(GO_ON, 4, tmp_path, 3))
+    (digest,) = {found("digest", text)[0] for text in four}
+    two = finished(start(GO_ON, 2, tmp_path, 4))
+    for text in two:
+        assert found("begins", text) == ["3 step-3"] and found("digest", text)[0] == digest
+
+
+REFUSED = """
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp, tidelog
+from tidetest import resumable
+from tidelog.dcp import StorageWriter
+rank, pool = resumable.begin(*sys.argv[1:4])
+options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
+
+def refused(of, resume, **state):
+    if dist.is_initialized():
+        dist.barrier()  # nobody reads any more
+    if state:
+        with tidelog.offload(None, None, **options) as tide:
+            dcp.save(state, storage_writer=StorageWriter(tide, resume))
+    try:
+        with tidelog.offload(of, None, resume=resume, **options):
+            raise AssertionError("it has begun")
+    except (tidelog.Error, dcp.api.CheckpointException) as error:
+        print(f"refused {resume} {error}".replace(chr(10), " "), flush=True)
+
+model = torch.nn.Linear(3, 3)
+with tidelog.offload(model, None, resume="latest", **options) as tide:
+    assert tide.resumed is None
+    if rank == 0:
+        tide.checkpoint("own")
+dist.barrier()
+refused(model, "latest")
+refused(model, "missing")
+refused(model, "bare", t=torch.zeros(3))
+refused(model, "other", model=torch.nn.Linear(3, 3, bias=False).state_dict())
+os.environ["LOCAL_WORLD_SIZE"] = "1"
+refused(model, "machines")
+dist.destroy_process_group()
+os.environ["LOCAL_WORLD_SIZE"] = "2"
+refused(model, "group")
+print("done", flush=True)
+"""
+
+
+@pytest.mark.host_memory(2)
+def test_what_ranks_cannot_go_on_from_is_refused_on_all_of_them(tmp_path):
+    expected = {
+        "latest": "1 that one process kept by tide.checkpoint ('own'",
+        "missing": 'there is no seal "missing',
+        "bare": "has no model",
+        "other": "only one of both has bias",
+        "machines": "1 of the 2 ranks are on this machine",
+        "group": "init_process_group",
+    }
+    for text in finished(start(REFUSED, 2, tmp_path)):
+        told = dict(line.split(" ", 1) for line in found("refused", text))
+        assert told.keys() == expected.keys()
+        for case, words in expected.items():
+            assert words in told[case], (case, told[case])

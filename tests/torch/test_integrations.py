@@ -85,8 +85,7 @@ def test_a_killed_trainer_resumes_by_itself_with_the_same_bits(program, tidelog_
     path = program(RESUMED)
     code, plain, err = run(path, tmp_path / "plain", "plain")
     assert code == 0, err
-    # More than above: the optimizer's state that torch.load has read stays in memory (docs/limits.md).
-    words = [*tidelog_run, "--memory", "5MiB", path, tmp_path / "offloaded"]
+    words = [*tidelog_run, "--memory", "3MiB", path, tmp_path / "offloaded"]
     _, killed, _ = run(*words, "kill")
     assert lines(killed) == lines(plain)[:6]
     code, resumed, err = run(*words, "resume")

@@ -122,9 +122,3 @@ def test_what_it_cannot_go_on_from_is_refused_and_the_block_is_closed(pool, mode
         raise AssertionError("it has begun")
     with offload(None, None, pool) as tide:
         assert tide.is_open
-
-
-def test_ranks_are_refused_by_what_to_do(pool, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(tidelog.Error, match=r"tidelog\.dcp"):
-        offload(nn.Linear(3, 3), None, pool, resume="latest")

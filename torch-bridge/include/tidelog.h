@@ -874,6 +874,20 @@ int32_t tide_batch_seal(uint64_t batch,
                         size_t count);
 
 /**
+ * As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
+ * what stands. What `from` was made of may have changed meanwhile. It must be committed;
+ * `TIDE_NOT_FOUND` where there is none.
+ *
+ * # Safety
+ * `seal` and `from` are NUL-terminated; `tensors` has `count` items.
+ */
+int32_t tide_batch_seal_from(uint64_t batch,
+                             const char *seal,
+                             const char *from,
+                             const struct tide_tensor *tensors,
+                             size_t count);
+
+/**
  * Adds the end of a seal to a batch. What it alone holds is free once the batch is committed.
  *
  * # Safety

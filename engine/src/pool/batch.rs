@@ -102,8 +102,31 @@ impl Batch {
         name: &str,
         keys: impl IntoIterator<Item = Key>,
     ) -> Result<(), SealError> {
+        self.begin_seal(name, keys, None)
+    }
+
+    /// As [`Batch::seal`], of what the seal `from` holds under these keys; where it holds nothing,
+    /// of what stands.
+    ///
+    /// # Errors
+    /// There is no seal of the name `from`: one that is being committed is none yet.
+    pub fn seal_from<Key: Into<TensorKey>>(
+        &mut self,
+        name: &str,
+        from: &str,
+        keys: impl IntoIterator<Item = Key>,
+    ) -> Result<(), SealError> {
+        self.begin_seal(name, keys, Some(from))
+    }
+
+    fn begin_seal<Key: Into<TensorKey>>(
+        &mut self,
+        name: &str,
+        keys: impl IntoIterator<Item = Key>,
+        from: Option<&str>,
+    ) -> Result<(), SealError> {
         let keys: Vec<TensorKey> = keys.into_iter().map(Into::into).collect();
-        let seal = self.pool.begin_seal(name, &keys)?;
+        let seal = self.pool.begin_seal(name, &keys, from)?;
         self.stage_seal(SealChange::Seal(seal));
         Ok(())
     }

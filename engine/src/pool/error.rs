@@ -412,6 +412,7 @@ impl SealError {
         match refusal {
             SealRefusal::Unknown(id) => Self::Unknown { seal, tensor: called(id) },
             SealRefusal::Twice(id) => Self::Twice { seal, tensor: called(id) },
+            SealRefusal::NoSeal(from) => Self::Absent(from.into()),
             SealRefusal::IndexFull(IndexFull { needed, room }) => {
                 Self::IndexFull { seal, needed, room }
             }

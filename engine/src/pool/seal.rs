@@ -75,11 +75,12 @@ impl Pool {
         Ok(contents.sealed(found).map(describe).collect())
     }
 
-    /// Begins a seal of what stands under these keys now.
+    /// Begins a seal of what another one holds under these keys, or else stands under them now.
     pub(super) fn begin_seal(
         &self,
         name: &str,
         keys: &[TensorKey],
+        from: Option<&str>,
     ) -> Result<SealInFlight, SealError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
@@ -97,7 +98,7 @@ impl Pool {
         let mut last = false;
         let refusal = loop {
             let mut contents = self.0.shared.contents();
-            let refusal = match contents.begin_seal(name, sealed_at, &ids) {
+            let refusal = match contents.begin_seal(name, sealed_at, &ids, from) {
                 Ok(coming) => return Ok(SealInFlight::new(&self.0.shared, name, coming)),
                 Err(refusal) => refusal,
             };

@@ -1,9 +1,11 @@
 """A program of several ranks that keeps a checkpoint every few steps, and goes on from the newest that is there."""
 
+import collections
 import contextlib
 import hashlib
 import os
 import re
+import signal
 from pathlib import Path
 
 import torch
@@ -71,8 +73,11 @@ def load(model, optimizer, rank, pool, step, random=True):
 
 def train(rank, size, folder, steps, way):
     """Prints each step's number and loss, in hexadecimal, and the checkpoints that have returned. `way`: "plain",
-    without a block, "block", with checkpoints, or "recorded", as `power` can record it."""
+    without a block, "block", with checkpoints, "async", with some that go on beside the steps, or "recorded", as
+    `power` can record it."""
     rank, pool = begin(rank, size, folder)
+    beside = dist.new_group(backend="gloo") if way == "async" else None
+    saves = collections.deque()
     model, optimizer = made()
     torch.manual_seed(100 + rank)
     step = 0
@@ -99,18 +104,66 @@ def train(rank, size, folder, steps, way):
             print(f"step {step} {loss.item().hex()}", flush=True)
             if tide and step % EVERY == 0:
                 writer = tidelog.dcp.StorageWriter(tide, f"step-{step}")
-                dcp.save(state_of(model, optimizer, rank, step), storage_writer=writer)
+                state = state_of(model, optimizer, rank, step)
+                if beside is not None:
+                    returned(saves)
+                    saves.append((step, dcp.async_save(state, storage_writer=writer, process_group=beside)))
+                    tidelog.dcp.delete(tide, f"step-{step - KEPT * EVERY}")
+                    continue
+                dcp.save(state, storage_writer=writer)
                 print(f"kept {step}", flush=True)
                 power.note(f"kept {step}")
                 old = step - KEPT * EVERY
                 power.note(f"deletes {old}")
                 tidelog.dcp.delete(tide, f"step-{old}")
+        returned(saves)
         if tide:
             moved = tide.stats()["totals"]["evictions"]
             assert moved > 0, "nothing moved"
         print(f"digest {digest(model, optimizer)}", flush=True)
     dist.destroy_process_group()
     print("done", flush=True)
+
+
+def go_on(rank, size, folder, steps, kill_after=0):
+    """The same by `resume`: of all that it goes on from the block itself takes care. Prints the same, and the random
+    state that it has in the end."""
+    rank, pool = begin(rank, size, folder)
+    model, optimizer = made()
+    torch.manual_seed(100 + rank)
+    options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
+    with tidelog.offload(model, optimizer, resume="latest", **options) as tide:
+        tidelog.dcp.delete_unfinished(tide)
+        step = tide.resumed.state["step"] if tide.resumed else 0
+        print(f"begins {step} {tide.resumed.name if tide.resumed else None}", flush=True)
+        if tide.resumed:
+            print(f"digest {digest(model, optimizer)}", flush=True)
+        while step < int(steps):
+            step += 1
+            with tide.step():
+                loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            print(f"step {step} {loss.item().hex()}", flush=True)
+            if step % EVERY == 0:
+                state = {**tidelog.dcp.state_of(model, optimizer), "step": step, "data": [{"place": torch.ones(2)}]}
+                dcp.save(state, storage_writer=tidelog.dcp.StorageWriter(tide, f"step-{step}"))
+            if step == int(kill_after):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if tide.resumed:
+            assert tide.resumed.state["data"][0]["place"].eq(1).all(), tide.resumed.state
+        print(f"digest {digest(model, optimizer)}", flush=True)
+    dist.destroy_process_group()
+    print("done", flush=True)
+
+
+def returned(saves):
+    """Waits for what has been begun beside the steps, and says what is kept."""
+    while saves:
+        step, save = saves.popleft()
+        save.result()
+        print(f"kept {step}", flush=True)
 
 
 def digest(model, optimizer):

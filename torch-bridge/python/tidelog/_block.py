@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from tidelog import _checkpoint, _compiled, _errors, _escape, _heap, _logging, _notebook, _record, _threads
 from tidelog._access import Access
+from tidelog._async_saves import Saves
 from tidelog._async_uses import AsyncUses
 from tidelog._device import Host
 from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
@@ -25,7 +26,7 @@ from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._loop import OptimizerSteps, owner_of
 from tidelog._movers import Mover
-from tidelog._names import Names
+from tidelog._names import Names, Together
 from tidelog._native import Session, SessionOptions
 from tidelog._notebook import Report
 from tidelog._ops import living_tensors, memory_of
@@ -56,6 +57,7 @@ class Settings:
     mover: type[Mover]
     outside: str  # where what is out is, in words
     resume: str | None
+    together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
     session: SessionOptions
 
@@ -88,6 +90,7 @@ class Tide:
         self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
         self._stop_watching: Callable[[], None] = lambda: None
         self._at_work = contextlib.ExitStack()
+        self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
 
     # -- the block ------------------------------------------------------------------------------
 
@@ -101,6 +104,8 @@ class Tide:
         # First of all: others are told of a rank that ends before its first collective, too.
         self._ranks.introduce()
         try:
+            if self._settings.together is not None:
+                self.resumed = self._names.resume_together(self._settings.together)
             self._heap.make_way()
             self.session.open(self._settings.session)
         except BaseException as error:
@@ -132,7 +137,7 @@ class Tide:
             self._leave_ranks(error)
             self._end_block()
             raise
-        if self._settings.resume is not None:
+        if self._settings.resume is not None and self._settings.together is None:
             try:
                 self.resumed = self._names.resume(self._settings.resume)
             except BaseException as error:
@@ -166,6 +171,7 @@ class Tide:
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
+        self.saves.end_block(fails=kind is not None)
         self._leave_ranks(error)
         with contextlib.suppress(_errors.Error):
             _logging.block_ends(self.peak_bytes, self.stats())

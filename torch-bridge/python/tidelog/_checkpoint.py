@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import re
+import threading
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -25,13 +26,15 @@ from tidelog._manifest import Writer
 from tidelog._native import Session
 from tidelog._performer import Performer
 from tidelog._record import Record, Storage, data_ptr, nbytes
-from tidelog._saved import MANIFEST, Saved
+from tidelog._saved import MANIFEST, Parts, Saved
 from tidelog._seals import Pool, Seal, Tickets
 
 # Puts in flight.
 _IN_FLIGHT = 16
 
 _serials = itertools.count()
+# The manifest of whichever checkpoint is being made stands under one name.
+_manifests = threading.Lock()
 
 
 class Block(Protocol):
@@ -57,6 +60,31 @@ def write(tide: Block, name: str, state: object) -> None:
             copied.forget()
 
 
+def hold(tide: Block, pool: Pool, name: str, storages: list[Storage]) -> list[str]:
+    """Seals what storages of a block have now; returns their ids. It is no checkpoint, but one can be
+    made of it."""
+    copied = _Copied(tide, pool)
+    try:
+        copied.ids_of(storages)
+        copied.hold(name)
+        return copied.ids
+    except BaseException:
+        copied.give_up()
+        raise
+    finally:
+        copied.forget()
+
+
+def seal(pool: Pool, name: str, manifest: bytes, ids: list[str], staged: str | None = None) -> None:
+    """Makes a checkpoint of what is held as `staged`, which is let go by the same commit. On any thread."""
+    puts = _Puts(pool)
+    puts.ids = ids
+    try:
+        puts.seal(name, manifest, staged)
+    finally:
+        puts.forget()
+
+
 class _Puts:
     """What is put for one checkpoint: scratch tensors, whose names go once the seal holds them."""
 
@@ -77,14 +105,30 @@ class _Puts:
             self._settle()
         return self._pool.named(name)
 
-    def seal(self, name: str, manifest: bytes) -> None:
-        """Holds all of it under a name, and this manifest."""
-        memory = torch.frombuffer(bytearray(manifest), dtype=torch.uint8).untyped_storage()
-        self._kept.append(memory)
-        self._put(MANIFEST, data_ptr(memory), len(manifest))
+    def hold(self, name: str) -> None:
+        """Holds all of it under a name, if there is anything."""
         self._settle()
-        with self._pool.batch() as batch:
-            self._pool.seal(batch, name, [*self.ids, self._pool.named(MANIFEST)])
+        if self.ids:
+            with self._pool.batch() as batch:
+                self._pool.seal(batch, name, self.ids)
+
+    def seal(self, name: str, manifest: bytes, staged: str | None = None) -> None:
+        """Holds all of it under a name, and this manifest; and what another seal holds, which ends."""
+        memory = torch.frombuffer(bytearray(manifest), dtype=torch.uint8).untyped_storage()
+        with _manifests:
+            self._kept.append(memory)
+            try:
+                self._put(MANIFEST, data_ptr(memory), len(manifest))
+                self._settle()
+                ids = [*self.ids, self._pool.named(MANIFEST)]
+                with self._pool.batch() as batch:
+                    if staged is None:
+                        self._pool.seal(batch, name, ids)
+                    else:
+                        self._pool.seal_from(batch, name, staged, ids)
+                        self._pool.drop_seal(batch, staged)
+            finally:
+                self.forget()
 
     def forget(self) -> None:
         """What was put has no name of its own any more, also where a put failed."""
@@ -218,6 +262,11 @@ class Checkpoints:
     def restore(self, name: str, *, weights_only: bool = True) -> Any:
         """The state that a checkpoint holds, in new memory of the host. Tied weights are tied again."""
         return Saved(self._pool, name).state(weights_only=weights_only)
+
+    def parts(self, name: str, *, weights_only: bool = True) -> Parts:
+        """What a checkpoint holds, each tensor read when it is asked for: `parts(name)["model.layer.weight"]`.
+        Of use while these checkpoints are open."""
+        return Parts(Saved(self._pool, name), weights_only=weights_only)
 
     def export(self, name: str, path: StrPath) -> None:
         """Writes the tensors of a checkpoint to a safetensors file, a piece at a time, under the

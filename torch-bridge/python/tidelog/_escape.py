@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tidelog import _collectives, _compiled, _errors, _launches, _patches, _pools
+from tidelog import _collectives, _compiled, _errors, _launches, _loading, _patches, _pools
 from tidelog._access import Access
 from tidelog._launches import meaning_of_pointers, pointers_mean
 from tidelog._nested import is_in_op
@@ -88,6 +88,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
         _wrap(access, module, "to_dlpack", _alias)
     _collectives.install(access)
     _launches.install(access)
+    _loading.install(access)
     _compiled.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):

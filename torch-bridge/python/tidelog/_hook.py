@@ -268,7 +268,7 @@ class Hook(TorchDispatchMode):
             if pieces is not None:
                 return merged([self._observed(func, info, *piece) for piece in pieces])
 
-        uses = {record.id: 0 for record in records}
+        uses = {} if info.looks and info.leaves_out(args) else {record.id: 0 for record in records}
         if info.written:
             for record in self._records_of(info.modified(args, kwargs)):
                 uses[record.id] = MODIFIES
@@ -283,7 +283,10 @@ class Hook(TorchDispatchMode):
         if index >= 0:
             steps.next_op = index + 1
         try:
-            result = func(*args, **kwargs)
+            if info.asks_pinned and any(record.state & _record.AWAY for record in records):
+                result: Any = False  # torch would look at memory that is not there; page-locked memory never moves
+            else:
+                result = func(*args, **kwargs)
         except OutOfMemoryError as error:
             self._make_room(error, func, needs)
             result = func(*args, **kwargs)

@@ -69,16 +69,7 @@ class Writer(pickle.Pickler):
             if isinstance(thing, (torch.UntypedStorage, torch.TypedStorage)):
                 raise _errors.Error("a storage cannot be part of a checkpoint; put a tensor there.")
             return None
-        if thing.layout != torch.strided or thing.is_quantized or thing.is_meta:
-            raise _errors.Error(
-                f"a tensor of layout {thing.layout} on {thing.device} cannot be part of a checkpoint: "
-                "only strided tensors with bytes of their own are."
-            )
-        if type(thing) not in (torch.Tensor, torch.nn.Parameter):
-            raise _errors.Error(
-                f"a {type(thing).__name__} cannot be part of a checkpoint: put the tensor there that it holds "
-                "(of a DTensor, `to_local()`), or use tidelog.dcp."
-            )
+        self.check(thing)
         storage = untyped_storage(thing)
         number = self._numbers.setdefault(storage._cdata, len(self.storages))
         if number == len(self.storages):
@@ -87,6 +78,19 @@ class Writer(pickle.Pickler):
         kind = "parameter" if isinstance(thing, torch.nn.Parameter) else "tensor"
         flags = (thing.requires_grad, thing.is_conj(), thing.is_neg())
         return (number, str(thing.dtype).removeprefix("torch."), view, kind, flags)
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Refuses by name what could not be read again."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise _errors.Error(
+                f"a tensor of layout {tensor.layout} on {tensor.device} cannot be part of a checkpoint: "
+                "only strided tensors with bytes of their own are."
+            )
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise _errors.Error(
+                f"a {type(tensor).__name__} cannot be part of a checkpoint: put the tensor there that it holds "
+                "(of a DTensor, `to_local()`), or use tidelog.dcp."
+            )
 
     def manifest(self, state: object, ids: Callable[[], list[str]]) -> bytes:
         """The manifest of a state. `ids` gives the ids in the log of `storages`, in their order."""

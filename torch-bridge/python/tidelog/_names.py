@@ -13,6 +13,8 @@ from tidelog._ledger import Ledger
 from tidelog._native import Kind, Session
 
 Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
+# How ranks go on from a checkpoint together.
+Together: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer | None], _resume.Resumed | None]
 
 
 class Names:
@@ -57,9 +59,7 @@ class Names:
     def state(self) -> dict[str, object]:
         """What a run goes on from: the state_dicts, and torch's random state."""
         model, optimizer = self._sources()
-        state: dict[str, object] = {"rng": {"cpu": torch.get_rng_state()}}
-        if torch.cuda.is_initialized():
-            state["rng"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+        state: dict[str, object] = {"rng": _resume.random_state()}
         if model is not None:
             # Detaching would be an op on each.
             state["model"] = model.state_dict(keep_vars=True)
@@ -74,6 +74,12 @@ class Names:
         resumed = _resume.resume(self._session, checkpoint, model, optimizer)
         self.name_all()
         return resumed
+
+    def resume_together(self, resume: Together) -> _resume.Resumed | None:
+        """The same with all ranks, before their blocks."""
+        model, optimizer = self._sources()
+        assert model is not None
+        return resume(model, optimizer)
 
     def forget(self) -> None:
         """Lets go of the model and the optimizer: what stays out lives as long as its owner."""

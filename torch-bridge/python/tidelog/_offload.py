@@ -9,9 +9,10 @@ from tidelog import _device, _movers
 from tidelog._block import Settings, Tide
 from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
+from tidelog._names import Together
 from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
-from tidelog._ranks import local_rank, local_world_size
+from tidelog._ranks import go_on_together, local_rank, local_world_size
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
@@ -140,7 +141,7 @@ def offload(
         Option(
             "a checkpoint of `tide.checkpoint` in the pool, from which model, optimizer and torch's random "
             'state go on when the block begins; "latest": the newest, if there is one. `tide.resumed` '
-            "says which it was."
+            "says which it was. Ranks go on together, from a checkpoint of `tidelog.dcp`."
         ),
     ] = None,
     report: Annotated[
@@ -187,8 +188,7 @@ def offload(
         share=share,
         share_count=max(share + 1, local_world_size()),
     )
-    if resume is not None and session.share_count > 1:
-        raise Error("resume is for one process: ranks go on together by tidelog.dcp (docs/ranks.md).")
+    together = _together(os.fspath(pool), resume, bool(buffered)) if resume is not None else None
     settings = Settings(
         budget=memory,
         staging=staging,
@@ -198,7 +198,17 @@ def offload(
         mover=_movers.choose(mover, place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         resume=resume,
+        together=together,
         report=report,
         session=session,
     )
     return Tide(model, optimizer, settings)
+
+
+def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:
+    """How ranks go on together; None: there is one process."""
+    if not go_on_together():
+        return None
+    from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need
+
+    return lambda model, optimizer: _resume_ranks.resume(pool, checkpoint, model, optimizer, buffered=buffered)

@@ -150,10 +150,27 @@ def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | 
     storages_in(parts, storages, shapes, sizes)
 
 
+# What a state_dict is made with, and what torch asks of a tensor that it saves. A view only where it is
+# of the same shape, as `DTensor.to_local` makes it: of others it is said that they bring bytes back.
+_LOOKS = {"aten.detach.default", "aten.alias.default", "aten.view.default", "aten.is_pinned.default"}
+
+
 class OpInfo:
     """Facts of one overload, read from its schema once."""
 
-    __slots__ = ("chunks", "launches", "name", "nests", "resizes", "seed", "special", "text", "written")
+    __slots__ = (
+        "asks_pinned",
+        "chunks",
+        "launches",
+        "looks",
+        "name",
+        "nests",
+        "resizes",
+        "seed",
+        "special",
+        "text",
+        "written",
+    )
 
     def __init__(self, func: OpOverload) -> None:
         self.name = str(func)
@@ -176,10 +193,17 @@ class OpInfo:
         )
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        # It may ask no tensor for its bytes: `leaves_out`.
+        self.looks = self.name in _LOOKS
+        self.asks_pinned = self.name == "aten.is_pinned.default"
         # It may be written in Python, and launch kernels.
         self.nests = not self.name.startswith(_IN_CPP)
         # It is looked at in full wherever it runs.
         self.special = self.chunks or self.nests or self.launches or self.resizes
+
+    def leaves_out(self, args: Args) -> bool:
+        """Whether what is out stays out: the op, one of those that only look, does not see the bytes."""
+        return self.name != "aten.view.default" or (len(args) == 2 and tuple(args[1]) == tuple(args[0].shape))
 
     def _fills(self, argument: Any) -> bool:
         """Collectives write what their schemas do not say they write."""
@@ -247,7 +271,7 @@ class LaunchInfo:
 
     __slots__ = ("_launch", "name", "seed", "text")
 
-    chunks = nests = resizes = special = False
+    asks_pinned = chunks = looks = nests = resizes = special = False
     launches: Literal[False] = False
     written = True
 
@@ -256,6 +280,9 @@ class LaunchInfo:
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
         self._launch = launch
+
+    def leaves_out(self, _args: Args) -> bool:
+        return False
 
     def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
         return self._launch.modified(args, kwargs)

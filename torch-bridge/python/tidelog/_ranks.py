@@ -42,6 +42,23 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def go_on_together() -> bool:
+    """Whether a block that goes on from a checkpoint does so with other ranks, which have to be known then."""
+    local = local_world_size()
+    size = torch.distributed.get_world_size() if _is_distributed() else 1
+    if local > 1 and size == 1:
+        raise Error(
+            f"resume: this is one of {local} ranks (LOCAL_WORLD_SIZE), which go on together; call "
+            "torch.distributed.init_process_group before the block."
+        )
+    if size > local:
+        raise Error(
+            f"resume: {local} of the {size} ranks are on this machine (LOCAL_WORLD_SIZE), and a checkpoint of ranks is "
+            "of one machine. Load by torch.distributed.checkpoint, before the block, what the ranks have in common."
+        )
+    return size > 1
+
+
 class Ranks:
     """What one rank's block says to the others, and hears of them."""
 

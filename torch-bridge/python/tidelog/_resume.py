@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from tidelog import _errors
 from tidelog._manifest import View
 from tidelog._native import Session
-from tidelog._saved import OF_RANKS, Saved
+from tidelog._saved import METADATA, OF_RANKS, Saved
 from tidelog._seals import Pool, Seal
 
 LATEST = "latest"
@@ -37,6 +37,12 @@ def resume(session: Session, name: str, model: nn.Module, optimizer: Optimizer |
     there is none."""
     with contextlib.closing(Pool.of_session(session)) as pool:
         found = _latest(pool) if name == LATEST else name
+        if found is None and (of_ranks := [seal["name"] for seal in pool.seals() if seal["name"].endswith(METADATA)]):
+            last = of_ranks[-1].removesuffix(METADATA)
+            raise _errors.Error(
+                f"the pool has no checkpoint that one process kept, and {len(of_ranks)} of ranks ({last!r} is one): go "
+                "on with ranks, or load it before the block by tidelog.dcp.StorageReader."
+            )
         return _load(Saved(pool, found), found, model, optimizer) if found is not None else None
 
 
@@ -73,7 +79,7 @@ def _load(saved: Saved, name: str, model: nn.Module, optimizer: Optimizer | None
             optimizer.load_state_dict(made(of_optimizer))
         rest = made(state)
         if random is not None:
-            _set_random_state(made(random))
+            set_random_state(made(random))
     return Resumed(name, rest)
 
 
@@ -99,7 +105,16 @@ def _load_model(saved: Saved, name: str, state: dict[str, Any], model: nn.Module
         model.load_state_dict(besides, strict=False)
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def random_state() -> dict[str, Any]:
+    """Torch's random state."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Torch draws what it would have drawn where this was its random state."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

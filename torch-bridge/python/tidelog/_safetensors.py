@@ -38,9 +38,9 @@ def export(saved: Saved, path: str) -> None:
     of bytes. The file is there whole or not at all."""
     views: dict[str, View] = {}
     metadata: dict[str, str] = {"format": "pt"}
-    for key, value in _flattened(saved.manifest.state(lambda view: view), ""):
-        if key in views or key in metadata:
-            raise _errors.Error(f"two parts of the checkpoint would be called {key!r} in a file.")
+    for key, value in saved.parts(saved.manifest.state(lambda view: view)).items():
+        if key in metadata:
+            raise _errors.Error(f"a part of the checkpoint is called {key!r}, as a part of each file is.")
         if isinstance(value, View):
             views[key] = value
         elif isinstance(value, (int, float, str, bool)):
@@ -65,20 +65,6 @@ def export(saved: Saved, path: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:
-    """Everything in nested dicts and lists, with the names that lead there."""
-    pairs: Iterator[tuple[object, object]]
-    if isinstance(state, dict):
-        pairs = iter(state.items())
-    elif isinstance(state, (list, tuple)):
-        pairs = iter(enumerate(state))
-    else:
-        yield key, state
-        return
-    for name, value in pairs:
-        yield from _flattened(value, f"{key}.{name}" if key else str(name))
 
 
 def _header(views: dict[str, View], metadata: dict[str, str]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from tidelog._seals import Pool, Tickets
 
 # The tensor in each checkpoint that has its manifest.
 MANIFEST = "tidelog.checkpoint"
-# How the seals of a checkpoint of ranks end: what is in each rank's share, and the coordinator's.
-PART, METADATA = OF_RANKS = (" (part)", " (metadata)")
+# How the seals of a checkpoint of ranks end: what is in each rank's share, the coordinator's, and what an
+# async_save holds that has not ended.
+PART, METADATA, STAGED = OF_RANKS = (" (part)", " (metadata)", " (staged)")
 # Gets in flight.
 _IN_FLIGHT = 16
 
@@ -52,6 +53,16 @@ class Saved:
             self._pool.wait_all(tickets)
         return self.manifest.state(lambda view: view.on(storages[view.storage]), weights_only=weights_only)
 
+    @staticmethod
+    def parts(state: object) -> dict[str, object]:
+        """Everything in nested dicts and lists, by the names that lead there: "model.layer.weight"."""
+        found: dict[str, object] = {}
+        for key, value in _flattened(state, ""):
+            if key in found:
+                raise _errors.Error(f"two parts of the checkpoint would be called {key!r}.")
+            found[key] = value
+        return found
+
     def tensor(self, view: View) -> torch.Tensor:
         """One tensor, of whose storage no more is read than it needs."""
         identity, start, length = self.manifest.ids[view.storage], 0, self.manifest.sizes[view.storage]
@@ -82,3 +93,35 @@ class Saved:
             self._pool.wait_first(tickets)
         finally:
             self._pool.wait_all(tickets)
+
+
+class Parts(Mapping[str, Any]):
+    """What a checkpoint has, by the names that lead there ("model.layer.weight"). A tensor is read when it
+    is asked for, each time, and only its own bytes."""
+
+    def __init__(self, saved: Saved, *, weights_only: bool) -> None:
+        self._saved = saved
+        self._parts = saved.parts(saved.manifest.state(lambda view: view, weights_only=weights_only))
+
+    def __getitem__(self, key: str) -> Any:
+        part = self._parts[key]
+        return self._saved.tensor(part) if isinstance(part, View) else part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def _flattened(state: object, key: str) -> Iterator[tuple[str, object]]:
+    pairs: Iterator[tuple[object, object]]
+    if isinstance(state, dict):
+        pairs = iter(state.items())
+    elif isinstance(state, (list, tuple)):
+        pairs = iter(enumerate(state))
+    else:
+        yield key, state
+        return
+    for name, value in pairs:
+        yield from _flattened(value, f"{key}.{name}" if key else str(name))

@@ -6,6 +6,7 @@ As in `_native`, no other module makes these calls, and every status is checked.
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ SIGNATURES: Signatures = {
     "tide_delete": (_i32, [_u64, _text]),
     "tide_batch_begin": (_i32, [_u64, ctypes.POINTER(_u64)]),
     "tide_batch_seal": (_i32, [_u64, _text, ctypes.POINTER(Tensor), _size]),
+    "tide_batch_seal_from": (_i32, [_u64, _text, _text, ctypes.POINTER(Tensor), _size]),
     "tide_batch_drop_seal": (_i32, [_u64, _text]),
     "tide_batch_commit": (_i32, [_u64]),
     "tide_batch_drop": (_i32, [_u64]),
@@ -80,6 +82,14 @@ SIGNATURES: Signatures = {
     "tide_session_pool": (_i32, [_u64, ctypes.POINTER(_u64)]),
     "tide_session_copies": (_i32, [_u64, _pointer, _pointer, _pointer, _size, _u32, ctypes.POINTER(Tensor)]),
 }
+
+
+@functools.cache
+def _library() -> Library:
+    # Of each that ctypes makes it never frees all.
+    library = load_library()
+    declare(library, SIGNATURES, lambda status: last_error(library, status))
+    return library
 
 
 class Seal(TypedDict):
@@ -105,8 +115,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._handle = 0
-        self._library: Library = load_library()
-        declare(self._library, SIGNATURES, self._last_error)
+        self._library = _library()
 
     @classmethod
     def open(cls, devices: str, *, read_only: bool, share: int = 0, buffered: bool = False) -> Pool:
@@ -223,6 +232,11 @@ class Pool:
         ids = (Tensor * len(tensors))(*(Tensor.of_hex(each) for each in tensors))
         self._library.tide_batch_seal(batch, name.encode(), ids, len(tensors))
 
+    def seal_from(self, batch: int, name: str, other: str, tensors: Sequence[str]) -> None:
+        """The same of what another seal holds under these ids, and of the rest of what stands."""
+        ids = (Tensor * len(tensors))(*(Tensor.of_hex(each) for each in tensors))
+        self._library.tide_batch_seal_from(batch, name.encode(), other.encode(), ids, len(tensors))
+
     def drop_seal(self, batch: int, name: str) -> None:
         """Adds the end of a seal to a batch."""
         self._library.tide_batch_drop_seal(batch, name.encode())
@@ -249,8 +263,5 @@ class Pool:
 
     # -- what comes back ------------------------------------------------------------------------------------
 
-    def _last_error(self, status: int) -> _errors.Error:
-        return last_error(self._library, status)
-
     def _json(self, write: Callable[[Any, int], int]) -> Any:
-        return read_json(write, lambda: self._last_error(Status.POOL_FAILED))
+        return read_json(write, lambda: last_error(self._library, Status.POOL_FAILED))

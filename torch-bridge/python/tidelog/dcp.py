@@ -6,6 +6,9 @@
     dcp.save(state_dict, storage_writer=StorageWriter(tide, "step 100"))
     dcp.load(state_dict, storage_reader=StorageReader("/mnt/nvme/tide", "step 100"))
 
+`dcp.async_save` takes the same writer, which is its stager too: what is out is sealed at the call, what
+has changed is written, and nothing is copied in memory.
+
 Each rank holds its part in its own share of the machine's pool, by one commit. The coordinator's
 `finish` is the commit of all: it holds the metadata once every rank's part is on the media, so that a
 checkpoint that is found is whole. A checkpoint lives as long as its pool.
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import (
@@ -30,14 +34,19 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+from torch.optim import Optimizer
 
 from tidelog import _checkpoint, _errors
+from tidelog._async_saves import Save, State
 from tidelog._checkpoint import Checkpoints
 from tidelog._figures import StrPath
-from tidelog._saved import METADATA, PART, Saved
+from tidelog._resume import random_state
+from tidelog._saved import METADATA, PART, STAGED, Saved
 from tidelog._seals import Pool
+from tidelog._stand_ins import OfStandIns, StandIns
 
 if TYPE_CHECKING:
     from tidelog._block import Tide
@@ -55,23 +64,62 @@ class Place(NamedTuple):
 
 class StorageWriter(storage.StorageWriter):
     """Writes to the pool of an open block. Of a name that is taken nothing is written over: delete it
-    first."""
+    first. For `dcp.async_save` it is the stager, too; with `verify`, what that has kept is read and
+    compared, beside the training, before it is a checkpoint."""
 
-    def __init__(self, tide: Tide, name: str) -> None:
-        self._tide, self._name = tide, name
+    # As `torch.distributed.checkpoint.staging.AsyncStager`: async_save asks whether a writer has all of it.
+    _synchronize_after_execute = False
+
+    def __init__(self, tide: Tide, name: str, *, verify: bool = True) -> None:
+        self._tide, self._name, self._verify = tide, name, verify
+        self._save: Save | None = None
+
+    # -- the stager of async_save -----------------------------------------------------------------
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """No: all has been done when `stage` returns."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Holds what the state has now. Waits until a save of this block is over that was begun before.
+        What goes wrong goes wrong in the save, which tells the other ranks."""
+        if self._tide.access.is_elsewhere() or not self._tide.is_open:
+            raise _errors.Error("async_save is called on the thread of an open offload block: it looks at its tensors.")
+        self._save = save = self._tide.saves.begin(_pool_of(self._tide))
+        state = State(save)
+        try:
+            stand_ins = StandIns()
+            state.update(stand_ins.of(state_dict))
+            save.stage(self._tide, stand_ins)
+        except Exception as error:
+            # Its frames would keep the state's tensors for as long as the future is kept.
+            error.__traceback__ = error.__context__ = None
+            save.error = error
+            state.clear()
+        return state
+
+    def synchronize_staging(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    # -- the writer -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         """The next checkpoint, under another name if one is given."""
+        self._going_on()
         if checkpoint_id is not None:
             self._name = os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuses what could not be read again."""
-        if self._tide.access.is_elsewhere():
-            raise _errors.Error(
-                "async_save writes from a thread of its own, which a block cannot serve; call dcp.save: the loop "
-                "waits only while what has changed is written."
-            )
+        save = self._going_on()
+        if save is None:
+            self._tide.saves.wait()
+        elif save.error is not None:
+            raise save.error
         if is_coordinator and self._tide.session.share != 0:
             raise _errors.Error(
                 f"the coordinator of the save has share {self._tide.session.share} of the pool, and readers look "
@@ -84,8 +132,11 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """The plans as they are, unless there is a checkpoint of this name: its parts are not replaced."""
-        with Checkpoints(_pool_of(self._tide)) as checkpoints:
-            if any(seal["name"] == self._name + METADATA for seal in checkpoints.list()):
+        save = self._going_on()
+        with (
+            contextlib.nullcontext(save.pool) if save is not None else contextlib.closing(_pool_of(self._tide)) as pool
+        ):
+            if any(seal["name"] == self._name + METADATA for seal in pool.seals()):
                 raise _errors.PoolError(
                     f"the pool has a checkpoint {self._name!r}: take another name, or call tidelog.dcp.delete first."
                 )
@@ -97,11 +148,15 @@ class StorageWriter(storage.StorageWriter):
         for item in plan.items:
             data = planner.resolve_data(item)
             parts.append(data.getvalue() if isinstance(data, io.BytesIO) else data)
-        save = secrets.token_hex(16)
-        self._hold(PART, {"save": save, "items": parts})
+        token = secrets.token_hex(16)
+        name, state, save = self._name + PART, {"save": token, "items": parts}, self._going_on()
+        if save is None:
+            _checkpoint.write(self._tide, name, state)
+        else:
+            save.seal(name, OfStandIns(save.places), state, verify=self._verify)
         share = self._tide.session.share
         results = [
-            WriteResult(index=item.index, size_in_bytes=_size_of(part), storage_data=Place(share, save, place))
+            WriteResult(index=item.index, size_in_bytes=_size_of(part), storage_data=Place(share, token, place))
             for place, (item, part) in enumerate(zip(plan.items, parts, strict=True))
         ]
         return _done(results)
@@ -110,19 +165,33 @@ class StorageWriter(storage.StorageWriter):
         """The commit of all ranks: from here on the checkpoint can be found."""
         metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
         metadata.storage_meta = self.storage_meta()
-        self._hold(METADATA, metadata)
+        save = self._going_on()
+        if save is None:
+            _checkpoint.write(self._tide, self._name + METADATA, metadata)
+        else:
+            save.note(self._name + METADATA, metadata)
 
     def storage_meta(self) -> dcp_metadata.StorageMeta | None:
         """What a checkpoint says of itself."""
+        self._going_on()
         return dcp_metadata.StorageMeta(checkpoint_id=self._name)
+
+    def _going_on(self) -> Save | None:
+        """The save that a thread of torch's goes on with; None on the block's own thread."""
+        if not self._tide.access.is_elsewhere():
+            return None
+        if self._save is None:
+            raise _errors.Error(
+                "a save on another thread is one of dcp.async_save, with this writer as its stager (async_stager): "
+                "what another stager has copied, a pool has no use for. Or call dcp.save."
+            )
+        self._save.go_on()
+        return self._save
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Any name will do that is not too long."""
         return 0 < len(os.fspath(checkpoint_id).encode()) <= _NAME_BYTES
-
-    def _hold(self, what: str, state: object) -> None:
-        _checkpoint.write(self._tide, self._name + what, state)
 
 
 class StorageReader(storage.StorageReader):
@@ -206,6 +275,16 @@ class StorageReader(storage.StorageReader):
         planner.commit_tensor(item, target)
 
 
+def state_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """What `offload(resume=...)` goes on from with ranks: model, optimizer, and each rank's random state.
+    Every rank calls this, adds what else it needs under names of its own, and saves it."""
+    of_model, of_optimizer = get_state_dict(model, optimizer if optimizer is not None else ())
+    state: dict[str, Any] = {"model": of_model, "rng": {str(dist.get_rank()): random_state()}}
+    if optimizer is not None:
+        state["optimizer"] = of_optimizer
+    return state
+
+
 def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
     """The checkpoints of all ranks that a pool has, the oldest first. Those whose save did not end are
     none. With a block instead of a pool: for the rank that has share 0."""
@@ -236,6 +315,7 @@ def delete_unfinished(tide: Tide) -> list[str]:
     """Deletes what kills have left: parts of saves that did not end, and of checkpoints that were being
     deleted. Every rank calls this, inside its block and while nothing is saved; each gets the names of
     its own."""
+    tide.saves.wait()
     whole = [names(tide) if tide.session.share == 0 else []]
     if dist.is_initialized():
         everybody: list[Any] = [None] * dist.get_world_size()
@@ -243,11 +323,13 @@ def delete_unfinished(tide: Tide) -> list[str]:
         whole = everybody
     found = {name for each in whole for name in each}
     with Checkpoints(_pool_of(tide)) as checkpoints:
-        parts = [seal["name"] for seal in checkpoints.list() if seal["name"].endswith(PART)]
-        gone = [part for part in parts if part.removesuffix(PART) not in found]
+        there = [seal["name"] for seal in checkpoints.list()]
+        parts = [name.removesuffix(PART) for name in there if name.endswith(PART)]
+        unfinished = [name for name in parts if name not in found]
+        gone = [name + PART for name in unfinished] + [name for name in there if name.endswith(STAGED)]
         if gone:
             checkpoints.delete(*gone)
-    return [part.removesuffix(PART) for part in gone]
+    return unfinished
 
 
 def _pool_of(tide: Tide) -> Pool:

@@ -77,6 +77,31 @@ pub unsafe extern "C" fn tide_batch_seal(
     })
 }
 
+/// As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
+/// what stands. What `from` was made of may have changed meanwhile. It must be committed;
+/// `TIDE_NOT_FOUND` where there is none.
+///
+/// # Safety
+/// `seal` and `from` are NUL-terminated; `tensors` has `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_batch_seal_from(
+    batch: u64,
+    seal: *const c_char,
+    from: *const c_char,
+    tensors: *const tide_tensor,
+    count: usize,
+) -> i32 {
+    boundary(|| {
+        let batch = BATCHES.get(batch)?;
+        // SAFETY: by this function's contract.
+        let (seal, from) = unsafe { (text_argument(seal, "seal")?, text_argument(from, "from")?) };
+        // SAFETY: by this function's contract.
+        let tensors = unsafe { array_argument(tensors, count, "tensors") }?;
+        let ids = tensors.iter().map(|tensor| TensorId::from(*tensor));
+        with_batch(&batch, |batch| Ok(batch.seal_from(seal, from, ids)?))
+    })
+}
+
 /// Adds the end of a seal to a batch. What it alone holds is free once the batch is committed.
 ///
 /// # Safety

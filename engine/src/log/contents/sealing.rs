@@ -1,6 +1,6 @@
 //! Making seals, reading what they hold, and giving them up.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Contents;
@@ -20,10 +20,12 @@ pub struct ComingSeal {
 }
 
 /// Why a seal cannot begin; nothing was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SealRefusal {
     /// Nothing can be read under this id.
     Unknown(TensorId),
+    /// There is no seal of this name, from which it is to be made.
+    NoSeal(Box<str>),
     /// The same tensor twice.
     Twice(TensorId),
     /// The index has no room for it, and may not grow.
@@ -33,8 +35,9 @@ pub enum SealRefusal {
 }
 
 impl Contents {
-    /// Begins a seal of what stands under these ids now: from now on that stays, whatever happens
-    /// to the tensors. Takes the room that the seal needs in the index.
+    /// Begins a seal of what another one, if one is named, holds under these ids, or else stands
+    /// under them now: from now on that stays, whatever happens to the tensors. Takes the room that
+    /// the seal needs in the index.
     ///
     /// # Errors
     /// See [`SealRefusal`].
@@ -43,11 +46,18 @@ impl Contents {
         name: &str,
         sealed_at: u64,
         ids: &[TensorId],
+        from: Option<&str>,
     ) -> Result<ComingSeal, SealRefusal> {
+        let mut held = HashMap::new();
+        if let Some(from) = from {
+            let seal = self.seal(from).ok_or_else(|| SealRefusal::NoSeal(from.into()))?;
+            held.extend(self.sealed(seal).map(|version| (version.entry.id, version)));
+        }
         let mut seen = HashSet::with_capacity(ids.len());
         let mut versions = Vec::with_capacity(ids.len());
         for id in ids {
-            let version = self.current(*id).ok_or(SealRefusal::Unknown(*id))?;
+            let version = held.get(id).copied().or_else(|| self.current(*id));
+            let version = version.ok_or(SealRefusal::Unknown(*id))?;
             if !seen.insert(*id) {
                 return Err(SealRefusal::Twice(*id));
             }

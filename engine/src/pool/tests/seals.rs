@@ -69,6 +69,45 @@ fn what_a_seal_holds_outlives_updates_deletions_and_the_process() {
 }
 
 #[test]
+fn a_seal_of_a_seal_holds_what_that_one_does_and_of_the_rest_what_stands() {
+    let disks = disks(2, ByteCount::mib(8));
+    let pool = open(&disks);
+    let (old, gone, new) = (bytes(1, 70_000), bytes(2, 40_000), bytes(3, 70_000));
+    put(&pool, 1, &old);
+    put(&pool, 2, &gone);
+    put(&pool, 3, &bytes(4, 60_000));
+    seal(&pool, "staged", &[1, 2, 3]).unwrap();
+    put(&pool, 1, &new);
+    pool.delete(TensorId(2)).unwrap();
+    put(&pool, 4, &bytes(5, 9));
+    let from = |from: &str, ids: &[u128]| {
+        let mut batch = pool.batch();
+        batch.seal_from("part", from, ids.iter().map(|id| TensorId(*id)))?;
+        batch.drop_seal("staged")?;
+        batch.commit().unwrap();
+        Ok(())
+    };
+    assert!(matches!(from("missing", &[1]), Err(SealError::Absent(name)) if name == "missing"));
+    assert!(matches!(from("staged", &[5]), Err(SealError::Unknown { .. })));
+    assert_eq!(names(&pool), ["staged"]);
+    from("staged", &[1, 2, 4]).unwrap();
+    let check = |pool: &Pool| {
+        assert_eq!(names(pool), ["part"]);
+        for (id, wanted) in [(1, &old), (2, &gone), (4, &bytes(5, 9))] {
+            assert_eq!(&get_sealed(pool, "part", id), wanted, "{id}");
+        }
+        pool.audit().unwrap();
+    };
+    check(&pool);
+    assert_eq!(get(&pool, 1), Some(new));
+    drop(pool);
+    let pool = open(&disks);
+    check(&pool);
+    drop_seal(&pool, "part");
+    assert_eq!(space(&pool).live.0, 0);
+}
+
+#[test]
 fn a_version_stays_until_its_last_seal_is_gone() {
     let disks = disks(1, ByteCount::mib(8));
     let pool = open(&disks);

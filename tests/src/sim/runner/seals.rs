@@ -41,10 +41,13 @@ impl Runner<'_> {
         }
         let mut batch = self.pool()?.batch();
         let mut seals = SealChanges::new();
-        if let Some(sealed) = self.begin_seal(&mut batch, name, tensors)? {
+        let dropped = dropped.filter(|it| *it != name);
+        // The names of both say whether what the one holds goes on to the other.
+        let from = dropped.filter(|it| (name ^ it) & 1 == 1);
+        if let Some(sealed) = self.begin_seal(&mut batch, name, tensors, from)? {
             seals.insert(name, Some(sealed));
         }
-        if let Some(dropped) = dropped.filter(|it| *it != name) {
+        if let Some(dropped) = dropped {
             self.drop_in(&mut batch, dropped, &mut seals)?;
         }
         self.start_batch(batch, seals, flight)
@@ -52,7 +55,7 @@ impl Runner<'_> {
 
     pub(super) fn give_up_seal(&mut self, name: u8, scratch: &[u8]) -> Check {
         let mut batch = self.pool()?.batch();
-        self.begin_seal(&mut batch, name, (scratch, &[]))?;
+        self.begin_seal(&mut batch, name, (scratch, &[]), None)?;
         Ok(())
     }
 
@@ -138,33 +141,44 @@ impl Runner<'_> {
         self.compare(&what, None, content, &outcome, &ticket, &content.bytes())
     }
 
-    /// Begins a seal of those of these tensors that are there. `None` if that was refused, as it
-    /// may be.
+    /// Begins a seal of those of these tensors that are there, or that the seal `from` holds, if it
+    /// is one. `None` if that was refused, as it may be.
     fn begin_seal(
         &mut self,
         batch: &mut Batch,
         name: u8,
         (scratch, durable): (&[u8], &[u8]),
+        from: Option<u8>,
     ) -> Result<Option<Sealed>, String> {
         self.process_completions()?;
+        // What it is once the commits have ended that are under way is not known yet.
+        let from = from.filter(|it| self.commits.is_empty() && self.model.seals.contains_key(it));
+        let held = from.map_or_else(Sealed::new, |it| self.model.seals[&it].clone());
         let scratch = scratch.iter().map(|id| (u16::from(*id), false));
         let durable = durable.iter().map(|id| (u16::from(*id), true));
-        let keys: BTreeSet<(u16, bool)> =
-            scratch.chain(durable).filter(|key| self.model.standing(*key).is_some()).collect();
-        let begun = batch.seal(&called(name), keys.iter().map(|key| id_of(*key)));
+        let is_there =
+            |key: &(u16, bool)| held.contains_key(key) || self.model.standing(*key).is_some();
+        let keys: BTreeSet<(u16, bool)> = scratch.chain(durable).filter(is_there).collect();
+        let ids = keys.iter().map(|key| id_of(*key));
+        let begun = match from {
+            Some(from) => batch.seal_from(&called(name), &called(from), ids),
+            None => batch.seal(&called(name), ids),
+        };
         self.count_struck(Under::Commit);
         // Making room may have taken commits and writes on.
         self.process_completions()?;
         match begun {
             Ok(()) => {
-                let held = |key: &(u16, bool)| {
-                    let content = self.model.standing(*key).ok_or("a seal of nothing")?;
-                    Ok((*key, content))
+                let sealed = |key: &(u16, bool)| {
+                    let content = held.get(key).copied().or_else(|| self.model.standing(*key));
+                    Ok((*key, content.ok_or("a seal of nothing")?))
                 };
-                keys.iter().map(held).collect::<Result<Sealed, String>>().map(Some)
+                keys.iter().map(sealed).collect::<Result<Sealed, String>>().map(Some)
             }
             Err(SealError::Unknown { .. })
-                if keys.iter().any(|key| self.model.standing(*key).is_none()) =>
+                if keys
+                    .iter()
+                    .any(|key| !held.contains_key(key) && self.model.standing(*key).is_none()) =>
             {
                 Ok(None)
             }

@@ -1,0 +1,109 @@
+"""How long training stands still for torch.distributed.checkpoint, and how long until the checkpoint is there.
+
+In each round, one after the other, after a part of the state has changed: async_save and save into the pool of a
+block, and async_save of the same tensors to a folder, with fsync, by a plain process that has them in memory.
+
+    python benches/async_saves.py --folder /mnt/nvme --size 4GiB --rounds 5
+"""
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from checkpoint import TENSOR, UNITS, bytes_written
+
+CHANGED = 8  # one tensor in so many, before each save
+
+OURS, OWN_SAVE, FOLDER = "async_save into the pool", "save into the pool", "async_save of a plain process to a folder"
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--folder", default=".", help="on the disk that is measured")
+    options.add_argument("--size", default="4GiB", help="bytes of the state")
+    options.add_argument("--rounds", type=int, default=5)
+    asked = options.parse_args()
+    size = int(asked.size[:-3]) * UNITS[asked.size[-3:]]
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        print(json.dumps(measure(Path(folder), size, asked.rounds), indent=2))
+
+
+def measure(folder, size, rounds):
+    """Seconds until each call has returned, and until its checkpoint is there; bytes that were written."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
+    plain.start()
+    ours.recv()
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    import tidelog
+    from tidelog.dcp import StorageWriter, delete
+
+    warnings.simplefilter("ignore")  # that there are no ranks
+    found = {way: {"returned": [], "kept": [], "written": []} for way in (OURS, OWN_SAVE, FOLDER)}
+    options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": size * 2 + (1 << 30)}
+    (folder / "pool").mkdir()
+    with tidelog.offload(pool=folder / "pool", **options) as tide:
+        state = {}
+        for number in range(size // TENSOR):
+            state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
+            tide.evict(state[f"tensor {number}"])
+        for round_ in range(rounds):
+            for way in (OURS, OWN_SAVE):
+                for tensor in list(state.values())[round_ % CHANGED :: CHANGED]:
+                    tensor.add_(1)
+                before, started = bytes_written(tide), time.perf_counter()
+                writer = StorageWriter(tide, f"{way} {round_}")
+                if way == OURS:
+                    future = dcp.async_save(state, storage_writer=writer, no_dist=True)
+                else:
+                    dcp.save(state, storage_writer=writer, no_dist=True)
+                returned = time.perf_counter() - started
+                if way == OURS:
+                    future.result()
+                add(found[way], returned, time.perf_counter() - started, bytes_written(tide) - before)
+                delete(tide, f"{way} {round_ - 1}")
+            ours.send(round_)
+            add(found[FOLDER], *ours.recv())
+        state.clear()
+    ours.send("end")
+    plain.join()
+    medians = {
+        way: {what: statistics.median(values) for what, values in figures.items()} for way, figures in found.items()
+    }
+    return {"state_bytes": size, "changed": f"1 in {CHANGED}", "rounds": found, "medians": medians}
+
+
+def add(figures, returned, kept, written):
+    for what, value in zip(figures, (returned, kept, written), strict=True):
+        figures[what].append(value)
+
+
+def saves_plain_state(pipe, folder, size):
+    """The other process: it has the state in memory, and saves it when asked."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    warnings.simplefilter("ignore")
+    state = {f"tensor {number}": torch.empty(TENSOR // 4).uniform_() for number in range(size // TENSOR)}
+    pipe.send("ready")
+    while pipe.recv() != "end":
+        started = time.perf_counter()
+        writer = dcp.FileSystemWriter(folder / "dcp", sync_files=True)
+        future = dcp.async_save(state, storage_writer=writer, no_dist=True)
+        returned = time.perf_counter() - started
+        future.result()
+        pipe.send((returned, time.perf_counter() - started, size))
+        shutil.rmtree(folder / "dcp")
+
+
+if __name__ == "__main__":
+    main()
