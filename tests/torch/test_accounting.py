@@ -1,13 +1,14 @@
 """What stats(), the report and the notices say about a run, checked against what the test knows itself."""
 
 import json
+import os
 import warnings
 
 import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -175,6 +176,22 @@ def test_an_op_that_was_not_planned_is_named(pool, mover):
                 world.second_half()
         (notice,) = [notice for notice in tide.stats()["notices"] if "left the plan" in notice]
         assert "aten.cos" in notice, notice
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_torch_threads_that_leave_no_core_are_told_of(pool, spare):
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if not device.is_host() or cores <= spare:
+        pytest.skip("a GPU computes" if not device.is_host() else "there is one core")
+    world = World()
+    torch.set_num_threads(cores - spare)
+    try:
+        with world.block(pool, "auto", "auto") as tide:
+            world.warm_up("auto")
+            told = [notice for notice in tide.stats()["notices"] if f"on {cores} cores" in notice]
+    finally:
+        torch.set_num_threads(threads)
+    assert len(told) == 1 - spare, told
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name, tmp_pa
     if name != "aot_eager":
         assert any(each.startswith("kernel cpp_fused") for each in names)
     if mode == "auto" and name == "trains":
-        assert phase == "planned" and not figures["notices"]
+        assert phase == "planned" and not [each for each in figures["notices"] if "cores" not in each]
 
 
 @pytest.mark.parametrize("mover", ["swap", "resize"])

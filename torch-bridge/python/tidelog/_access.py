@@ -93,8 +93,8 @@ class Access:
         if record is not None and record.state & _record.AWAY:
             return  # it left after the write, which the call's own ops made
         if record is not None and record.ledger is self._ledger:
-            self._ledger.modifies(record)
-            self._session.modified(self._ledger.number_of(record))
+            self._ledger.number_of(record)
+            self._ledger.modified(record)
         self._ledger.measure_again(storage)
 
     def empty(self, storage: Storage) -> None:

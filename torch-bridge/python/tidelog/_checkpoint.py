@@ -196,8 +196,7 @@ class _Copied(_Puts):
         """There is no checkpoint: what was written for it does not take the room of what must leave."""
         for record in self._clean:
             if record.state == _record.CLEAN:
-                self._tide.session.modified(record.id)
-                self._tide.ledger.modifies(record)
+                self._tide.ledger.modified(record)
 
     def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
         """What the library is to compare: number, address (0: out), length; no number: it has none."""

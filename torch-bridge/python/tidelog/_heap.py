@@ -29,13 +29,11 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 # between two uses.
 _ALLOWANCE_BYTES = 28 << 20
 # The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
-_LOOK_EVERY_BYTES = 4 << 20
+_LOOK_EVERY_BYTES, _LOOK_SELDOM_BYTES = 4 << 20, 32 << 20
 _LOOK_EVERY_BYTES_MAX = 256 << 20
 # Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
 _KEPT_BYTES_MIN = 256 << 20
 _KEPT_PARTS = 10
-# So much more leaves than must, so that this is done seldom.
-_RELEASED_MORE_BYTES = 2 << 20
 _PAGE_BYTES = 4096
 # What the allocator would say if it had been asked for anything yet.
 _NOTHING_YET = {
@@ -77,7 +75,7 @@ class Heap:
     def release(self) -> None:
         """What is kept for later goes back to the kernel."""
         if self._kept is not None:
-            self._kept.release(sys.maxsize)
+            self._kept.release()
         if self._libc is not None:
             self._trims += 1
             self._libc.malloc_trim(0)
@@ -95,17 +93,17 @@ class Heap:
         if self._unseen < self._look_every:
             return
         self._unseen = 0
-        excess = anonymous_bytes() - self._most
-        if excess > 0 and self._kept is not None:
-            excess -= self._kept.release(excess + _RELEASED_MORE_BYTES)
+        # What is kept is held below the limit between two looks, too.
+        look_every = _LOOK_EVERY_BYTES if self._kept is None else _LOOK_SELDOM_BYTES
+        excess = anonymous_bytes() - self._most if self._kept is None else self._kept.hold(self._most)
         if excess <= 0:
-            self._look_every = _LOOK_EVERY_BYTES
+            self._look_every = look_every
             return
         self.release()
         # Where others than tensors fill the allowance (Python's objects, a plan being made), all would
         # leave again and again: what did not help is not done again soon.
         helped = anonymous_bytes() < self._most - _ALLOWANCE_BYTES // 2
-        self._look_every = _LOOK_EVERY_BYTES if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
+        self._look_every = look_every if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
 
     def figures(self) -> GpuMemory | None:
         """Nothing of a GPU."""

@@ -222,9 +222,9 @@ class Hook(TorchDispatchMode):
         return result
 
     def _is_settled(self, info: Info, args: Args, kwargs: Kwargs) -> bool:
-        """Whether the session need not be asked about what an op uses: all of it is in memory, none is
-        being copied out, and what it writes has no copy."""
-        ledger, written = self._ledger, info.written
+        """Whether the session need not be asked about what an op uses: all of it is in memory, and none is
+        being copied out. Of copies of what it writes it is told later."""
+        ledger, clean = self._ledger, False
         # As `storages_of`, in place: this is done for most ops.
         for value in args:
             kind = type(value)
@@ -235,20 +235,32 @@ class Hook(TorchDispatchMode):
                     break  # sparse: it has none of its own
                 if record is None or record.ledger is not ledger:
                     return False
-                if record.state and (written or record.state != _record.CLEAN):
-                    return False
+                if record.state:
+                    if record.state != _record.CLEAN:
+                        return False
+                    clean = True
             elif kind not in SCALARS:
                 break
         else:
             if not kwargs or SCALARS.issuperset(map(type, kwargs.values())):
+                if clean and info.written:
+                    self._modifies_clean(info, args, kwargs)
                 return True
         for storage in storages_of(args, kwargs):
             record = storage._tide
             if record is None or record.ledger is not ledger:
                 return False
-            if record.state and (written or record.state != _record.CLEAN):
+            if record.state and record.state != _record.CLEAN:
                 return False
+        if info.written:
+            self._modifies_clean(info, args, kwargs)
         return True
+
+    def _modifies_clean(self, info: Info, args: Args, kwargs: Kwargs) -> None:
+        """What an op writes has no copy from here on."""
+        for storage in info.modified(args, kwargs):
+            if storage._tide is not None and storage._tide.state:
+                self._ledger.modified(storage._tide)
 
     # -- one op, looked at in full ----------------------------------------------------------------
 

@@ -14,8 +14,11 @@ from tidelog._library import Library, Signatures, declare, last_error, load_libr
 
 _i32, _u64, _size, _pointer = ctypes.c_int32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 
+_ALL = (1 << 64) - 1
+
 SIGNATURES: Signatures = {
     "tide_memory_keep": (_i32, [_i32]),
+    "tide_memory_hold": (_u64, [_u64]),
     "tide_memory_release": (_u64, [_u64]),
     "tide_memory_kept": (_u64, []),
     "tide_memory_allocate": (_i32, [ctypes.POINTER(_pointer), _size, _size]),
@@ -29,9 +32,14 @@ class Kept:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def release(self, size: int) -> int:
-        """At least so many bytes go back to the kernel, or all that are kept; returns how many."""
-        return int(self._library.tide_memory_release(size))
+    def hold(self, most: int) -> int:
+        """Holds the process at so many bytes of anonymous memory, as far as what is kept goes, until the
+        next call. Returns by how many bytes it is more still."""
+        return int(self._library.tide_memory_hold(most))
+
+    def release(self) -> None:
+        """All that is kept goes back to the kernel."""
+        self._library.tide_memory_release(_ALL)
 
     @property
     def size(self) -> int:

@@ -35,9 +35,10 @@ class Ledger:
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
         self.records: dict[int, Record] = {}  # by number
-        self.births: list[Record] = []  # that the session has not heard of: pending, as the next four
+        self.births: list[Record] = []  # that the session has not heard of: pending, as the next five
         self._deaths: list[int] = []
         self._resized: list[Record] = []
+        self._modified: list[int] = []  # numbers of storages
         self._pin_requests: list[tuple[int, bool]] = []
         self._async_changes: list[int] = []  # numbers of storages with a first or without any asynchronous use
         self._births_max = _BIRTHS_PENDING_MAX
@@ -269,9 +270,14 @@ class Ledger:
             self.quiet = False
 
     def modifies(self, record: Record) -> None:
-        """The storage is about to differ from its copy in the log."""
+        """The storage is about to differ from its copy in the log, by what the session is asked about."""
         if record.state == _record.CLEAN:
             self.mark(record, _record.SETTLED)
+
+    def modified(self, record: Record) -> None:
+        """The same by what the session is not asked about: it hears of it before anything else."""
+        self._modified.append(record.id)  # before the mark: told without need, it does no harm
+        self.modifies(record)
 
     def measure_again(self, storage: Storage) -> None:
         """Something may have resized this storage."""
@@ -348,10 +354,12 @@ class Ledger:
         """Whether there is anything that the session has not heard of."""
         if self._dead:
             self.collect_dead()
-        return self.births or self._deaths or self._resized or self._pin_requests or self._async_changes
+        return (
+            self.births or self._modified or self._deaths or self._resized or self._pin_requests or self._async_changes
+        )
 
     def send_pending(self, session: Session) -> None:
-        """Sends the births, deaths, sizes and pins that the session has not heard of.
+        """Sends what the session has not heard of: births, deaths, sizes, modifications and pins.
 
         Ctrl-C may come anywhere: what was sent but not yet crossed off is sent again, which is
         harmless.
@@ -367,6 +375,11 @@ class Ledger:
             if self.records.get(record.id) is record:
                 session.resized(record.id, record.size)
             del self._resized[0]
+        while self._modified:
+            number = self._modified[0]
+            if number in self.records:
+                session.modified(number)
+            del self._modified[0]
         while self._pin_requests:
             number, on = self._pin_requests[0]
             if not on:

@@ -1,7 +1,7 @@
 """A session over the C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
 
-No module but this, `_seals`, `_kept` and `_library` calls the library. tests/torch/test_abi.py holds what is declared here to
-the header, in both directions.
+No module but this, `_seals`, `_kept` and `_library` calls the library. tests/torch/test_abi.py holds what is declared
+here to the header, in both directions.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class Birth(ctypes.Structure):
 # What `Session.attention` shows while the session is not open.
 _NOTHING_WAITS = memoryview(bytes(4)).cast("I")
 
+_ACTION = Status.ACTION  # see `_performer`
+
 _BIRTH_WORDS = len(Birth._fields_)
 
 
@@ -153,7 +155,7 @@ class Reporter(Protocol):
         """Whether there is anything that the session has not heard of."""
 
     def send_pending(self, session: Session) -> None:
-        """Sends it, by `sync`, `resized`, `pin` and `async_use`."""
+        """Sends it, by `sync`, `resized`, `modified`, `pin` and `async_use`."""
 
     def name_of(self, storage: int) -> str | None:
         """What errors call the storage of this number; None: it has no name."""
@@ -170,6 +172,7 @@ class Session:
         self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
         self._action = Action()
+        self._action_address = ctypes.byref(self._action)
         self._library = load_library()
         declare(self._library, SIGNATURES, self._last_error)
 
@@ -225,6 +228,10 @@ class Session:
         """A storage has another size. For `Reporter.send_pending` alone."""
         self._library.tide_session_resized(self._handle, storage, size)
 
+    def modified(self, storage: int) -> None:
+        """A storage was written by what no `op_begin` tells of. For `Reporter.send_pending` alone."""
+        self._library.tide_session_modified(self._handle, storage)
+
     def pin(self, storage: int, on: bool) -> None:
         """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
         self._library.tide_session_pin(self._handle, storage, on)
@@ -237,10 +244,6 @@ class Session:
     def name(self, storage: int, kind: Kind, name: str) -> None:
         """What a storage is called, and what it is for."""
         self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
-
-    def modified(self, storage: int) -> None:
-        """A resident storage was written by something that is no op."""
-        self._library.tide_session_modified(self._flushed(), storage)
 
     # -- what it is asked for: these return a status for `Performer.drive` ------------------------
 
@@ -292,9 +295,8 @@ class Session:
     def next_action(self) -> Action | None:
         """The next `Action` that is asked for; None: there is none. The same one comes again until
         it is reported done."""
-        action = self._action
-        status = self._library.tide_session_next_action(self._flushed(), ctypes.byref(action))
-        return action if status == Status.ACTION else None
+        status = self._library.tide_session_next_action(self._flushed(), self._action_address)
+        return self._action if status == _ACTION else None
 
     def action_done(self, sequence: int, address: int, after: int) -> None:
         """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the

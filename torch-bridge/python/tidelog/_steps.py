@@ -4,8 +4,11 @@ ones follow it."""
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
+
+import torch
 
 from tidelog import _logging, _record
 from tidelog._device import Host
@@ -123,7 +126,18 @@ class Steps:
             if plan.ops:
                 self._known_plan = plan
                 _logging.plan_followed(plan.ops)
+                self._notice_busy_cores()
         self._funcs, self._needs = [], []
+
+    def _notice_busy_cores(self) -> None:
+        """On the host the threads that move tensors compute: copies and checksums."""
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        if not self._device.option and threads >= cores:
+            fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
+            self.notices.append(
+                f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
+                f"turns with it{fewer} (said once)"
+            )
 
     def judge_quiet(self) -> None:
         """Whether ops need not be looked at: all is at rest, and the budget was never reached."""

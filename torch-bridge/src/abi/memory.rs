@@ -28,6 +28,15 @@ pub extern "C" fn tide_memory_release(bytes: u64) -> u64 {
     arena().map_or(0, |arena| arena.release(bytes as usize) as u64)
 }
 
+/// Holds the process at `most` bytes of resident memory that is no file's, as far as what is kept
+/// goes: what is too much goes back to the system now, and from now on when an allocation takes
+/// more. What others in the process have counts as it is now, so this is called again from time to
+/// time. Returns by how many bytes it is more still.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_hold(most: u64) -> u64 {
+    arena().map_or(0, |arena| arena.hold_process(most as usize) as u64)
+}
+
 /// How many bytes of freed memory are kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_kept() -> u64 {

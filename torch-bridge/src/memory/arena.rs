@@ -6,7 +6,7 @@
 //! where pages are, and exactly as many are given up as the caller says.
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -23,6 +23,8 @@ const RESERVED_MAX: usize = 1 << 40;
 const RESERVED_MIN: usize = 16 << 30;
 /// Addresses that become usable at once.
 const GROWTH: usize = 64 << 20;
+/// So much more is given back than must be, so that this is done seldom.
+const RELEASED_MORE: usize = 2 << 20;
 
 /// Memory of one process. A child of fork has a copy of its bytes, and leaves it as it is: another
 /// thread may have held the lock.
@@ -32,6 +34,8 @@ pub(crate) struct Arena {
     process: u32,
     /// Allocations come from here, and freed pages stay.
     keeps: AtomicBool,
+    /// So many bytes may have pages, kept ones included.
+    pages_max: AtomicUsize,
     extents: Mutex<Extents>,
 }
 
@@ -57,8 +61,14 @@ impl Arena {
             let mapped = unsafe { mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) };
             if let Ok(begin) = mapped {
                 let begin = begin.expose_provenance();
-                let (keeps, extents) = (AtomicBool::new(false), Mutex::default());
-                return Some(Self { begin, reserved, process: process::id(), keeps, extents });
+                return Some(Self {
+                    begin,
+                    reserved,
+                    process: process::id(),
+                    keeps: AtomicBool::new(false),
+                    pages_max: AtomicUsize::new(usize::MAX),
+                    extents: Mutex::default(),
+                });
             }
             reserved /= 4;
         }
@@ -69,8 +79,27 @@ impl Arena {
     pub(crate) fn keep(&self, keeps: bool) {
         self.keeps.store(keeps, Ordering::Relaxed);
         if !keeps {
+            self.pages_max.store(usize::MAX, Ordering::Relaxed);
             self.release(usize::MAX);
         }
+    }
+
+    /// Holds the process at `most` bytes of anonymous memory: what is kept goes back as far as must
+    /// be, now and from now on whenever an allocation has taken more. That counts what others in
+    /// the process have as it is now. Returns by how much it is more still.
+    pub(crate) fn hold_process(&self, most: usize) -> usize {
+        anonymous_bytes().map_or(0, |present| self.hold(present, most))
+    }
+
+    fn hold(&self, present: usize, most: usize) -> usize {
+        if !self.is_ours() {
+            return 0;
+        }
+        let mut extents = self.extents();
+        let pages_max = extents.with_pages().saturating_add(most).saturating_sub(present);
+        self.pages_max.store(pages_max, Ordering::Relaxed);
+        self.release_excess(&mut extents);
+        extents.with_pages().saturating_sub(pages_max)
     }
 
     /// Memory of this size, on whole pages. `None`: another heap has to serve.
@@ -88,6 +117,7 @@ impl Arena {
             Some(at) => at,
             None => self.grow(&mut extents, length).then(|| extents.take(length))??,
         };
+        self.release_excess(&mut extents);
         Some(self.pointer(at))
     }
 
@@ -117,16 +147,7 @@ impl Arena {
         if !self.is_ours() {
             return 0;
         }
-        let mut extents = self.extents();
-        let wanted = wanted.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
-        let mut released = 0;
-        while released < wanted
-            && let Some((at, length)) = extents.give_up(wanted - released)
-        {
-            self.drop_pages(at, length);
-            released += length;
-        }
-        released
+        self.release_of(&mut self.extents(), wanted)
     }
 
     /// Bytes of freed memory that the process still has.
@@ -140,6 +161,26 @@ impl Arena {
 
     fn extents(&self) -> MutexGuard<'_, Extents> {
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives back what is more than may have pages, as far as it is kept.
+    fn release_excess(&self, extents: &mut Extents) {
+        let excess = extents.with_pages().saturating_sub(self.pages_max.load(Ordering::Relaxed));
+        if excess > 0 {
+            self.release_of(extents, excess.saturating_add(RELEASED_MORE));
+        }
+    }
+
+    fn release_of(&self, extents: &mut Extents, wanted: usize) -> usize {
+        let wanted = wanted.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
+        let mut released = 0;
+        while released < wanted
+            && let Some((at, length)) = extents.give_up(wanted - released)
+        {
+            self.drop_pages(at, length);
+            released += length;
+        }
+        released
     }
 
     /// Makes more addresses usable.
@@ -169,6 +210,13 @@ impl Arena {
     fn pointer(&self, at: usize) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.begin + at)
     }
+}
+
+/// Resident memory that is no file's (proc(5): resident less shared pages).
+fn anonymous_bytes() -> Option<usize> {
+    let figures = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = figures.split(' ').skip(1).map_while(|pages| pages.parse::<usize>().ok());
+    Some(pages.next()?.saturating_sub(pages.next()?) * PAGE)
 }
 
 #[cfg(test)]
@@ -206,6 +254,23 @@ mod tests {
         assert_eq!(unsafe { second.read() }, 1);
         assert!(arena.free(second));
         assert_eq!(arena.kept(), 0);
+    }
+
+    #[test]
+    fn an_allocation_gives_back_what_is_more_than_the_process_may_have() {
+        let arena = arena();
+        let [first, second] = [0; 2].map(|_| arena.allocate(8 * MIB, 64).unwrap());
+        assert!(arena.free(first));
+        // Others have 100 MiB: of the arena's 16 so many may stay.
+        assert_eq!(arena.hold(116 * MIB, 116 * MIB), 0);
+        assert_eq!(arena.kept(), 8 * MIB);
+        let third = arena.allocate(12 * MIB, 64).unwrap();
+        assert_eq!(arena.kept(), 0, "12 MiB more would have been 20");
+        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 4 * MIB, "nothing is kept that could go");
+        assert!(arena.free(third));
+        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 0);
+        assert_eq!(arena.kept(), 12 * MIB - 4 * MIB - RELEASED_MORE);
+        assert!(arena.free(second));
     }
 
     #[test]

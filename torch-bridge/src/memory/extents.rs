@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 pub(super) struct Extents {
     free: BTreeMap<usize, Free>,
     taken: HashMap<usize, usize>,
+    taken_bytes: usize,
     kept: usize,
     end: usize,
 }
@@ -33,6 +34,11 @@ impl Extents {
         self.kept
     }
 
+    /// Bytes that are taken, or kept: so many have pages at most.
+    pub(super) fn with_pages(&self) -> usize {
+        self.taken_bytes + self.kept
+    }
+
     /// Bytes that are taken or free.
     pub(super) fn end(&self) -> usize {
         self.end
@@ -50,12 +56,14 @@ impl Extents {
         let at = self.best_place(length)?.at;
         self.carve(at, length);
         self.taken.insert(at, length);
+        self.taken_bytes += length;
         Some(at)
     }
 
     /// What begins there is free again; returns its length. `None`: nothing taken begins there.
     pub(super) fn give(&mut self, at: usize, resident: bool) -> Option<usize> {
         let length = self.taken.remove(&at)?;
+        self.taken_bytes -= length;
         self.insert(at, Free { length, resident });
         Some(length)
     }
@@ -179,7 +187,8 @@ mod tests {
         fn check(&self, extents: &Extents) {
             let taken: HashSet<_> =
                 self.taken.iter().flat_map(|(&at, &length)| at..at + length).collect();
-            assert_eq!(extents.kept(), self.resident.difference(&taken).count());
+            let kept = self.resident.difference(&taken).count();
+            assert_eq!((extents.kept(), extents.with_pages()), (kept, kept + taken.len()));
             let mut next = 0;
             for (&at, free) in &extents.free {
                 (next..at).for_each(|page| assert!(taken.contains(&page), "{page} is lost"));
