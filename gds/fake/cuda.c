@@ -36,8 +36,11 @@ CUresult cuCtxSetCurrent(void *context) { current = context; LOCKED(state.entere
 CUresult cuCtxGetCurrent(void **context) { *context = current; return OK; }
 /* An error that stays: from then on each call in a context answers it, and nothing runs. */
 #define IN_CONTEXT if (!in_context()) return NO_CONTEXT; if (state.broken) return state.broken
+/* The same for a call that may spoil a capture, and for one that moreover waits for the GPU by itself. */
+#define UNSAFE IN_CONTEXT; if (if_unsafe() != OK) return CAPTURE_UNSUPPORTED
+#define WAITS UNSAFE; wait_for_gpu()
 CUresult cuCtxSynchronize(void) {
-    IN_CONTEXT;
+    UNSAFE;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < stream_count; i++) drain(streams[i]);
     pthread_mutex_unlock(&fake_lock);
@@ -47,7 +50,7 @@ CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = 1u << 30; *all =
 
 #define ALIGNED 512
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t length) {
-    IN_CONTEXT;
+    WAITS;
     int code = LOCKED(planned("alloc"));
     if (code) return code;
     /* Small allocations share pages: nothing beyond 512 bytes is promised. */
@@ -80,7 +83,7 @@ CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
 }
 
 CUresult cuMemFree_v2(CUdeviceptr at) {
-    IN_CONTEXT;
+    WAITS;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base == at) {
@@ -96,7 +99,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
 }
 
 CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
-    IN_CONTEXT;
+    WAITS;
     (void)flags;
     char *base = at;
     pthread_mutex_lock(&fake_lock);
@@ -110,7 +113,7 @@ CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
     return code;
 }
 CUresult cuMemHostUnregister(void *at) {
-    IN_CONTEXT;
+    WAITS;
     int code = NOT_LOCKED;
     pthread_mutex_lock(&fake_lock);
     for (int i = 0; i < MAX; i++)
@@ -121,7 +124,7 @@ CUresult cuMemHostUnregister(void *at) {
 
 /* As the driver does it from memory that is not page-locked: it takes the bytes, and they are there some time later. */
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
-    IN_CONTEXT;
+    WAITS;
     if (!LOCKED(allocated(to, length))) return INVALID;
     void *taken = malloc(length);
     memcpy(taken, from, length);
@@ -131,7 +134,7 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
     return OK;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
-    IN_CONTEXT;
+    WAITS;
     if (!LOCKED(allocated(from, length))) return INVALID;
     memcpy(to, near(from), length);
     return OK;
@@ -159,7 +162,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t length, str
 }
 
 CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
-    IN_CONTEXT;
+    WAITS;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     int code = planned("host_alloc");
@@ -176,7 +179,7 @@ CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
     return code;
 }
 CUresult cuMemFreeHost(void *at) {
-    IN_CONTEXT;
+    WAITS;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
@@ -186,7 +189,7 @@ CUresult cuMemFreeHost(void *at) {
 
 /* The one kernel there is, whatever the module says. */
 CUresult cuModuleLoadData(void **module, const void *image) {
-    IN_CONTEXT;
+    WAITS;
     int code = LOCKED(planned("module"));
     if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
     if (!code) { *module = &state.modules; LOCKED((state.modules++, state.modules_loaded++)); }
@@ -231,7 +234,7 @@ CUresult cuStreamDestroy_v2(struct Stream *stream) {
     return OK;
 }
 CUresult cuStreamSynchronize(struct Stream *stream) {
-    IN_CONTEXT;
+    UNSAFE;
     pthread_mutex_lock(&fake_lock);
     int code = planned("synchronize");
     if (!code) drain(stream ? stream : &default_stream);
@@ -266,16 +269,16 @@ CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
     return code;
 }
 CUresult cuEventQuery(struct Event *event) {
-    IN_CONTEXT;
+    UNSAFE;
     pthread_mutex_lock(&fake_lock);
     int code = usable(event) ? planned("query") : BAD_HANDLE;
     tick();
-    if (!code) code = event->happened >= event->recorded ? OK : NOT_READY;
+    if (!code) code = event->captured ? CAPTURED_EVENT : event->happened >= event->recorded ? OK : NOT_READY;
     pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuEventSynchronize(struct Event *event) {
-    IN_CONTEXT;
+    UNSAFE;
     bool happened = false;
     while (!happened) { /* Time passes for others meanwhile. */
         pthread_mutex_lock(&fake_lock);
@@ -295,7 +298,8 @@ CUresult cuGetErrorName(CUresult code, const char **name) {
         { 226, "CUDA_ERROR_CONTAINED" }, { 400, "CUDA_ERROR_INVALID_HANDLE" }, { 500, "CUDA_ERROR_NOT_FOUND" }, { 600, "CUDA_ERROR_NOT_READY" },
         { 700, "CUDA_ERROR_ILLEGAL_ADDRESS" }, { 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" },
         { 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" }, { 719, "CUDA_ERROR_LAUNCH_FAILED" },
-        { 801, "CUDA_ERROR_NOT_SUPPORTED" }, { 999, "CUDA_ERROR_UNKNOWN" },
+        { 801, "CUDA_ERROR_NOT_SUPPORTED" }, { 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" },
+        { 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" }, { 907, "CUDA_ERROR_CAPTURED_EVENT" }, { 999, "CUDA_ERROR_UNKNOWN" },
     };
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].code == code) { *name = names[i].name; return OK; }

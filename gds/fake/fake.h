@@ -15,7 +15,8 @@
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713,
+    CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURED_EVENT = 907 };
 
 /* Device addresses are host addresses with this added: no canonical address, so nobody follows one by mistake. */
 #define FAR 0x4000000000000000ull
@@ -45,6 +46,8 @@ extern struct State {
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
     int broken;          /* the error that stays, or 0 */
     uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
+    unsigned waits;      /* calls that wait for the GPU by themselves */
+    uint64_t idle_ns, busy_ns, clocked; /* of kernels' streams, where a clock runs; how many kernels ran there */
 } state;
 extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
 extern bool held;         /* time stands still */
@@ -74,8 +77,8 @@ bool overlap(uint64_t a, size_t n, uint64_t b, size_t m);
 
 /* ---- streams.c: what is on its way, and when it happens ---- */
 
-enum Kind { COPY_IN, COPY_OUT, COPY, ZERO, SUM, RECORD, WAIT };
-struct Event { uint64_t recorded, happened; bool destroyed; };
+enum Kind { COPY_IN, COPY_OUT, COPY, ZERO, SUM, RECORD, WAIT, KERNEL };
+struct Event { uint64_t recorded, happened, happened_at; bool destroyed, captured; };
 struct Step {
     enum Kind kind;
     uint64_t from, to;
@@ -84,9 +87,15 @@ struct Step {
     struct Event *event;
     uint64_t ticket;
     void *owned;
+    struct Kernel *kernel;
+    uint64_t appended_at; /* by the clock */
     struct Step *next;
 };
-struct Stream { struct Step *head, *tail; bool destroyed; };
+struct Stream {
+    struct Step *head, *tail;
+    bool destroyed, computes;
+    uint64_t ended_at, computed_at; /* its last step and its last kernel, by the clock */
+};
 extern struct Stream *streams[MAX], default_stream;
 extern unsigned stream_count;
 
@@ -114,10 +123,36 @@ void check_transfer(uint64_t at, size_t length, bool write);
 /* Some time passes: now and then one stream that can, whichever, does one step. */
 void tick(void);
 void append(struct Stream *stream, struct Step step);
+/* Its first step happens, if it can; answers whether it did. */
+bool advance(struct Stream *stream);
 /* Everything that a stream waits for happens, then everything in it. */
 void drain(struct Stream *stream);
 /* What was put into streams does not happen. */
 void abandon(void);
+
+/* ---- kernels.c: what a framework launches ---- */
+
+/* A kernel gets its turn: what it has computed is there from now on. */
+void run_kernel(struct Kernel *kernel);
+void forget_kernel(struct Kernel *kernel);
+
+/* ---- clock.c: what things take, where a test asks for that ---- */
+
+/* Whether the clock runs. If not, chance says what happens next. */
+bool is_clocked(void);
+uint64_t clock_now(void);
+/* All happens that would have happened by now. */
+void keep_up(void);
+/* The calling thread waits for the GPU by itself, as the call's documentation says or allows. The lock is not held. */
+void wait_for_gpu(void);
+
+/* ---- capture.c: a graph that is being captured ---- */
+
+/* The error of a call that is unsafe while the calling thread may not make such; it spoils the capture. The lock is not
+ * held. */
+CUresult if_unsafe(void);
+bool is_captured(const struct Stream *stream);
+void forget_capture(void);
 
 /* ---- cuda.c ---- */
 

@@ -1,5 +1,7 @@
 /* Copies and events in their streams, transfers in their batches, and which of them would race. */
+#define _GNU_SOURCE
 #include "fake.h"
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,13 +80,14 @@ static void crc32c_in_parts(const unsigned char *data, size_t length, unsigned p
     }
 }
 
-/* The first step of a stream happens, if it can; answers whether it did. */
-static bool step(struct Stream *stream) {
+bool advance(struct Stream *stream) {
     struct Step *s = stream->head;
     if (!s) return false;
     if (s->kind == RECORD && s->event == held_event) return false;
     if (s->kind == WAIT && s->event->happened < s->ticket) return false;
-    if (s->kind == RECORD) s->event->happened = s->ticket;
+    /* A later record, in another stream, may have happened before. */
+    if (s->kind == RECORD && s->event->happened < s->ticket) s->event->happened = s->ticket;
+    if (s->kernel) { run_kernel(s->kernel); forget_kernel(s->kernel); }
     if (reads(s->kind) || writes(s->kind)) {
         bool from_there = !reads(s->kind) || allocated(s->from, s->length);
         bool to_there = s->kind == SUM ? allocated(s->to, 4 * s->parts) : !writes(s->kind) || allocated(s->to, s->length);
@@ -113,15 +116,24 @@ static bool step(struct Stream *stream) {
 }
 
 void tick(void) {
+    if (is_clocked()) { keep_up(); return; }
     if (held || stream_count == 0 || chance() % (laziness + 1)) return;
     unsigned first = chance() % stream_count;
     for (unsigned i = 0; i < stream_count; i++)
-        if (step(streams[(first + i) % stream_count])) return;
+        if (advance(streams[(first + i) % stream_count])) return;
 }
 
-void append(struct Stream *stream, struct Step step_) {
+void append(struct Stream *stream, struct Step step) {
+    if (is_captured(stream)) { /* It is a node of the graph. */
+        if (step.kind == RECORD) step.event->captured = true;
+        free(step.owned);
+        forget_kernel(step.kernel);
+        return;
+    }
+    if (step.kind == RECORD) step.event->captured = false;
     struct Step *s = malloc(sizeof *s);
-    *s = step_; s->next = NULL;
+    *s = step; s->next = NULL;
+    s->appended_at = is_clocked() ? clock_now() : 0;
     if (stream->tail) stream->tail->next = s; else stream->head = s;
     stream->tail = s;
 }
@@ -132,6 +144,7 @@ void abandon(void) {
         for (struct Step *s = stream->head, *next; s; s = next) {
             next = s->next;
             free(s->owned);
+            forget_kernel(s->kernel);
             free(s);
         }
         stream->head = stream->tail = NULL;
@@ -139,10 +152,16 @@ void abandon(void) {
 }
 
 void drain(struct Stream *stream) {
+    while (stream->head && is_clocked() && !held && !state.broken) { /* Others go on meanwhile. */
+        keep_up();
+        pthread_mutex_unlock(&fake_lock);
+        sched_yield();
+        pthread_mutex_lock(&fake_lock);
+    }
     while (stream->head) {
-        if (step(stream)) continue;
+        if (advance(stream)) continue;
         bool moved = false;
-        for (unsigned i = 0; i < stream_count; i++) moved |= step(streams[i]);
+        for (unsigned i = 0; i < stream_count; i++) moved |= advance(streams[i]);
         if (!moved) return;
     }
 }

@@ -134,7 +134,7 @@ impl Gpu {
 
     /// The same for good, on a thread of our own: what it does then need not come and go.
     pub fn stay(&self) -> Result<(), CudaError> {
-        context::set(self.context)
+        context::stay(self.context)
     }
 
     /// What the driver says of the device.

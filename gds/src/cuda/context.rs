@@ -13,6 +13,8 @@ use super::{CudaError, Gpu};
 pub struct Entered<'a> {
     /// What the thread was in, where that was another.
     before: Option<sys::CUcontext>,
+    /// What captures of graphs had forbidden the thread.
+    mode: sys::CUstreamCaptureMode,
     /// The context stays open, and this on its thread.
     _gpu: PhantomData<(&'a Gpu, *const ())>,
 }
@@ -26,12 +28,14 @@ impl<'a> Entered<'a> {
         if before.is_some() {
             set(gpu.context)?;
         }
-        Ok(Self { before, _gpu: PhantomData })
+        let mode = exchange_capture_mode(RELAXED);
+        Ok(Self { before, mode, _gpu: PhantomData })
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        exchange_capture_mode(self.mode);
         if let Some(before) = self.before {
             // A failure means that the context is gone, and then there is nothing to go back to.
             let _ = set(before);
@@ -43,4 +47,21 @@ impl Drop for Entered<'_> {
 pub(super) fn set(context: sys::CUcontext) -> Result<(), CudaError> {
     // SAFETY: the context is a GPU's, which keeps it, or what the thread was in a moment ago.
     unsafe { result::ctx::set_current(context) }.map_err(CudaError::of("enter the GPU's context"))
+}
+
+/// Puts the calling thread into a GPU's context for good, whatever graphs others capture.
+pub(super) fn stay(context: sys::CUcontext) -> Result<(), CudaError> {
+    exchange_capture_mode(RELAXED);
+    set(context)
+}
+
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+/// Sets what the calling thread may do while a graph is captured, by whatever thread; returns what
+/// it was. By default a look at an event, or an allocation, fails and spoils the capture: of ours
+/// no graph depends on one.
+fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+    // SAFETY: it replaces the one value that it is given. It refuses none of its own values.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    mode
 }

@@ -28,7 +28,17 @@ struct Loaded {
     library: Opened,
 }
 
-const SOURCES: [&str; 6] = ["plan.c", "memory.c", "streams.c", "cuda.c", "cufile.c", "gdrapi.c"];
+const SOURCES: [&str; 9] = [
+    "plan.c",
+    "memory.c",
+    "streams.c",
+    "kernels.c",
+    "clock.c",
+    "capture.c",
+    "cuda.c",
+    "cufile.c",
+    "gdrapi.c",
+];
 
 /// Builds it beside the program that runs: test programs that run at once may each put theirs in
 /// the place of another's.
