@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tidelog  # noqa: E402
+from tidelog import _device  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device, plans  # noqa: E402
 
@@ -110,6 +112,19 @@ def plans_are_awaited(monkeypatch):
     luck.
     """
     monkeypatch.setattr(tidelog.Tide, "_end_step", plans.awaited(tidelog.Tide._end_step))
+
+
+@pytest.fixture(autouse=True)
+def threads_of_others_are_nobody(monkeypatch):
+    """A thread that is older than a block has fetches wait for the host. Those of pytest, and those that earlier tests have
+    left, launch nothing.
+    """
+    others, before = _device._others, threading.enumerate()
+
+    def younger():
+        return [each for each in others() if each not in before and not each.name.startswith("pytest_timeout")]
+
+    monkeypatch.setattr(_device, "_others", younger)
 
 
 @pytest.fixture

@@ -236,6 +236,7 @@ class NothingPending:
 
 ARGUMENTS = {
     "action_done": (1, 0, 0),
+    "allocated": (1, 0, 0, 0),
     "async_use": (1, 1),
     "durations": ([1],),
     "evict": (1,),

@@ -783,6 +783,22 @@ int32_t tide_session_action_done(uint64_t session,
                                  void *after);
 
 /**
+ * The same for `TIDE_ALLOCATE` on a GPU, without a wait for the copies. When the storage is
+ * settled or released, its bytes may still be on their way: by then the `CUevent` `landed` was
+ * recorded behind them, and every stream that uses the bytes, or the memory, waits for it. It may
+ * be the event that `after` is. Null: as `tide_session_action_done`.
+ *
+ * # Safety
+ * As for `tide_session_action_done`; and nobody else touches the memory before `landed` has
+ * happened, also when the storage was settled or released.
+ */
+int32_t tide_session_allocated(uint64_t session,
+                               uint64_t sequence,
+                               uint64_t address,
+                               void *after,
+                               void *landed);
+
+/**
  * Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a
  * stale handle.
  *

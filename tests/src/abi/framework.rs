@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
 use std::path::PathBuf;
+use std::ptr::null_mut;
 
 use tidelog::abi::*;
 
@@ -259,10 +260,20 @@ impl Framework {
                 unsafe { tide_session_action_done(self.session, sequence, address, after) };
             assert_eq!(answer, if earlier { TIDE_READY } else { TIDE_INVALID_ARGUMENT });
         }
+        // Half of what comes to a GPU does so behind its event.
+        let early = action.kind == TIDE_ALLOCATE && !after.is_null() && self.choices.percent(50);
+        let landed = if early { after } else { null_mut() };
         // SAFETY: 0, or the address of the storage's memory, which stays until release or
-        // settlement, as does the event.
-        let answer =
-            unsafe { tide_session_action_done(self.session, action.sequence, address, after) };
+        // settlement, as does the event; from then on the place's stream waits for it.
+        let answer = unsafe {
+            match action.kind {
+                TIDE_ALLOCATE => {
+                    let (session, sequence) = (self.session, action.sequence);
+                    tide_session_allocated(session, sequence, address, after, landed)
+                }
+                _ => tide_session_action_done(self.session, action.sequence, address, after),
+            }
+        };
         assert_eq!(answer, TIDE_READY, "{}", last_error());
         true
     }
@@ -287,12 +298,14 @@ impl Framework {
                 storage.memory.get_or_insert_with(|| self.place.room(size, 0xCD)).address()
             }
             TIDE_RELEASE => {
+                self.place.wait_for(storage.after.as_ref());
                 assert!(!storage.async_use, "storage {} is in use", action.storage);
                 storage.memory = None;
                 storage.in_flight = false;
                 0
             }
             TIDE_SETTLE => {
+                self.place.wait_for(storage.after.as_ref());
                 let memory = storage.memory.as_ref().expect("what is settled is in memory");
                 memory.check(storage.seed, storage.size, action.storage);
                 storage.in_flight = false;

@@ -72,6 +72,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_wait(handle, 0),
             tide_session_next_action(handle, null_mut()),
             tide_session_action_done(handle, 0, 0, null_mut()),
+            tide_session_allocated(handle, 0, 0, null_mut(), null_mut()),
             tide_session_durations(handle, null(), 1),
             tide_session_leave_plan(handle),
             tide_session_hold_plan(handle, 1),

@@ -57,6 +57,13 @@ impl Place {
         event.record(&compute.stream).unwrap();
         Some(event)
     }
+
+    /// What is asked of the GPU from now on comes after that.
+    pub(super) fn wait_for(&self, event: Option<&Event>) {
+        if let (Self::Gpu(compute), Some(event)) = (self, event) {
+            compute.stream.wait_for(event).unwrap();
+        }
+    }
 }
 
 /// An event as the C ABI takes it.

@@ -58,6 +58,15 @@ class Event:
     def record(self, stream):
         _call("cuEventRecord", ctypes.c_void_p(self.cuda_event), stream.handle)
 
+    def query(self):
+        code = _library.cuEventQuery(ctypes.c_void_p(self.cuda_event))
+        if code not in (0, 600):
+            raise RuntimeError(f"CUDA error: {code}")
+        return code == 0
+
+    def synchronize(self):
+        _call("cuEventSynchronize", ctypes.c_void_p(self.cuda_event))
+
     def elapsed_time(self, end):
         return self.OP_MILLISECONDS
 
@@ -81,12 +90,28 @@ class Stream:
 class Gpu(_device.Gpu):
     """The class that is tested, for tensors that torch knows to be in host memory."""
 
+    # The processor computes an op when it is launched, and memory that is freed is gone at once: a fetch that has ended
+    # is there when its streams have been told to wait.
+    computes_at_launch = True
+
     def __init__(self):
         super().__init__(torch.device("cuda", 0))
         self.shared = 0
+        self.early = 0  # of fetches that ended before their bytes were there
+
+    def fetched(self, event):
+        self.early += not event.query()
+        super().fetched(event)
+        if self.computes_at_launch:
+            event.synchronize()
 
     owns = _device.Host.owns
     movable = _device.Host.movable
+
+    def notice(self):
+        super().notice()
+        if self.computes_at_launch:
+            _library.fake_reach(ctypes.c_void_p(self._current(self.device.index)), 0, None)
 
     def _record_streams(self, storage):
         self.shared += 1  # a word to torch's caching allocator, which is not here
@@ -127,6 +152,10 @@ class FakeCuda:
     def poke(self, address, value):
         """A kernel past the dispatcher writes a byte, and is done."""
         ctypes.memset(address, value, 1)
+
+    def launch(self, nanoseconds):
+        """A kernel that uses nothing, and takes so long by the fake's clock."""
+        self.library.fake_kernel(self.stream.handle, ctypes.c_uint64(nanoseconds), 0, None, 0, None)
 
     def _empty_cache(self):
         self.emptied += 1

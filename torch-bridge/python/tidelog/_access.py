@@ -32,8 +32,9 @@ class Access:
         hook: Hook,
         async_uses: AsyncUses,
         meet_others: Callable[[], None],
+        await_copies: Callable[[], None],
     ) -> None:
-        """`meet_others`: called once there is a process group."""
+        """`meet_others`: called once there is a process group; `await_copies`: of the device."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
@@ -41,6 +42,7 @@ class Access:
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = hook.expect_collectives
         self.meet_others = meet_others
+        self.await_copies = await_copies
         self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
 
@@ -76,6 +78,7 @@ class Access:
             other.bring_back(*theirs, written=written)
         ours = [record for record in records if record.access is self]
         self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
+        self.await_copies()
 
     def adopt_what_is_new(self) -> None:
         """Tensors were made where the hook is off: from now on they count, and room is made for them."""
@@ -118,6 +121,7 @@ class Access:
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
         self.bring_back(*storages)
+        self.await_copies()
         holds = [self.hold(storage) for storage in storages]
         records = [storage._tide for storage in storages if storage._tide is not None]
         for record in records:

@@ -82,7 +82,7 @@ class Tide:
         learns = self.mode == "auto"
         self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
         self._hook = Hook(ledger, session, self.steps, heap, async_uses)
-        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce)
+        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
@@ -191,6 +191,7 @@ class Tide:
             self._stop_migrations()
             failure = self._restore_what_fits()
         finally:
+            self.device.await_copies()
             self.access.is_open = False
             self._async_uses.forget()
             self._names.forget()
@@ -492,6 +493,7 @@ def _mark_forked() -> None:
     for tide in [_active, *_left_behind]:
         if tide is not None:
             tide.session.forked = True
+            tide.device.forget_copies()
             tide.steps.plan = None
 
 

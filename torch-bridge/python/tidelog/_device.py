@@ -4,14 +4,17 @@ its streams.
 A kernel runs long after the op that launched it has returned. So a transfer gets an event behind
 everything that was launched before: an eviction must not read what is still being written, and a
 fetch must not overwrite what is still being read (the allocator hands out memory whose last kernel
-has not run yet). When a storage is settled its bytes are there, for whatever is launched next, on
-any stream.
+has not run yet). When a storage is settled its bytes are there for whatever is launched next, on
+any stream: in memory, or, with a GPU, on their way, behind an event that every stream waits for. A
+stream waits when the storage is settled, or at the first op that is launched on it. What is not
+launched by an op that is seen waits on the host.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -74,6 +77,20 @@ class Host:
     def after(self) -> torch.cuda.Event | None:
         """An event behind everything that was launched; None: it is all done."""
 
+    def completes_by_event(self) -> bool:
+        """Whether a fetch may end while its bytes are on their way, behind an event."""
+        return False
+
+    def fetched(self, event: torch.cuda.Event) -> None:
+        """From here on a storage may be used, by what is launched, once this has happened."""
+
+    def await_copies(self) -> None:
+        """All bytes that are on their way are there when this returns: something may use them that
+        is not launched by an op."""
+
+    def forget_copies(self) -> None:
+        """In a child of a fork: they are its parent's."""
+
     def share(self, storage: Storage) -> None:
         """A storage has its bytes again, or is about to lose its memory: that concerns every
         stream."""
@@ -93,6 +110,11 @@ class Host:
         return ()
 
 
+def _others() -> list[threading.Thread]:
+    """The threads of Python's but this one."""
+    return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+
+
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
@@ -106,6 +128,8 @@ class Gpu(Host):
         self.blind = True  # ops were launched that nobody looked at: on which streams is not known
         self._current = torch._C._cuda_getCurrentRawStream
         self._timed: list[list[Any]] = []
+        self._copies: list[torch.cuda.Event] = []  # in the order in which they happen
+        self._older: list[threading.Thread] = []  # threads that were there before the block
 
     def owns(self, storage: Storage) -> bool:
         return storage.device == self.device
@@ -126,12 +150,40 @@ class Gpu(Host):
     def at_work(self) -> contextlib.AbstractContextManager[object]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
+        self._older = _others()
         return torch.autograd.set_multithreading_enabled(False)
 
     def notice(self) -> None:
         handle = self._current(self.device.index)
         if handle not in self.streams:
-            self.streams[handle] = torch.cuda.current_stream(self.device)
+            # First the stream, then the look for what is on its way: `fetched` does the opposite, maybe
+            # in another thread.
+            self.streams[handle] = stream = torch.cuda.current_stream(self.device)
+            for event in list(self._copies):
+                stream.wait_event(event)
+
+    def completes_by_event(self) -> bool:
+        # Ops of threads that are older than the block are not seen, nor are their streams.
+        if self._older:
+            self._older = [thread for thread in self._older if thread.is_alive()]
+        return not self._older
+
+    def fetched(self, event: torch.cuda.Event) -> None:
+        if event.query():
+            return
+        self._copies.append(event)
+        for stream in list(self.streams.values()):
+            stream.wait_event(event)
+        self._copies = [each for each in self._copies if not each.query()]
+
+    def await_copies(self) -> None:
+        for event in list(self._copies):
+            event.synchronize()
+            with contextlib.suppress(ValueError):  # another thread has waited, too
+                self._copies.remove(event)
+
+    def forget_copies(self) -> None:
+        self._copies = []
 
     def after(self) -> torch.cuda.Event | None:
         self.notice()

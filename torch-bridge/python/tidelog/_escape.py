@@ -135,6 +135,7 @@ def _wrap(
         def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
             storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
             with _borrowed(access, storages):
+                access.await_copies()
                 before(access, *storages)
                 result = original(subject, *args, **kwargs)
             if after is not None:
@@ -192,6 +193,7 @@ def _modified(access: Access, *storages: Storage) -> None:
 def _resize(access: Access, original: Wrapper) -> Wrapper:
     def wrapper(storage: Storage, size: int) -> Any:
         with _borrowed(access, [storage]):
+            access.await_copies()
             if size == 0:
                 access.empty(storage)
             else:
@@ -208,6 +210,7 @@ def _alias(access: Access, *storages: Storage) -> None:
     if not storages:
         return
     storage = storages[0]
+    access.await_copies()
     _read(access, storage)
     if storage._tide is not None and storage._tide.addresses_end:
         return
@@ -225,6 +228,7 @@ def _part(access: Access, original: Wrapper) -> Wrapper:
 
     def wrapper(storage: Storage, index: Any) -> Any:
         with _borrowed(access, [storage]):
+            access.await_copies()
             _read(access, storage)
             part = original(storage, index)
             if isinstance(part, Storage):

@@ -137,6 +137,7 @@ SIGNATURES: Signatures = {
     "tide_session_wait": (_i32, [_u64, _u32]),
     "tide_session_next_action": (_i32, [_u64, ctypes.POINTER(Action)]),
     "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
+    "tide_session_allocated": (_i32, [_u64, _u64, _u64, _pointer, _pointer]),
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
@@ -302,6 +303,11 @@ class Session:
         """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
         CUDA event after which its memory may be touched, or 0."""
         self._library.tide_session_action_done(self._flushed(), sequence, address, after)
+
+    def allocated(self, sequence: int, address: int, after: int, landed: int) -> None:
+        """A request for memory is done. Once the storage is settled or released, the CUDA event
+        `landed` is behind the last copy to that memory."""
+        self._library.tide_session_allocated(self._flushed(), sequence, address, after, landed)
 
     # -- plans ------------------------------------------------------------------------------------
 

@@ -87,6 +87,10 @@ class Performer:
             if address and storage is not None and (event := self._device.after()) is not None:
                 self._in_flight[action.storage] = storage, event
                 after = event.cuda_event
+                if action.kind == Request.ALLOCATE and self._device.completes_by_event():
+                    # From then on the event is behind the copies, no longer before them.
+                    session.allocated(action.sequence, address, after, after)
+                    continue
             session.action_done(action.sequence, address, after)
 
     def look_at_async_uses(self) -> None:
@@ -100,6 +104,7 @@ class Performer:
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
+        self._device.await_copies()
         self._in_flight.clear()
 
     # Ctrl-C may end any of these at a call (Python looks for signals there, and at loops). Then the
@@ -127,6 +132,7 @@ class Performer:
 
     def _release(self, record: Record, storage: Storage, _size: int) -> int:
         if record.id in self._in_flight:
+            self._order_streams(record)  # what is coming, and is not wanted any more
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
             self._device.share(storage)
@@ -156,11 +162,18 @@ class Performer:
 
     def _settle(self, record: Record, storage: Storage, clean: int) -> int:
         if record.state & _record.AWAY:
+            self._order_streams(record)
             _movers.open_to_reads(storage)
             self._device.share(storage)
         self._ledger.mark(record, _record.CLEAN if clean else _record.SETTLED)
         self._in_flight.pop(record.id, None)
         return 0
+
+    def _order_streams(self, record: Record) -> None:
+        """From here on streams wait for the bytes that are on their way to a storage."""
+        in_flight = self._in_flight.get(record.id)
+        if record.state & _record.COMING and isinstance(in_flight, tuple):
+            self._device.fetched(in_flight[1])
 
     _REQUESTS: ClassVar[dict[int, Callable[[Performer, Record, Storage, int], int]]] = {
         Request.EVICT: _evict,

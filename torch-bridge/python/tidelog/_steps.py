@@ -144,6 +144,7 @@ class Steps:
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
         else:
+            self._device.await_copies()
             self._device.blind = True
             self._ledger.begin_quiet()
 

@@ -441,6 +441,29 @@ pub unsafe extern "C" fn tide_session_action_done(
     })
 }
 
+/// The same for `TIDE_ALLOCATE` on a GPU, without a wait for the copies. When the storage is
+/// settled or released, its bytes may still be on their way: by then the `CUevent` `landed` was
+/// recorded behind them, and every stream that uses the bytes, or the memory, waits for it. It may
+/// be the event that `after` is. Null: as `tide_session_action_done`.
+///
+/// # Safety
+/// As for `tide_session_action_done`; and nobody else touches the memory before `landed` has
+/// happened, also when the storage was settled or released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_allocated(
+    session: u64,
+    sequence: u64,
+    address: u64,
+    after: *mut c_void,
+    landed: *mut c_void,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let memory = unsafe { CallerMemory::new(sequence, address, after).with_landed(landed) };
+        session.request_done(&memory)
+    })
+}
+
 /// Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a
 /// stale handle.
 ///

@@ -58,6 +58,7 @@ pub(crate) struct CallerMemory {
     sequence: u64,
     address: u64,
     after: Option<GpuEvent>,
+    landed: Option<GpuEvent>,
 }
 
 impl CallerMemory {
@@ -70,7 +71,17 @@ impl CallerMemory {
     /// after `after`, until the request's storage is released or settled. `after` is null or an
     /// event of CUDA that is open as long.
     pub(crate) unsafe fn new(sequence: u64, address: u64, after: *mut c_void) -> Self {
-        Self { sequence, address, after: GpuEvent::from_raw(after) }
+        Self { sequence, address, after: GpuEvent::from_raw(after), landed: None }
+    }
+
+    /// The same for an allocation that may be settled once its bytes are on their way: this event
+    /// is then behind them. Null: once they are there.
+    ///
+    /// # Safety
+    /// As for `new`, and nobody else touches the memory, whatever becomes of the storage, before
+    /// the event has happened. It is null or open as long as `after`, and may be the same.
+    pub(crate) unsafe fn with_landed(self, landed: *mut c_void) -> Self {
+        Self { landed: GpuEvent::from_raw(landed), ..self }
     }
 
     /// The request that this completes.
@@ -85,12 +96,13 @@ impl CallerMemory {
 
     /// Refuses an event where there is no GPU that it could be of.
     pub(crate) fn check(&self, place: MemoryPlace) -> Result<(), Failure> {
-        if self.after.is_some() && place == MemoryPlace::Host {
-            return Err(Failure::invalid(
-                "after is an event, and the session was opened without a GPU: pass null",
-            ));
+        let events = [("after", self.after), ("landed", self.landed)];
+        match events.into_iter().find(|(_, event)| event.is_some()) {
+            Some((name, _)) if place == MemoryPlace::Host => Err(Failure::invalid(format!(
+                "{name} is an event, and the session was opened without a GPU: pass null"
+            ))),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The memory as what a write reads. The session asks for the storage's release or settlement
@@ -113,7 +125,7 @@ impl CallerMemory {
         unsafe { GpuSource::new(self.address, self.size(request), self.after) }
     }
 
-    /// The memory as what a read fills. The read ends when its bytes are there, also on a GPU.
+    /// The memory as what a read fills.
     pub(crate) fn destination(&self, place: MemoryPlace, request: &MemoryRequest) -> Destination {
         match place {
             MemoryPlace::Host => {
@@ -128,8 +140,9 @@ impl CallerMemory {
 
     /// The same, where the memory is a GPU's.
     pub(crate) fn gpu_destination(&self, request: &MemoryRequest) -> GpuDestination {
-        // SAFETY: as in `destination`, and the event is open as long.
-        unsafe { GpuDestination::new(self.address, self.size(request), self.after, None) }
+        // SAFETY: as in `destination`, and the events are open as long; before `landed` has
+        // happened nobody else touches the bytes, as the contract of `with_landed` says.
+        unsafe { GpuDestination::new(self.address, self.size(request), self.after, self.landed) }
     }
 
     /// What the caller promised holds for this request's size only.

@@ -265,6 +265,9 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
         assert_refused(tide_session_trace(session, null()), "path");
         assert_refused(tide_session_trace(session, c"x".as_ptr()), "no trace yet");
         assert_refused(tide_session_action_done(session, 99, 16, null_mut()), "never handed out");
+        let (none, event) = (null_mut(), (&raw const one).cast_mut().cast());
+        assert_refused(tide_session_allocated(session, 99, 16, none, none), "never handed out");
+        assert_refused(tide_session_allocated(session, 99, 16, none, event), "landed is an event");
         // No storage of such a number: passed over.
         let unknown = u32::MAX >> 1;
         let begun = tide_session_op_begin(session, -1, 0, name, &raw const unknown, 1, 0);

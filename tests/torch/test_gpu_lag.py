@@ -1,0 +1,187 @@
+"""Kernels that lag behind their launch, and fetches that complete by events: on a fake CUDA, whose kernels and copies
+happen when their streams get there.
+"""
+
+import contextlib
+import os
+import threading
+
+import pytest
+import torch
+
+import tidelog
+from tidetest import KIB, MIB
+from tidetest.bits import assert_same, bits
+from tidetest.compare import compare
+from tidetest.device import STAGING
+from tidetest.fake_cuda import FakeCuda, Gpu, Stream
+from tidetest.lagging import Lagging
+from tidetest.world import TENSORS
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path_factory):
+    """`fake(seed, laziness)`: the fake takes torch.cuda's place, and kernels lag. Whatever a test does must have been
+    lawful."""
+    with contextlib.ExitStack() as modes:
+        made = []
+
+        def start(seed=1, laziness=20):
+            made.append(FakeCuda(monkeypatch, tmp_path_factory.getbasetemp(), seed, laziness))
+            made[-1].lagging = modes.enter_context(Lagging(made[-1], monkeypatch))
+            return made[-1]
+
+        yield start
+        torch.cuda.synchronize()
+    for each in made:
+        each.assert_lawful()
+
+
+OPTIONS = {"staging": {}, "gds": {"data_path": "gds"}, "host memory": {"host_memory": TENSORS // 2}}
+
+
+@pytest.mark.parametrize("where", OPTIONS)
+def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mover, mode, where):
+    gpu = fake(seed=5)
+
+    def train(world):
+        world.steps(2)
+        if world.tide is not None:
+            totals = world.tide.stats()["totals"]
+            assert totals["evictions"] and totals["fetches"], "everything fitted"
+            assert world.tide.device.early, "no fetch has completed by an event"
+
+    memory = TENSORS + (STAGING if where == "gds" else 0)
+    compare(train, pool, mover, mode, device=gpu.device, memory=memory, staging=STAGING, **OPTIONS[where])
+    assert gpu.lagging.launched > 1000
+
+
+NUMBERS = 16 * KIB  # of each tensor, which is less than staging holds
+
+
+@contextlib.contextmanager
+def spilled(gpu, pool, **options):
+    """A block with tensors that are out, each full of its number. Time stands still on the GPU: no copy ends, but for
+    who waits for a stream as a whole.
+    """
+    options = {"memory": 8 * MIB, "staging": STAGING, "device": gpu.device, "mode": "reactive", **options}
+    with tidelog.offload(pool=pool, **options) as tide:
+        tensors = [torch.full((NUMBERS,), float(number)) for number in range(4)]
+        for tensor in tensors:
+            tide.evict(tensor)
+        torch.cuda.synchronize()
+        gpu.library.fake_hold(True)
+        try:
+            yield tide, tensors
+        finally:
+            gpu.library.fake_hold(False)
+
+
+def full(number):
+    return bits(torch.full((NUMBERS,), float(number)))
+
+
+@pytest.mark.parametrize("stream", ["the same", "one that appears later"])
+def test_an_op_is_launched_while_the_bytes_of_its_fetch_are_on_their_way(fake, pool, stream):
+    gpu = fake()
+    with spilled(gpu, pool) as (tide, tensors):
+        first = tensors[3] * 2  # it waits for the host as little as for the GPU
+        assert tide.device.early == 1
+        beside = Stream()
+        with gpu.on(gpu.stream if stream == "the same" else beside):
+            second = tensors[3] * 3
+        assert tide.device.early == 1 and all(map(tide.is_resident, tensors[3:]))
+    assert_same(bits(first), full(6), "twice what was fetched")
+    assert_same(bits(second), full(9), "three times what was fetched")
+
+
+@pytest.mark.parametrize("what", ["stream that is known", "stream that appears later"])
+def test_a_stream_that_does_not_wait_is_found(fake, pool, monkeypatch, what):
+    """Counter-test: the fake shows older bytes to who has not waited."""
+    gpu = fake()
+    if what == "stream that is known":
+        monkeypatch.setattr(Gpu, "fetched", lambda device, event: None)
+    else:
+        notice = Gpu.notice
+
+        def notice_alone(device):
+            early, device._copies = device._copies, []
+            notice(device)
+            device._copies = early
+
+        monkeypatch.setattr(Gpu, "notice", notice_alone)
+    beside = Stream()
+    with spilled(gpu, pool) as (_, tensors):
+        found = tensors[3] * 2
+        if what == "stream that appears later":
+            part = tensors[2][:]
+            with gpu.on(beside):
+                found = part * 2
+    assert bits(found) != full(6 if what == "stream that is known" else 4)
+    gpu.library.fake_reset(1, 20)  # what it did was not lawful
+
+
+@pytest.mark.parametrize("read", ["data_ptr", "tolist"])
+def test_what_is_no_op_waits_until_the_bytes_are_there(fake, pool, read):
+    gpu = fake()
+    with spilled(gpu, pool) as (tide, tensors):
+        tensors[3][1:]
+        assert tide.device._copies
+        ender = threading.Timer(0.2, gpu.library.fake_hold, [False])
+        ender.start()
+        getattr(tensors[3], read)()
+        ender.join()
+        assert not tide.device._copies
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_leaves_before_its_bytes_are_there_leaves_with_them(fake, pool, seed):
+    gpu = fake(seed)
+    with spilled(gpu, pool) as (tide, tensors):
+        parts = [tensors[0][:]]
+        assert len(tide.device._copies) == 1
+        gpu.library.fake_hold(False)
+        tide.evict(tensors[0])
+        parts += [tensor[:] for tensor in tensors[1:]]
+        tide.evict(tensors[2])
+        results = [part * 2 for part in parts]
+        for part in parts:
+            part.add_(1)
+        for tensor in (*tensors, *results):
+            tide.evict(tensor)
+        for number, (tensor, result) in enumerate(zip(tensors, results)):
+            assert_same(bits(tensor), full(number + 1), "what left")
+            assert_same(bits(result), full(2 * number), "what was made of it")
+
+
+def test_threads_that_are_older_than_the_block_have_fetches_wait_for_the_host(fake, pool):
+    gpu = fake()
+    end = threading.Event()
+    older = threading.Thread(target=end.wait)
+    older.start()
+    try:
+        with spilled(gpu, pool) as (tide, tensors):
+            gpu.library.fake_hold(False)
+            early = tide.device.early
+            tensors[3] * 2
+            assert not tide.device.completes_by_event() and not tide.device._copies
+            assert tide.device.early == early
+            end.set()
+            older.join()
+            gpu.library.fake_hold(True)
+            assert_same(bits(tensors[2] * 2), full(4), "twice what was fetched")
+            assert tide.device.early == early + 1
+    finally:
+        end.set()
+
+
+def test_a_forked_child_waits_for_no_copy_of_its_parents(fake, pool):
+    gpu = fake()
+    with spilled(gpu, pool) as (tide, tensors):
+        tensors[3][1:]
+        assert tide.device._copies
+        child = os.fork()
+        if child == 0:
+            tide.device.await_copies()  # would not return
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and tide.device._copies
