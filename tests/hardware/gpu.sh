@@ -169,8 +169,8 @@ run() {
     local seconds=$2 cut="" started=$SECONDS
     log="$logs/$(tr -c 'A-Za-z0-9\n' - <<<"$1")"
     shift 2
-    # Another call's is no word on this one.
-    rm -f "$log"
+    # Another call's is no word on this one; what a failure printed is kept all the same.
+    if grep -qsE '^(FAILED|ERROR)|panicked|^E  ' "$log"; then mv "$log" "$log-$(date +%s)"; else rm -f "$log"; fi
     verdict="not run" reason="the time was up"
     if [ "$(left)" -le 0 ]; then return 1; fi
     if [ "$(left)" -le "$seconds" ]; then seconds=$(left) cut=1; fi
@@ -343,6 +343,16 @@ torch_rows() {
     for name in $2; do pytest_rows "$1" $ROW_MAX tests/torch/test_gpu.py::@ "$name" -k "$which"; done
 }
 
+# How long the GPU idles for a fetch: with the fake, by its clock.
+idle_rows() {
+    local name="torch: idle time of a fetch"
+    if [ -n "$lacks" ]; then
+        tell "not run" "$name" ": $lacks"
+    else
+        row "$name" env PYTHONPATH=torch-bridge/python:tests/torch "$PYTHON" tests/hardware/fetches.py --pool "$scratch"
+    fi
+}
+
 sanitizer_rows() {
     local tool sanitizer
     sanitizer=$(PATH="$PATH:/usr/local/cuda/bin" command -v compute-sanitizer)
@@ -419,7 +429,7 @@ for part in $ONLY; do
     facts) facts_rows ;;
     smoke) smoke_rows ;;
     cufile) cufile_rows ;;
-    torch) torch_rows torch "$TORCH_TESTS" "not gds" ;;
+    torch) torch_rows torch "$TORCH_TESTS" "not gds" && idle_rows ;;
     training) training_rows ;;
     tests) rust_rows ;;
     touch) touch_rows ;;

@@ -6,6 +6,7 @@ The plugin that makes rows of pytest's tests is asked as well, on tests of its o
 
 import glob
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -236,3 +237,13 @@ def test_rows_of_tests(tmp_path, by):
             "test_one": "FACT", "test_two": "FAILED", "test_three": "LEFT", "test_both": "FACT",
             "test_long": "FACT", "test_late": "LEFT", "test_c": "LEFT",
         }  # fmt: skip
+
+
+def test_idle_time_of_a_fetch_is_measured_without_a_gpu(tmp_path):
+    """By the clock of the fake. What comes out is the machine's matter, which is busy."""
+    paths = [HARDWARE.parent.parent / "torch-bridge" / "python", HARDWARE.parent / "torch"]
+    environment = {**os.environ, "FAKE": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    words = [sys.executable, HARDWARE / "fetches.py", "--pool", tmp_path, "--rounds", "1"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    facts = re.findall(r"^FACT (\w+): the GPU idles \d+ us for a fetch by events", done.stdout, re.MULTILINE)
+    assert (done.returncode, facts) == (0, ["room", "reactive", "auto"]), done.stderr[-2000:]
