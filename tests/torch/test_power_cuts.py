@@ -1,5 +1,4 @@
-"""Power cuts of a run of two ranks at random moments: what was kept is there whole, and the run goes on with its bits.
-"""
+"""Power cuts of a run of two ranks at random moments: what was kept is whole, and the run goes on with its bits."""
 
 import random
 import subprocess
