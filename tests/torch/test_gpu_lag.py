@@ -165,6 +165,8 @@ def test_threads_that_are_older_than_the_block_have_fetches_wait_for_the_host(fa
             early = tide.device.early
             tensors[3] * 2
             assert not tide.device.completes_by_event() and not tide.device._copies
+            tide.steps._notice_what_slows()
+            assert older.name in tide.stats()["notices"][-1]
             assert tide.device.early == early
             end.set()
             older.join()

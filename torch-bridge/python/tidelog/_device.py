@@ -81,6 +81,10 @@ class Host:
         """Whether a fetch may end while its bytes are on their way, behind an event."""
         return False
 
+    def unseen_threads(self) -> list[str]:
+        """The threads because of which none does."""
+        return []
+
     def fetched(self, event: torch.cuda.Event) -> None:
         """From here on a storage may be used, by what is launched, once this has happened."""
 
@@ -163,10 +167,12 @@ class Gpu(Host):
                 stream.wait_event(event)
 
     def completes_by_event(self) -> bool:
+        return not self._older or not self.unseen_threads()
+
+    def unseen_threads(self) -> list[str]:
         # Ops of threads that are older than the block are not seen, nor are their streams.
-        if self._older:
-            self._older = [thread for thread in self._older if thread.is_alive()]
-        return not self._older
+        self._older = [thread for thread in self._older if thread.is_alive()]
+        return [thread.name for thread in self._older]
 
     def fetched(self, event: torch.cuda.Event) -> None:
         if event.query():

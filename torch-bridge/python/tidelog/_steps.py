@@ -126,17 +126,23 @@ class Steps:
             if plan.ops:
                 self._known_plan = plan
                 _logging.plan_followed(plan.ops)
-                self._notice_busy_cores()
+                self._notice_what_slows()
         self._funcs, self._needs = [], []
 
-    def _notice_busy_cores(self) -> None:
-        """On the host the threads that move tensors compute: copies and checksums."""
+    def _notice_what_slows(self) -> None:
+        """On the host the threads that move tensors compute: copies and checksums. With a GPU threads that
+        are not seen keep fetches from completing by events."""
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if not self._device.option and threads >= cores:
             fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
             self.notices.append(
                 f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
                 f"turns with it{fewer} (said once)"
+            )
+        if unseen := self._device.unseen_threads():
+            self.notices.append(
+                f"fetches wait for the host, as ops of threads that are older than the block are not seen: "
+                f"{', '.join(unseen[:8])}. Begin them inside the block, or end them before (said once)"
             )
 
     def judge_quiet(self) -> None:
