@@ -96,10 +96,12 @@ impl Arena {
             return 0;
         }
         let mut extents = self.extents();
-        let pages_max = extents.with_pages().saturating_add(most).saturating_sub(present);
+        let before = extents.with_pages();
+        let pages_max = before.saturating_add(most).saturating_sub(present);
         self.pages_max.store(pages_max, Ordering::Relaxed);
         self.release_excess(&mut extents);
-        extents.with_pages().saturating_sub(pages_max)
+        let released = before - extents.with_pages();
+        present.saturating_sub(most).saturating_sub(released)
     }
 
     /// Memory of this size, on whole pages. `None`: another heap has to serve.
@@ -270,6 +272,9 @@ mod tests {
         assert!(arena.free(third));
         assert_eq!(arena.hold(120 * MIB, 116 * MIB), 0);
         assert_eq!(arena.kept(), 12 * MIB - 4 * MIB - RELEASED_MORE);
+        // Others alone have more than that.
+        assert_eq!(arena.hold(120 * MIB, 10 * MIB), 110 * MIB - (6 * MIB));
+        assert_eq!(arena.kept(), 0);
         assert!(arena.free(second));
     }
 
