@@ -152,7 +152,9 @@ def test_large_allocations_alone_come_from_what_is_kept():
             library.tide_memory_free(place)
             assert memory.size == kept
         assert memory.hold(1 << 50) == 0 and memory.size == 1 << 20
-        assert memory.hold(0) > 0 and memory.size == 0, "nothing else could go"
+        assert memory.hold(0) > 0 and memory.size == 1 << 20, "a little is kept whatever others have"
+        memory.release()
+        assert memory.size == 0
     finally:
         _kept.end()
     assert memory.size == 0
@@ -164,10 +166,11 @@ def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_a
     with block as tide:
         steps(tide, 1)
         ballast = bytearray(os.urandom(64 * MIB))
-        before = tide.stats()["host_heap"]["trims"]
+        before, faulted = tide.stats()["host_heap"]["trims"], faults()
         steps(tide, 8)
-        trims = tide.stats()["host_heap"]["trims"] - before
+        trims, faulted = tide.stats()["host_heap"]["trims"] - before, (faults() - faulted) // 8
     assert trims <= 40, trims
+    assert faulted <= 8000 or heap[0], faulted
     print("done")
     """
     process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept", heap))

@@ -23,6 +23,8 @@ const RESERVED_MAX: usize = 1 << 40;
 const RESERVED_MIN: usize = 16 << 30;
 /// Addresses that become usable at once.
 const GROWTH: usize = 64 << 20;
+/// So much is kept whatever others have: else each allocation would fault its pages in again.
+const KEPT_MIN: usize = 4 << 20;
 /// So much more is given back than must be, so that this is done seldom.
 const RELEASED_MORE: usize = 2 << 20;
 
@@ -101,7 +103,12 @@ impl Arena {
         self.pages_max.store(pages_max, Ordering::Relaxed);
         self.release_excess(&mut extents);
         let released = before - extents.with_pages();
-        present.saturating_sub(most).saturating_sub(released)
+        let excess = present.saturating_sub(most).saturating_sub(released);
+        if excess > 0 {
+            // Others alone have too much. To keep nothing at all would only cost page faults.
+            self.pages_max.store(usize::MAX, Ordering::Relaxed);
+        }
+        excess
     }
 
     /// Memory of this size, on whole pages. `None`: another heap has to serve.
@@ -167,7 +174,8 @@ impl Arena {
 
     /// Gives back what is more than may have pages, as far as it is kept.
     fn release_excess(&self, extents: &mut Extents) {
-        let excess = extents.with_pages().saturating_sub(self.pages_max.load(Ordering::Relaxed));
+        let pages_max = self.pages_max.load(Ordering::Relaxed).max(extents.taken() + KEPT_MIN);
+        let excess = extents.with_pages().saturating_sub(pages_max);
         if excess > 0 {
             self.release_of(extents, excess.saturating_add(RELEASED_MORE));
         }
@@ -267,15 +275,19 @@ mod tests {
         assert_eq!(arena.hold(116 * MIB, 116 * MIB), 0);
         assert_eq!(arena.kept(), 8 * MIB);
         let third = arena.allocate(12 * MIB, 64).unwrap();
-        assert_eq!(arena.kept(), 0, "12 MiB more would have been 20");
-        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 4 * MIB, "nothing is kept that could go");
+        let least = KEPT_MIN - RELEASED_MORE;
+        assert_eq!(arena.kept(), least, "12 MiB more would have been 28");
+        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 4 * MIB, "no more is kept that could go");
         assert!(arena.free(third));
         assert_eq!(arena.hold(120 * MIB, 116 * MIB), 0);
-        assert_eq!(arena.kept(), 12 * MIB - 4 * MIB - RELEASED_MORE);
+        assert_eq!(arena.kept(), 12 * MIB + least - 4 * MIB - RELEASED_MORE);
         // Others alone have more than that.
-        assert_eq!(arena.hold(120 * MIB, 10 * MIB), 110 * MIB - (6 * MIB));
-        assert_eq!(arena.kept(), 0);
+        assert_eq!(arena.hold(120 * MIB, 10 * MIB), 110 * MIB - 6 * MIB);
+        assert_eq!(arena.kept(), least);
         assert!(arena.free(second));
+        let fourth = arena.allocate(8 * MIB, 64).unwrap();
+        assert!(arena.free(fourth));
+        assert!(arena.kept() >= 16 * MIB, "more, until the next call: it would not help");
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl Extents {
         self.kept
     }
 
+    /// Bytes that are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.taken_bytes
+    }
+
     /// Bytes that are taken, or kept: so many have pages at most.
     pub(super) fn with_pages(&self) -> usize {
         self.taken_bytes + self.kept
