@@ -6,42 +6,21 @@ block, and async_save of the same tensors to a folder, with fsync, by a plain pr
     python benches/async_saves.py --folder /mnt/nvme --size 4GiB --rounds 5
 """
 
-import argparse
-import json
-import multiprocessing
 import shutil
 import statistics
-import tempfile
 import time
 import warnings
-from pathlib import Path
 
-from checkpoint import TENSOR, UNITS, bytes_written
+from checkpoint import begun, bytes_written, main, state_of
 
 CHANGED = 8  # one tensor in so many, before each save
 
 OURS, OWN_SAVE, FOLDER = "async_save into the pool", "save into the pool", "async_save of a plain process to a folder"
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--folder", default=".", help="on the disk that is measured")
-    options.add_argument("--size", default="4GiB", help="bytes of the state")
-    options.add_argument("--rounds", type=int, default=5)
-    asked = options.parse_args()
-    size = int(asked.size[:-3]) * UNITS[asked.size[-3:]]
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        print(json.dumps(measure(Path(folder), size, asked.rounds), indent=2))
-
-
 def measure(folder, size, rounds):
     """Seconds until each call has returned, and until its checkpoint is there; bytes that were written."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
-    plain.start()
-    ours.recv()
-    import torch
+    plain, ours = begun(saves_plain_state, folder, size)
     import torch.distributed.checkpoint as dcp
 
     import tidelog
@@ -52,10 +31,7 @@ def measure(folder, size, rounds):
     options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": size * 2 + (1 << 30)}
     (folder / "pool").mkdir()
     with tidelog.offload(pool=folder / "pool", **options) as tide:
-        state = {}
-        for number in range(size // TENSOR):
-            state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
-            tide.evict(state[f"tensor {number}"])
+        state = state_of(size, tide.evict)
         for round_ in range(rounds):
             for way in (OURS, OWN_SAVE):
                 for tensor in list(state.values())[round_ % CHANGED :: CHANGED]:
@@ -89,11 +65,10 @@ def add(figures, returned, kept, written):
 
 def saves_plain_state(pipe, folder, size):
     """The other process: it has the state in memory, and saves it when asked."""
-    import torch
     import torch.distributed.checkpoint as dcp
 
     warnings.simplefilter("ignore")
-    state = {f"tensor {number}": torch.empty(TENSOR // 4).uniform_() for number in range(size // TENSOR)}
+    state = state_of(size)
     pipe.send("ready")
     while pipe.recv() != "end":
         started = time.perf_counter()
@@ -106,4 +81,4 @@ def saves_plain_state(pipe, folder, size):
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "4GiB", measure)

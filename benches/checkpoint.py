@@ -24,10 +24,11 @@ TENSOR = 32 << 20  # bytes
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__)
+def main(description, size, measure):
+    """Measures what the command line asks for; prints what was found as JSON."""
+    options = argparse.ArgumentParser(description=description)
     options.add_argument("--folder", default=".", help="on the disk that is measured")
-    options.add_argument("--size", default="8GiB", help="bytes of the state")
+    options.add_argument("--size", default=size, help="bytes of the state")
     options.add_argument("--rounds", type=int, default=5)
     asked = options.parse_args()
     size = int(asked.size[:-3]) * UNITS[asked.size[-3:]]
@@ -37,13 +38,7 @@ def main():
 
 def measure(folder, size, rounds):
     """Seconds and bytes written of each way, by round."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
-    plain.start()
-    ours.recv()
-    import torch
-
+    plain, ours = begun(saves_plain_state, folder, size)
     import tidelog
 
     ways = ["by reference", "torch.save in the block", "torch.save of a plain process", "dcp.save of a plain process"]
@@ -51,10 +46,7 @@ def measure(folder, size, rounds):
     options = {"memory": max(size // 8, 512 << 20), "staging": 64 << 20, "pool_size": size * 3 // 2 + (1 << 30)}
     (folder / "pool").mkdir()
     with tidelog.offload(pool=folder / "pool", **options) as tide:
-        state = {}
-        for number in range(size // TENSOR):
-            state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
-            tide.evict(state[f"tensor {number}"])
+        state = state_of(size, tide.evict)
         # The first also names where everything lies; those after it hold the same versions.
         before = bytes_written(tide)
         first = {"seconds": timed(lambda: tide.checkpoint("first", state))}
@@ -91,6 +83,27 @@ def measure(folder, size, rounds):
     }
 
 
+def begun(saves_plain_state, folder, size):
+    """The other process, once it has its state, and the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
+    plain.start()
+    ours.recv()
+    return plain, ours
+
+
+def state_of(size, then=lambda tensor: None):
+    """So many bytes of tensors; `then` is done with each as it is made."""
+    import torch
+
+    state = {}
+    for number in range(size // TENSOR):
+        state[f"tensor {number}"] = torch.empty(TENSOR // 4).uniform_()
+        then(state[f"tensor {number}"])
+    return state
+
+
 def write_after_changes(tide, state, changed):
     """What a checkpoint writes once so many tensors have changed since the one before: those that are out
     again, whose bytes their eviction wrote, and those in memory."""
@@ -104,10 +117,9 @@ def write_after_changes(tide, state, changed):
 
 def saves_plain_state(pipe, folder, size):
     """The other process: it has the state in memory, and saves it when asked."""
-    import torch
     import torch.distributed.checkpoint as dcp
 
-    state = {f"tensor {number}": torch.empty(TENSOR // 4).uniform_() for number in range(size // TENSOR)}
+    state = state_of(size)
     pipe.send("ready")
     while (asked := pipe.recv()) != "end":
         if asked.startswith("torch"):
@@ -145,4 +157,4 @@ def bytes_written(tide):
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "8GiB", measure)
