@@ -5,15 +5,13 @@ use crate::cli::ExplainArgs;
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, simulator};
 use serde_json::json;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use tidelog_command_line::OutputFormat;
-use tidelog_planner::explain::{
-    MachineChange, OpAnswer, OrderAnswer, StorageAnswer, WhatIf, find, orders, what_if,
-};
+use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, find, orders, what_if};
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
-use tidelog_planner::units::{Bytes, OpIndex};
+use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 /// Without a question the longest waits and the most written storages are explained: so many of
 /// each.
@@ -90,11 +88,11 @@ pub(crate) fn explain(
     }
     if !found.is_empty() {
         text += "With other hardware, planned and simulated again\n";
-        text += &found.iter().map(|one| changed(&step, one)).collect::<String>();
+        text += &found.iter().map(|one| compared(&step, one, one.time)).collect::<String>();
     }
     if !orders.is_empty() {
         text += "In other orders of the same ops, planned and simulated again (--order)\n";
-        text += &orders.iter().map(|one| reordered(&step, one)).collect::<String>();
+        text += &orders.iter().map(|one| compared(&step, one, one.time)).collect::<String>();
         text += "  tidelog-plan compare --order NAME shows what no plan in that order can beat\n";
     }
     Ok(text)
@@ -143,18 +141,10 @@ fn prices(step: &LoadedStep, text: &mut String) {
     *text += &table(&rows);
 }
 
-fn changed(step: &LoadedStep, what: &WhatIf) -> String {
+/// A line of what something else would bring, beside the step as it is.
+fn compared(step: &LoadedStep, what: impl fmt::Display, time: Option<Nanos>) -> String {
     let now = step.simulation.time.0;
-    let against = what
-        .time
-        .map_or_else(String::new, |then| format!(", {} of the step as it is", factor(then.0, now)));
-    format!("  {what}{against}\n")
-}
-
-fn reordered(step: &LoadedStep, what: &OrderAnswer) -> String {
-    let now = step.simulation.time.0;
-    let against = what
-        .time
+    let against = time
         .map_or_else(String::new, |then| format!(", {} of the step as it is", factor(then.0, now)));
     format!("  {what}{against}\n")
 }
