@@ -105,7 +105,7 @@ pub fn deep_network(half: usize) -> Trace {
 
 /// A training step over a chain of layers, with gradients summed over micro-batches and Adam.
 #[derive(Clone, Copy, Debug)]
-pub struct Training {
+pub struct LayeredStep {
     /// How many layers, of two parameters each; a head comes after them.
     pub layers: usize,
     /// How many micro-batches.
@@ -124,7 +124,7 @@ pub struct Training {
     pub kept: bool,
 }
 
-impl Training {
+impl LayeredStep {
     /// One op per layer and pass, one update for each parameter.
     pub const fn of(layers: usize, micro_batches: usize) -> Self {
         let (weight, saved, op_time) = (100_000, 30_000, 20_000);

@@ -1,7 +1,7 @@
 //! Orders of random steps against a graph of dependences that knows nothing of how orders are made.
 
 use super::*;
-use crate::instances::{Training, random_trace};
+use crate::instances::{LayeredStep, random_trace};
 use crate::trace::{Identity, StorageKind};
 use std::collections::HashMap;
 use tidelog_random::Random;
@@ -60,7 +60,7 @@ fn keeps_dependences(reordered: &Reordered) -> Result<(), String> {
 }
 
 fn random_training(random: &mut Random) -> Trace {
-    let mut training = Training::of(1 + random.below(4) as usize, 1 + random.below(4) as usize);
+    let mut training = LayeredStep::of(1 + random.below(4) as usize, 1 + random.below(4) as usize);
     training.fused = random.chance(2);
     training.clipped = random.chance(3);
     training.kept = random.chance(2);
@@ -132,7 +132,7 @@ fn the_check_accepts_what_keeps_every_dependence_and_finds_what_does_not() {
     let mut random = Random::new(29);
     let (mut kept, mut broken) = (0, 0);
     for _ in 0..2_000 {
-        let trace = Training::of(1, 2).trace();
+        let trace = LayeredStep::of(1, 2).trace();
         let mut order = OpOrder::OWN.of(&trace).unwrap();
         for _ in 0..=random.below(3) {
             let at = random.below(order.schedule.len() as u64 - 1) as usize;

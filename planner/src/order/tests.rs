@@ -1,6 +1,6 @@
 use super::*;
 use crate::bound::{Effort, lower_bound};
-use crate::instances::Training;
+use crate::instances::LayeredStep;
 use crate::lifetime::Lifetimes;
 use crate::testing::machine;
 use crate::tidelog::{TidelogOptions, tidelog};
@@ -24,13 +24,13 @@ fn users(trace: &Trace, name: &str) -> Vec<usize> {
 
 #[test]
 fn the_programs_own_order_is_the_trace_as_it_is() {
-    let trace = Training::of(3, 2).trace();
+    let trace = LayeredStep::of(3, 2).trace();
     assert_eq!(OpOrder::OWN.of(&trace).unwrap().trace, trace);
 }
 
 #[test]
 fn early_updates_follow_the_last_op_of_their_gradient() {
-    let trace = Training::of(3, 2).trace();
+    let trace = LayeredStep::of(3, 2).trace();
     let early = EARLY.of(&trace).unwrap().trace;
     for update in (0..early.ops.len()).filter(|at| is_update(&early, *at)) {
         let gradient = early.ops[update].uses[1].storage;
@@ -46,7 +46,7 @@ fn early_updates_follow_the_last_op_of_their_gradient() {
 
 #[test]
 fn lazy_updates_precede_the_first_use_of_their_parameter() {
-    let trace = Training::of(3, 2).trace();
+    let trace = LayeredStep::of(3, 2).trace();
     let reordered = LAZY.of(&trace).unwrap();
     let lazy = &reordered.trace;
     for name in ["layers.0.up", "layers.2.down", "head.weight"] {
@@ -64,7 +64,7 @@ fn lazy_updates_precede_the_first_use_of_their_parameter() {
 #[test]
 fn a_block_sees_all_micro_batches_before_the_next_block() {
     let (layers, count) = (3, 4);
-    let trace = Training::of(layers, count).trace();
+    let trace = LayeredStep::of(layers, count).trace();
     let found = LAYER_WISE.of(&trace).unwrap().trace;
     for layer in 0..layers {
         let of_layer = users(&found, &format!("layers.{layer}.up"));
@@ -88,7 +88,7 @@ fn a_block_sees_all_micro_batches_before_the_next_block() {
 /// A program that keeps gradients until the next step may look at them, unless updates move.
 #[test]
 fn gradients_live_as_long_as_in_the_program_unless_updates_move() {
-    let trace = Training { kept: true, ..Training::of(2, 2) }.trace();
+    let trace = LayeredStep { kept: true, ..LayeredStep::of(2, 2) }.trace();
     let deaths_at_the_beginning = |order: OpOrder| {
         let found = order.of(&trace).unwrap().trace;
         let deaths = &found.ops[0].deaths;
@@ -101,7 +101,7 @@ fn gradients_live_as_long_as_in_the_program_unless_updates_move() {
 /// Only what all gradients have gone into moves no earlier.
 #[test]
 fn updates_wait_for_a_norm_over_all_gradients() {
-    let trace = Training { clipped: true, ..Training::of(3, 2) }.trace();
+    let trace = LayeredStep { clipped: true, ..LayeredStep::of(3, 2) }.trace();
     let early = EARLY.of(&trace).unwrap().trace;
     let norm = early.ops.iter().position(|op| op.uses.len() == 7).unwrap();
     let first = (0..early.ops.len()).find(|at| is_update(&early, *at)).unwrap();
@@ -110,8 +110,8 @@ fn updates_wait_for_a_norm_over_all_gradients() {
 
 #[test]
 fn an_update_of_all_parameters_is_one_for_each() {
-    let each = Training::of(3, 2);
-    let fused = Training { fused: true, ..each }.trace();
+    let each = LayeredStep::of(3, 2);
+    let fused = LayeredStep { fused: true, ..each }.trace();
     let (apart, together) = (EARLY.of(&each.trace()).unwrap(), EARLY.of(&fused).unwrap());
     assert_eq!(together.trace.ops.len(), fused.ops.len() + 6);
     let uses = |trace: &Trace| trace.ops.iter().map(|op| op.uses.clone()).collect::<Vec<_>>();
@@ -121,9 +121,9 @@ fn an_update_of_all_parameters_is_one_for_each() {
 
 #[test]
 fn what_has_no_such_order_says_why() {
-    let one = Training::of(3, 1).trace();
+    let one = LayeredStep::of(3, 1).trace();
     assert!(matches!(LAYER_WISE.of(&one), Err(OrderError::NoMicroBatches)));
-    let mut inference = Training::of(3, 2).trace();
+    let mut inference = LayeredStep::of(3, 2).trace();
     for storage in &mut inference.storages {
         storage.kind = StorageKind::Activation;
     }
@@ -134,7 +134,7 @@ fn what_has_no_such_order_says_why() {
 /// A planted mistake: two ops in the wrong order.
 #[test]
 fn an_order_that_reads_something_else_is_found() {
-    let trace = Training::of(2, 2).trace();
+    let trace = LayeredStep::of(2, 2).trace();
     let sound = OpOrder::OWN.of(&trace).unwrap();
     check(&sound).unwrap();
     let mut wrong = sound.clone();
@@ -149,7 +149,7 @@ fn an_order_that_reads_something_else_is_found() {
 
 #[test]
 fn a_fingerprint_tells_the_order() {
-    let trace = Training::of(3, 2).trace();
+    let trace = LayeredStep::of(3, 2).trace();
     for order in OpOrder::ALL {
         let reordered = order.of(&trace).unwrap().trace;
         let found = OpOrder::with_fingerprint(&trace, reordered.fingerprint());
@@ -162,7 +162,7 @@ fn a_fingerprint_tells_the_order() {
 /// gradients stay.
 #[test]
 fn the_best_order_is_far_faster_where_the_link_is_the_limit() {
-    let trace = Training::of(12, 4).trace();
+    let trace = LayeredStep::of(12, 4).trace();
     let machine = machine(900_000);
     let time = |order: OpOrder| {
         let trace = order.of(&trace).unwrap().trace;

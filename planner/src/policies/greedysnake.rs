@@ -158,7 +158,7 @@ fn passes(trace: &Trace) -> [Pass; 2] {
 mod tests {
     use super::*;
     use crate::cost::SsdLink;
-    use crate::instances::Training;
+    use crate::instances::LayeredStep;
     use crate::units::Bandwidth;
 
     fn machine(ssd: u64) -> Machine {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn micro_batches_cost_kernels_alone() {
         let of = |count| {
-            let trace = Training { saved: 100, ..Training::of(6, count) }.trace();
+            let trace = LayeredStep { saved: 100, ..LayeredStep::of(6, count) }.trace();
             let slow = greedysnake(&trace, &machine(100)).unwrap();
             let fast = greedysnake(&trace, &machine(1_000_000)).unwrap();
             (slow.time, fast.time.0)
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told() {
-        let trace = Training::of(6, 2).trace();
+        let trace = LayeredStep::of(6, 2).trace();
         let mut small = machine(100);
         small.host.as_mut().unwrap().memory = Bytes(1_000);
         assert!(matches!(greedysnake(&trace, &small), Err(ZeroError::Host { .. })));

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{file, json, run, text};
-use tidelog_planner::instances::{Training, deep_network};
+use tidelog_planner::instances::{LayeredStep, deep_network};
 
 /// A network of which about half fits.
 fn inputs(name: &str) -> (String, String) {
@@ -66,7 +66,7 @@ fn a_plan_is_there_however_little_time_there_is_and_gets_no_worse_with_more() {
 /// Two micro-batches over layers of which a part fits.
 #[test]
 fn every_order_is_planned_and_a_plan_finds_its_own() {
-    let trace = file("order-trace.json", &Training::of(2, 2).trace().to_json());
+    let trace = file("order-trace.json", &LayeredStep::of(2, 2).trace().to_json());
     let machine = r#"{"budget": 500000, "staging": 0, "verify": 1000000000000,
         "ssd": {"read": 1000000000, "write": 1000000000, "latency_ns": 0}}"#;
     let machine = file("order-machine.json", machine);
