@@ -22,7 +22,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tidelog  # noqa: E402
-from tidelog import _device  # noqa: E402
+from tidelog import _device, _dispatch  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device, plans  # noqa: E402
 
@@ -57,6 +57,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     device.name = config.getoption("--device")
+    if not hasattr(config, "workerinput"):  # once, before any worker begins
+        assert _dispatch.build() in ("", "TIDELOG_DISPATCH=python"), _dispatch.build()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks which are slow

@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 import weakref
+from functools import partial
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +21,7 @@ from tidelog import _checkpoint, _compiled, _errors, _escape, _heap, _logging, _
 from tidelog._access import Access
 from tidelog._async_saves import Saves
 from tidelog._async_uses import AsyncUses
+from tidelog._dispatch import Kernels
 from tidelog._device import Host
 from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog._hook import Hook
@@ -80,8 +82,10 @@ class Tide:
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
         learns = self.mode == "auto"
-        self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
-        self._hook = Hook(ledger, session, self.steps, heap, async_uses)
+        self._kernels = kernels = Kernels(device.option > 0)
+        self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
+        self._hook = Hook(ledger, session, self.steps, heap, async_uses, kernels)
+        self._open_kernels = partial(kernels.open, self._hook, ledger, self.steps, heap, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)
@@ -132,6 +136,7 @@ class Tide:
             ledger.restart_peak()
             self.steps.judge_quiet()
             self.loop.__enter__()
+            self._open_kernels()
             self._hook.__enter__()
         except BaseException as error:
             self._leave_ranks(error)
@@ -168,6 +173,7 @@ class Tide:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         self._hook.__exit__(kind, error, trace)
+        self._kernels.close()
         self.loop.__exit__()
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
@@ -185,6 +191,7 @@ class Tide:
 
     def _end_block(self) -> None:
         global _active
+        self._kernels.close()
         self.ledger.collect_dead()
         failure = ""
         try:
@@ -289,6 +296,7 @@ class Tide:
     def _step(self) -> Iterator[None]:
         steps = self.steps
         started = time.perf_counter()
+        self._open_kernels()
         steps.begin()
         completed = False
         try:
@@ -433,6 +441,7 @@ class Tide:
         """Figures of the block so far, as a dict."""
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
+        stats["dispatch"] = self._kernels.figures()
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = [
             record.describe()

@@ -204,6 +204,13 @@ class Scrubbed(TypedDict):
     damaged: list[DamagedTensor]
 
 
+class Dispatch(TypedDict):
+    """How ops reach a block."""
+
+    ops_past_python: int  # that went past the dispatch mode, by kernels in C++
+    why_not: str  # why none does; empty where they do
+
+
 class Stats(TypedDict):
     """What `Tide.stats` returns. What the pool says is None where it does not answer."""
 
@@ -220,6 +227,7 @@ class Stats(TypedDict):
     gpu_memory: GpuMemory | None  # where the budget is of a GPU's memory
     host_heap: HostHeap | None  # where it is of the host's
     made: str | None  # the pool that was made for this block
+    dispatch: Dispatch
     totals: Totals
     last_step: Totals
     bytes_written: dict[str, int]  # by what tensors are for

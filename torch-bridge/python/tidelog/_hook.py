@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _record
 from tidelog._async_uses import AsyncUses
+from tidelog._dispatch import Kernels
 from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
@@ -67,7 +68,13 @@ class Hook(TorchDispatchMode):
     sees_kernels = False  # of torch.compile; the block says so
 
     def __init__(
-        self, ledger: Ledger, session: Session, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses
+        self,
+        ledger: Ledger,
+        session: Session,
+        steps: Steps,
+        heap: Heap | Cache,
+        async_uses: AsyncUses,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
         self._ledger = ledger
@@ -75,8 +82,10 @@ class Hook(TorchDispatchMode):
         self._steps = steps
         self._heap = heap
         self._async_uses = async_uses
+        self._kernels = kernels
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
+        self.updates: dict[int, object] = {}  # of an optimizer, that have not run: what they use comes here
         self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
@@ -94,6 +103,7 @@ class Hook(TorchDispatchMode):
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
         if ledger.quiet:
+            self._kernels.adopt(func)
             try:
                 result = func(*args, **kwargs) if kwargs else func(*args)
             except OutOfMemoryError as error:
@@ -170,6 +180,12 @@ class Hook(TorchDispatchMode):
                 storage._tide.refuse_in_child()
         return func(*args, **kwargs)
 
+    def made(self, tensor: Tensor) -> None:
+        """An op that did not come here gave this, which has no storage of its own."""
+        storages: list[Storage] = []
+        storages_in(tensor, storages)
+        self._records_of(storages)
+
     def _register_all(self, result: Any, func: Op) -> None:
         storages: list[Storage] = []
         storages_in(result, storages)
@@ -191,7 +207,7 @@ class Hook(TorchDispatchMode):
             or plan.due[index]
             or self._session.attention[0]
             # The dead are crossed off only where that may be enough.
-            or (ledger.counted + needs > ledger.limit and ledger.live + needs > ledger.limit)
+            or (ledger.counted + ledger.unmet_bytes() + needs > ledger.limit and ledger.live + needs > ledger.limit)
             or not self._is_settled(info, args, kwargs)
         ):
             return self._observed(func, info, args, kwargs)
@@ -217,7 +233,7 @@ class Hook(TorchDispatchMode):
             self._register(result, index, info)
         if needs:
             self._heap.allocated(needs)
-        if ledger.counted > ledger.limit and ledger.live > ledger.limit:
+        if ledger.counted + ledger.unmet_bytes() > ledger.limit and ledger.live > ledger.limit:
             steps.end_op()
         return result
 

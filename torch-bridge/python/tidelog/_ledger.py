@@ -30,7 +30,8 @@ class Ledger:
 
     def __init__(self, device: Host, limit: int, outside: str) -> None:
         self.limit = limit  # of `live`
-        self.counted = 0  # see `live`; with the dead that are not crossed off yet
+        # See `live`; with the dead that are not crossed off yet, without what Python has not met.
+        self.counted = 0
         self.peak = 0  # the highest `live` at an op boundary
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
@@ -47,6 +48,7 @@ class Ledger:
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
         self._when_full: Callable[[], None]
+        self.meets_all()
         # Records of storages that have died. Their weak references call a function in C, because
         # Python drops an interrupt that comes in one of its own.
         self._dead: list[Record] = []
@@ -91,6 +93,15 @@ class Ledger:
         self._record_type.access = access
         self._when_full = when_full
 
+    def meets_later(self, unmet_bytes: Callable[[], int], meet_all: Callable[[], object]) -> None:
+        """From here on there may be storages that Python has not met (`_dispatch`): so many bytes of them, and
+        what gives all of them their records."""
+        self.unmet_bytes, self.meet_all = unmet_bytes, meet_all
+
+    def meets_all(self) -> None:
+        """From here on there are none."""
+        self.meets_later(lambda: 0, lambda: None)
+
     # -- births and deaths ------------------------------------------------------------------------
 
     def register(self, storage: Storage, func: Op) -> None:
@@ -109,16 +120,19 @@ class Ledger:
             record.is_guarded = False  # as in `record_of_written`
         births = self.births
         births.append(record)
-        self.counted = live = self.counted + size
-        if live > self.peak:
-            if self._dead:
-                self.collect_dead()
-            if self.counted > self.limit:
-                self._when_full()
-            self.peak = max(self.peak, self.counted)
+        self.counted += size
+        if self.counted + self.unmet_bytes() > self.peak:
+            self.has_grown()
         elif len(births) > self._births_max:
             self.births = [record for record in births if record() is not None]
             self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
+
+    def has_grown(self) -> None:
+        """More may be in memory than ever, while all is quiet."""
+        live = self.live
+        if live > self.limit:
+            self._when_full()
+        self.peak = max(self.peak, self.live)
 
     def born(self, storage: Storage, birth: object) -> None:
         """Registers an op's new storage while a plan is followed: as `record_of`, but a number is
@@ -214,7 +228,7 @@ class Ledger:
         """Bytes of the storages that are in memory: all but those that are OUT."""
         if self._dead:
             self.collect_dead()
-        return self.counted
+        return self.counted + self.unmet_bytes()
 
     def collect_dead(self) -> None:
         """Crosses off the storages that have died."""
@@ -354,6 +368,7 @@ class Ledger:
         """Whether there is anything that the session has not heard of."""
         if self._dead:
             self.collect_dead()
+        self.meet_all()
         return (
             self.births or self._modified or self._deaths or self._resized or self._pin_requests or self._async_changes
         )
@@ -365,9 +380,9 @@ class Ledger:
         harmless.
         """
         if self.births or self._deaths:
-            births, deaths = self._births_to_report(), self._deaths[:]
-            session.sync(births, deaths)
-            self.births.clear()
+            born, deaths = self.births[:], self._deaths[:]
+            session.sync(self._births_to_report(born), deaths)
+            del self.births[: len(born)]  # another thread may have met a storage since
             self._retired_ids += deaths
             del self._deaths[: len(deaths)]
         while self._resized:
@@ -394,10 +409,10 @@ class Ledger:
                 session.async_use(number, used.async_uses > 0)
             del self._async_changes[0]
 
-    def _births_to_report(self) -> list[int]:
-        """What the session is sent of the storages that are alive still."""
+    def _births_to_report(self, born: Sequence[Record]) -> list[int]:
+        """What the session is sent of those of these that are alive still."""
         births: list[int] = []
-        for record in self.births:
+        for record in born:
             storage = record()
             if storage is None and not record.reported:
                 continue

@@ -25,7 +25,7 @@ Kwargs: TypeAlias = dict[str, Any]
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 # Namespaces of ops that launch nothing in Python.
-_IN_CPP = ("aten.", "prims.", "c10d", "_c10d_functional", "_dtensor", "mkldnn.", "quantized.", "inductor.")
+IN_CPP = ("aten.", "prims.", "c10d", "_c10d_functional", "_dtensor", "mkldnn.", "quantized.", "inductor.")
 
 _COMPOSITE = "CompositeExplicitAutograd"
 
@@ -197,7 +197,7 @@ class OpInfo:
         self.looks = self.name in _LOOKS
         self.asks_pinned = self.name == "aten.is_pinned.default"
         # It may be written in Python, and launch kernels.
-        self.nests = not self.name.startswith(_IN_CPP)
+        self.nests = not self.name.startswith(IN_CPP)
         # It is looked at in full wherever it runs.
         self.special = self.chunks or self.nests or self.launches or self.resizes
 

@@ -12,6 +12,7 @@ import torch
 
 from tidelog import _logging, _record
 from tidelog._device import Host
+from tidelog._dispatch import Kernels
 from tidelog._errors import BudgetError, Error
 from tidelog._figures import Phase, SecondsOfAStep, StepFigures, Totals
 from tidelog._heap import Cache, Heap, asked_for
@@ -28,6 +29,8 @@ class Plan:
     """The plan that a session follows, as the hook needs it."""
 
     __slots__ = ("due", "funcs", "infos", "needs", "ops")
+
+    due: bytes
 
     def __init__(self, funcs: list[Op], needs: list[int]) -> None:
         # Which op is expected. Behind the last one is none.
@@ -53,6 +56,7 @@ class Steps:
         performer: Performer,
         device: Host,
         heap: Heap | Cache,
+        kernels: Kernels,
         *,
         learns: bool,
     ) -> None:
@@ -63,6 +67,7 @@ class Steps:
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.
         self.follows_plan: Callable[[bool], bool] | None = None
+        self._kernels = kernels
         self._ledger = ledger
         self._session = session
         self._performer = performer
@@ -120,11 +125,13 @@ class Steps:
         same ops."""
         if self._known_plan is not None:
             self._known_plan.follow(self._session.plan())
+            self._kernels.follow(self._known_plan)
         elif self._learns and self._funcs:
             plan = Plan(self._funcs, self._needs)
             plan.follow(self._session.plan())
             if plan.ops:
                 self._known_plan = plan
+                self._kernels.follow(plan)
                 _logging.plan_followed(plan.ops)
                 self._notice_what_slows()
         self._funcs, self._needs = [], []

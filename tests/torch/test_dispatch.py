@@ -1,0 +1,268 @@
+"""Kernels in C++ for ops that change nothing: which ops go past the dispatch mode, and what Python still sees."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tidelog
+from tidelog import _dispatch
+from tidetest import MIB
+
+pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def tide(pool):
+    with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
+        unmet()  # the first of an op goes through Python
+        yield tide
+
+
+def unmet():
+    """A tensor that Python has not looked at."""
+    return torch.ones(SIZE // 4) + 1
+
+
+def module():
+    return _dispatch._built.get()
+
+
+def train(steps, **options):
+    """The losses of a small training, and of each step the part of its ops that went past Python."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, parts = [], []
+
+    def step():
+        loss = model(torch.randn(64, 256)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    if not options:
+        for _ in range(steps):
+            step()
+        return losses, parts
+    with tidelog.offload(model, optimizer, **options) as tide:
+        for _ in range(steps):
+            with tide.step():
+                before = tide.stats()["dispatch"]["ops_past_python"]
+                step()
+                parts.append(tide.stats()["dispatch"]["ops_past_python"] - before)
+            tide.await_plan()
+        assert tide.stats()["dispatch"]["why_not"] == ""
+    return losses, parts
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.ops = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 8 * MIB], ids=["above the peak", "under a plan"])
+def test_most_ops_go_past_python_and_the_bits_are_the_same(pool, memory):
+    plain, _ = train(10)
+    losses, passed = train(10, pool=pool, memory=memory, staging=MIB, pool_size=256 * MIB)
+    assert losses == plain
+    # 12 layers forward and backward, and 12 parameters of AdamW.
+    assert min(passed[-2:]) > 150, passed
+
+
+def test_a_storage_that_python_has_not_met_counts_until_it_dies(tide):
+    before, live = module().bytes(), tide.live_bytes
+    tensor = unmet()
+    assert module().bytes() == before + SIZE
+    assert tide.live_bytes == live + SIZE
+    view = tensor.view(2, -1)
+    del tensor
+    assert tide.live_bytes == live + SIZE
+    del view
+    assert (module().bytes(), tide.live_bytes) == (before, live)
+
+
+def test_it_may_die_in_another_thread(tide):
+    live = tide.live_bytes
+    tensors = [unmet() for _ in range(8)]
+    threads = [threading.Thread(target=tensors.pop) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tide.live_bytes == live
+
+
+# What meets a storage, and what must be so afterwards.
+def evicted(tide, tensor):
+    tide.evict(tensor)
+    assert not tide.is_resident(tensor)
+
+
+def seen_by_numpy(tide, tensor):
+    array = tensor.numpy()
+    with pytest.raises(tidelog.UnmovableError):
+        tide.evict(tensor)
+    assert array[0] == 2
+
+
+def addressed(tide, tensor):
+    assert tensor.data_ptr()
+    with pytest.raises(tidelog.PinnedError):
+        tide.evict(tensor)
+
+
+def resized(tide, tensor):
+    live = tide.live_bytes
+    tensor.untyped_storage().resize_(2 * SIZE)
+    tensor.mul_(1)
+    assert tide.live_bytes == live + SIZE
+
+
+def shared(tide, tensor):
+    tensor.share_memory_()
+    with pytest.raises(tidelog.UnmovableError):
+        tide.evict(tensor)
+
+
+def used_in_a_thread(_tide, tensor):
+    thread = threading.Thread(target=lambda: tensor.mul_(1))
+    thread.start()
+    thread.join()
+
+
+def given_to_a_list(_tide, tensor):
+    assert torch.cat([tensor, tensor]).sum() == SIZE
+
+
+@pytest.mark.parametrize("meet", [evicted, seen_by_numpy, addressed, resized, shared, used_in_a_thread, given_to_a_list])
+def test_what_meets_it_finds_it_as_any_other(tide, meet):
+    tensor = unmet()
+    assert module().bytes() >= SIZE
+    meet(tide, tensor)
+    assert tensor.sum() == SIZE // 2
+    live = tide.live_bytes
+    size = tensor.untyped_storage().nbytes()
+    del tensor
+    assert tide.live_bytes == live - size
+
+
+def test_errors_call_it_by_the_op_that_made_it(tide):
+    tensor = unmet()
+    assert tensor.data_ptr()
+    with pytest.raises(tidelog.PinnedError, match="an output of aten.add.Tensor"):
+        tide.evict(tensor)
+
+
+def test_after_the_block_it_is_a_tensor_like_any(pool):
+    for _ in range(2):
+        with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
+            unmet()
+            tensor = unmet()
+            base = tide.live_bytes
+        assert module().bytes() == 0
+        assert tensor.sum() == SIZE // 2
+        assert base >= SIZE
+    with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
+        tide.evict(tensor)
+        assert tensor.sum() == SIZE // 2
+
+
+def test_a_mode_of_the_users_sees_each_op(tide):
+    tensor = unmet()
+    with Counting() as counting:
+        tensor.mul(2)
+        tensor.mul(2)
+    assert counting.ops == 2
+
+
+def test_an_op_that_fails_raises_what_it_raises_without_a_block(tide):
+    left, right = torch.ones(3, 4), torch.ones(3, 4)
+    torch.mm(left, right.t())
+    before = tide.stats()["dispatch"]["ops_past_python"]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(left, right)
+    assert torch.mm(left, right.t())[0, 0] == 4
+    assert tide.stats()["dispatch"]["ops_past_python"] > before
+
+
+def test_a_sparse_result_has_its_parts_counted(tide):
+    dense = torch.ones(512, 512)
+    for _ in range(2):
+        live = tide.live_bytes
+        sparse = dense.to_sparse()
+        tide.evict(sparse.values())
+        assert torch.equal(sparse.to_dense(), dense)
+        del sparse
+    assert tide.live_bytes <= live + MIB
+
+
+SCRIPT = """
+import sys, torch, tidelog
+from tidelog import _dispatch
+_dispatch.build()
+with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
+    for _ in range(3):
+        (torch.ones(1000) + 1).sum().item()
+    print(tide.stats()["dispatch"])
+"""
+
+
+def dispatch_of(tmp_path, **variables):
+    """What stats() says of dispatch in a process with these environment variables."""
+    path = str(Path(tidelog.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "pool")]
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    return eval(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"CXX": "false"}, "false ended with 1"),
+        ({"CXX": "no-such-compiler"}, "no-such-compiler"),
+        ({"XDG_CACHE_HOME": "/proc"}, "/proc/tidelog"),
+        ({"TIDELOG_DISPATCH": "python"}, "TIDELOG_DISPATCH=python"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "".join(value.values()),
+)
+def test_where_there_are_none_python_does_all_and_says_why(tmp_path, variables, why):
+    said = dispatch_of(tmp_path, **variables)
+    assert said["ops_past_python"] == 0
+    assert why in said["why_not"], said
+
+
+def test_what_others_may_write_is_not_loaded(tmp_path):
+    place = tmp_path / "cache/tidelog" / _dispatch._place().name
+    place.parent.mkdir(parents=True)
+    place.write_bytes(_dispatch._place().read_bytes())
+    place.chmod(0o777)
+    said = dispatch_of(tmp_path)
+    assert "others may write it" in said["why_not"]
+    place.chmod(0o755)
+    said = dispatch_of(tmp_path)
+    assert (said["why_not"], said["ops_past_python"] > 0) == ("", True)
+
+
+def test_what_is_no_module_is_named(tmp_path):
+    place = tmp_path / "cache/tidelog" / _dispatch._place().name
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"")
+    assert "cannot be loaded" in dispatch_of(tmp_path)["why_not"]

@@ -1,0 +1,101 @@
+// The offload block that is open, as ops need it.
+#pragma once
+
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/Storage.h>
+
+#include <memory>
+#include <vector>
+
+#include "unmet.h"
+
+namespace tidelog {
+
+class Kernel;
+
+// What of an offload block an op needs. All is read and changed with Python's lock held.
+struct Block {
+  Block(PyObject* hook, PyObject* ledger, PyObject* steps, PyObject* heap, const volatile uint32_t* attention)
+      : hook(borrowed(hook)),
+        ledger(borrowed(ledger)),
+        steps(borrowed(steps)),
+        heap(borrowed(heap)),
+        updates(attribute(hook, names().updates)),
+        attention(attention) {}
+
+  const Held hook, ledger, steps, heap;
+  const Held updates;                  // a dict of the optimizer's updates that have not run
+  const volatile uint32_t* attention;  // not 0 while completions wait
+
+  Held plan{nullptr};  // which the next three are of
+  std::vector<const Kernel*> kernels;
+  std::vector<char> due;
+  std::vector<int64_t> needs;
+  std::atomic<int64_t> allocated{0};  // bytes that the heap has not heard of
+};
+
+// Whoever lets go of it last need not have Python's lock.
+struct End {
+  void operator()(Block* block) const {
+    Gil gil;
+    delete block;
+  }
+};
+
+std::shared_ptr<Block>& open_block() {
+  static auto* block = new std::shared_ptr<Block>;  // never destroyed: Python may be gone by then
+  return *block;
+}
+
+// The same for a look without Python's lock: whether there is one.
+std::atomic<bool> is_open{false};
+
+PyObject* get_compiler = nullptr;  // what torch.compile looks at entered frames with now
+
+std::shared_ptr<Block> block_of_this_thread() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  const auto& block = open_block();
+  if (!block || Modes::stack_len() != 1) return nullptr;  // other modes see ops in Python
+  PyObject* mode = Modes::get_stack_at(0)->ptr(getPyInterpreter());
+  return mode == block->hook.get() ? block : nullptr;
+}
+
+// Where a storage was born, as records have it.
+Held place_of(int64_t index, int64_t slot, PyObject* name) {
+  return checked(Py_BuildValue("(LLO)", static_cast<long long>(index), static_cast<long long>(slot), name));
+}
+
+// Gives a storage that Python has not met its record, as `Ledger.register` and `born` do.
+Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
+  PyObject* ledger = block.ledger.get();
+  const Birth birth = entry->birth;
+  const int64_t size = entry->size;
+  Held object = checked(THPStorage_Wrap(storage));
+  Held made_by = birth.index < 0 ? borrowed(birth.func) : place_of(birth.index, birth.slot, birth.name);
+  Held type = attribute(ledger, names()._record_type), on_death = attribute(ledger, names()._on_death);
+  Held record = checked(PyObject_CallFunctionObjArgs(type.get(), object.get(), on_death.get(), nullptr));
+  set_number(record.get(), names().size, size);
+  checked(PyObject_SetAttr(record.get(), names().birth, made_by.get()));
+  checked(PyList_Append(attribute(ledger, names().births).get(), record.get()));
+  // From here on it counts there, and no longer here.
+  checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
+  unmet().meet(entry);
+  set_number(ledger, names().counted, number(ledger, names().counted) + size);
+  return record;
+}
+
+// Whether an update that has not run hangs on a storage.
+bool has_update(const Block& block, const c10::StorageImpl& storage) {
+  if (PyDict_GET_SIZE(block.updates.get()) == 0) return false;
+  PyObject* object = storage.pyobj_slot()->load_pyobj();
+  return object != nullptr && attribute(object, names()._tide_update).get() != Py_None;
+}
+
+// The record of a storage that Python has an object of; null: it has none.
+Held record_in(PyObject* storage) {
+  Held record = attribute(storage, names()._tide);
+  return record.get() == Py_None ? Held(nullptr) : std::move(record);
+}
+
+}  // namespace tidelog

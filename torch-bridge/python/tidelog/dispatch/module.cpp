@@ -1,0 +1,145 @@
+// Ops that change nothing for Tidelog, without Python.
+//
+// Torch hands every op to a dispatch mode in Python, which costs two to five microseconds an op, more than many ops
+// take. For the ops of a program this module registers kernels of its own for the dispatch key `Python`. A kernel does
+// what `Hook.__torch_dispatch__` would do on its paths "quiet" and "watchful", which `_hook.py` describes; wherever it
+// is not sure, it calls what torch has there, and by that the mode. So all that is decided here is decided in
+// `_hook.py` too, in the same way. Without a block the kernels only call what torch has there.
+
+#include <unordered_map>
+
+#include "kernel.h"
+
+using namespace tidelog;
+
+namespace {
+
+// Never let go of: kernels live as long as the process.
+auto& kernels() {
+  static auto* all = new std::unordered_map<PyObject*, const Kernel*>;
+  return *all;
+}
+
+auto& registrations() {
+  static auto* all = new std::vector<c10::RegistrationHandleRAII>;
+  return *all;
+}
+
+// -- what Python calls --------------------------------------------------------------------------------
+
+PyObject* adopt(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *func, *text;
+  const char *name, *overload;
+  unsigned long long written;
+  if (!PyArg_ParseTuple(args, "OUssK", &func, &text, &name, &overload, &written)) return nullptr;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto op = dispatcher.findSchema({name, overload});
+  if (kernels().count(func) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::Python)) Py_RETURN_FALSE;
+  if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
+  auto kernel = std::make_unique<Kernel>(*op, func, text, written);
+  kernels().emplace(func, kernel.get());
+  auto function = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
+  registrations().push_back(dispatcher.registerImpl(
+      {name, overload}, DispatchKey::Python, std::move(function), std::nullopt, nullptr, "tidelog"));
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* open(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *hook, *ledger, *steps, *heap, *compiler, *attention;
+  if (!PyArg_ParseTuple(args, "OOOOOO!", &hook, &ledger, &steps, &heap, &compiler, &PyMemoryView_Type, &attention))
+    return nullptr;
+  Py_INCREF(compiler);
+  get_compiler = compiler;
+  auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
+  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, steps, heap, waits), End());
+  is_open = true;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* close(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  is_open = false;
+  open_block() = nullptr;
+  while (c10::Storage storage = unmet().first()) unmet().meet(UnmetList::of(*storage.unsafeGetStorageImpl()));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(unmet().bytes()); }
+
+PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed); }
+
+PyObject* meet_all(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  while (c10::Storage storage = unmet().first()) {
+    if (!open_block()) break;
+    if (Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl())) meet(*open_block(), storage, entry);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* follow(PyObject*, PyObject* plan) {
+  HANDLE_TH_ERRORS
+  const auto& block = open_block();
+  if (!block) Py_RETURN_NONE;
+  Held funcs = attribute(plan, names().funcs), due = attribute(plan, names().due), needs = attribute(plan, names().needs);
+  size_t count = number(plan, names().ops);
+  block->kernels.assign(count, nullptr);
+  block->due.assign(PyBytes_AS_STRING(due.get()), PyBytes_AS_STRING(due.get()) + count);
+  block->needs.assign(count, 0);
+  for (size_t index = 0; index < count; ++index) {
+    auto found = kernels().find(PyList_GET_ITEM(funcs.get(), index));
+    if (found != kernels().end()) block->kernels[index] = found->second;
+    block->needs[index] = number_in(PyList_GET_ITEM(needs.get(), index));
+  }
+  block->plan = borrowed(plan);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef METHODS[] = {
+    {"adopt", adopt, METH_VARARGS, "Registers a kernel for an op; returns whether it has one now."},
+    {"open", open, METH_VARARGS, "A block begins."},
+    {"close", close, METH_NOARGS, "It ends."},
+    {"bytes", bytes, METH_NOARGS, "Bytes of the storages that Python has not met."},
+    {"meet_all", meet_all, METH_NOARGS, "Gives each of them its record."},
+    {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
+    {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it."},
+    {nullptr, nullptr, 0, nullptr},
+};
+// `storage._tide` where nobody has set it: Python meets the storage now.
+PyObject* record_of(PyObject*, PyObject* storage, PyObject*) {
+  HANDLE_TH_ERRORS
+  if (storage != nullptr && open_block()) {
+    const c10::Storage& unpacked = THPStorage_Unpack(storage);
+    if (Unmet* entry = UnmetList::of(*unpacked.unsafeGetStorageImpl())) {
+      return meet(*open_block(), unpacked, entry).release();
+    }
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyTypeObject RECORD_OF = {PyVarObject_HEAD_INIT(nullptr, 0) "_dispatch_kernels.RecordOf"};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_dispatch_kernels", nullptr, -1, METHODS};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__dispatch_kernels() {
+  RECORD_OF.tp_basicsize = sizeof(PyObject);
+  RECORD_OF.tp_flags = Py_TPFLAGS_DEFAULT;
+  RECORD_OF.tp_new = PyType_GenericNew;
+  RECORD_OF.tp_descr_get = record_of;
+  if (PyType_Ready(&RECORD_OF) < 0) return nullptr;
+  PyObject* module = PyModule_Create(&MODULE);
+  if (module != nullptr && PyModule_AddObjectRef(module, "RecordOf", reinterpret_cast<PyObject*>(&RECORD_OF)) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,118 @@
+// Python's objects: references that are held, attributes, and errors as exceptions.
+#pragma once
+
+#include <Python.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace tidelog {
+
+// A reference that is held. Null where a call of Python's C API failed, which `checked` raises.
+class Held {
+ public:
+  explicit Held(PyObject* object) : object_(object) {}
+  Held(const Held&) = delete;
+  Held(Held&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Held& operator=(Held other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Held() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
+
+Held checked(PyObject* object) {
+  if (object == nullptr) torch::throw_python_error();
+  return Held(object);
+}
+
+Held borrowed(PyObject* object) {
+  Py_INCREF(object);
+  return Held(object);
+}
+
+void checked(int status) {
+  if (status < 0) torch::throw_python_error();
+}
+
+Held attribute(PyObject* object, PyObject* name) { return checked(PyObject_GetAttr(object, name)); }
+
+int64_t number_in(PyObject* object) {
+  int64_t number = PyLong_AsLongLong(object);
+  if (number == -1 && PyErr_Occurred()) torch::throw_python_error();
+  return number;
+}
+
+int64_t number(PyObject* object, PyObject* name) { return number_in(attribute(object, name).get()); }
+
+void set_number(PyObject* object, PyObject* name, int64_t value) {
+  checked(PyObject_SetAttr(object, name, checked(PyLong_FromLongLong(value)).get()));
+}
+
+bool is_true(PyObject* object, PyObject* name) { return attribute(object, name).get() == Py_True; }
+
+template <class... Arguments>
+Held call(PyObject* object, PyObject* method, Arguments... arguments) {
+  return checked(PyObject_CallMethodObjArgs(object, method, arguments..., nullptr));
+}
+
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+  ~Gil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Names of attributes, as Python has them in one place.
+struct Names {
+  PyObject* register_ = PyUnicode_InternFromString("register");
+#define NAME(text) PyObject* text = PyUnicode_InternFromString(#text)
+  NAME(_on_death);
+  NAME(_record_type);
+  NAME(_tide);
+  NAME(_tide_update);
+  NAME(allocated);
+  NAME(birth);
+  NAME(births);
+  NAME(born);
+  NAME(counted);
+  NAME(due);
+  NAME(end_op);
+  NAME(expects_buckets);
+  NAME(funcs);
+  NAME(has_grown);
+  NAME(ledger);
+  NAME(limit);
+  NAME(live);
+  NAME(made);
+  NAME(modified);
+  NAME(name);
+  NAME(needs);
+  NAME(next_op);
+  NAME(ops);
+  NAME(peak);
+  NAME(plan);
+  NAME(quiet);
+  NAME(record_of);
+  NAME(size);
+  NAME(state);
+  NAME(updates);
+#undef NAME
+};
+
+const Names& names() {
+  static const Names all;
+  return all;
+}
+
+}  // namespace tidelog
