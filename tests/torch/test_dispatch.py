@@ -150,7 +150,9 @@ def given_to_a_list(_tide, tensor):
     assert torch.cat([tensor, tensor]).sum() == SIZE
 
 
-@pytest.mark.parametrize("meet", [evicted, seen_by_numpy, addressed, resized, shared, used_in_a_thread, given_to_a_list])
+@pytest.mark.parametrize(
+    "meet", [evicted, seen_by_numpy, addressed, resized, shared, used_in_a_thread, given_to_a_list]
+)
 def test_what_meets_it_finds_it_as_any_other(tide, meet):
     tensor = unmet()
     assert module().bytes() >= SIZE
