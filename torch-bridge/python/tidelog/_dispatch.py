@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog._ops import IN_CPP, Op, OpInfo, OpOverload, info_of
 from tidelog._record import Storage
@@ -32,16 +33,21 @@ from tidelog._record import Storage
 if TYPE_CHECKING:
     from tidelog._figures import Dispatch
     from tidelog._heap import Cache, Heap
-    from tidelog._hook import Hook
     from tidelog._ledger import Ledger
     from tidelog._native import Session
-    from tidelog._steps import Plan, Steps
 _SOURCES = pathlib.Path(__file__).with_name("dispatch")
 _NAME = "_dispatch_kernels"
 # Ops that a distributed program's hook makes other ops of.
 _FUNCTIONAL = ("_c10d_functional", "_dtensor")
 # What torch.compile looks at entered frames with now; None where it does not look.
 _get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+
+
+class Followed(Protocol):
+    """A plan, as it is followed."""
+
+    funcs: list[Op | None]
+    due: bytes
 
 
 class Module(Protocol):
@@ -52,9 +58,9 @@ class Module(Protocol):
 
     def open(
         self,
-        hook: Hook,
+        hook: TorchDispatchMode,
         ledger: Ledger,
-        steps: Steps,
+        steps: object,
         heap: Heap | Cache,
         compiler: Callable[[], object],
         attention: memoryview,
@@ -64,7 +70,7 @@ class Module(Protocol):
     def close(self) -> None:
         """It ends."""
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: Followed) -> None:
         """The block follows this plan where `steps.plan` is it."""
 
     def passed(self) -> int:
@@ -88,9 +94,11 @@ class Kernels:
         self._why_not = "the budget is of a GPU's memory" if on_gpu else "they are being built"
         self._on_gpu = on_gpu
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
-        self._followed: tuple[Plan, bytes] | None = None  # and what was due in it
+        self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
 
-    def open(self, hook: Hook, ledger: Ledger, steps: Steps, heap: Heap | Cache, session: Session) -> None:
+    def open(
+        self, hook: TorchDispatchMode, ledger: Ledger, steps: object, heap: Heap | Cache, session: Session
+    ) -> None:
         """From here on ops go past the hook that it would only pass on."""
         module = _built.get() if not self._on_gpu else None
         if module is not None and self._module is None and _get_compiler is not None:
@@ -126,7 +134,7 @@ class Kernels:
                 written = sum(1 << position for position, _ in info.written)
                 self._module.adopt(cast(OpOverload, func), info.name, schema.name, schema.overload_name, written)
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: Followed) -> None:
         """Steps follow this plan from here on."""
         if self._module is not None and self._followed != (plan, plan.due):
             self._followed = plan, plan.due
