@@ -5,7 +5,9 @@ import contextlib
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
+import time
 
 MEMORY = pathlib.Path("/dev/shm")
 DEVICE_BYTES = 1 << 30
@@ -27,11 +29,20 @@ def run(*command):
     return ran.stdout.strip()
 
 
-def fill(backing):
+def fill(backing, size):
     """Written in full: memory that was only reserved is found, page by page, when it is first used."""
     with open(backing, "wb") as file:
-        for _ in range(DEVICE_BYTES // len(BLANK)):
+        for _ in range(size // len(BLANK)):
             file.write(BLANK)
+
+
+def unmount(place, tries=50):
+    """What a process that was killed has in flight holds the file system for a moment longer."""
+    for _ in range(tries):
+        if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.2)
+    print(f"compare: {place} stays mounted", file=sys.stderr)
 
 
 class LoopDevices:
@@ -40,8 +51,9 @@ class LoopDevices:
     kind = "loop, memory"
     size = None
 
-    def __init__(self, _disk, count):
-        self.count, self.names, self.mounted, self.undo = count, [], [], contextlib.ExitStack()
+    def __init__(self, _disk, count, device_bytes=DEVICE_BYTES):
+        self.count, self.device_bytes = count, device_bytes
+        self.names, self.mounted, self.undo = [], [], contextlib.ExitStack()
 
     def __enter__(self):
         if os.geteuid() != 0:
@@ -52,7 +64,7 @@ class LoopDevices:
             self.folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-compare-", dir=MEMORY))
             backings = [pathlib.Path(self.folder, f"device-{index}") for index in range(self.count)]
             with concurrent.futures.ThreadPoolExecutor() as threads:
-                list(threads.map(fill, backings))
+                list(threads.map(fill, backings, [self.device_bytes] * self.count))
             for backing in backings:
                 self.names.append(self.loop(undo, backing))
             self.undo = undo.pop_all()
@@ -73,7 +85,7 @@ class LoopDevices:
             # All of it now: what is put off would be written while others are measured.
             run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", name)
             run("mount", name, str(place))
-            self.undo.callback(subprocess.run, ["umount", str(place)], check=False)
+            self.undo.callback(unmount, place)
             self.mounted.append(place / "data")
         return self.mounted
 
@@ -87,7 +99,7 @@ class Files:
     kind = "files, disk"
     size = "512m"
 
-    def __init__(self, disk, count):
+    def __init__(self, disk, count, _device_bytes=None):
         self.folder = tempfile.TemporaryDirectory(prefix="compare-", dir=disk)
         self.names = [str(pathlib.Path(self.folder.name, f"device-{index}")) for index in range(count)]
 

@@ -93,10 +93,10 @@ class Environment:
             raise NoPeer(f"{module}: {reason(ran.stdout + ran.stderr)}")
         return ran.stdout.strip()
 
-    def command(self, *words):
+    def command(self, *words, program=WORKER):
         """A worker's command line, and its variables: what is compiled stays with the environment."""
         variables = {**os.environ, "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")}
-        return {"args": [str(self.python), str(WORKER), *words], "env": variables, "text": True}
+        return {"args": [str(self.python), str(program), *words], "env": variables, "text": True}
 
     def make(self, stamp):
         theirs = next((self.project / "lib").glob("python*/site-packages/torch"), None)

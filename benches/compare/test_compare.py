@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import alone
 import cases
 import compare
+import devices
 import figures
 import measure
 import peers
@@ -223,6 +224,13 @@ class Runs(unittest.TestCase):
         status, written, _ = self.compare(again, "--resume")
         self.assertEqual((status, [it["case"] for it in written["results"]]), (0, ["a:one", "b:two"]))
         self.assertEqual((first.runs, second.runs), (runs, 16), "what was there is not measured again")
+
+    def test_a_file_system_that_is_still_busy_is_unmounted_a_little_later(self):
+        statuses = iter([32, 32, 0])
+        with mock.patch.object(devices.subprocess, "run") as run, mock.patch.object(devices.time, "sleep"):
+            run.side_effect = lambda *_, **__: subprocess.CompletedProcess([], next(statuses))
+            devices.unmount("/mounted")
+        self.assertEqual(run.call_count, 3)
 
     def test_devices_go_when_it_is_terminated(self):
         gone = []
