@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-slow models bench bench-ranks compare compare-spdk \
-	test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
+	compare-training test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -160,8 +160,13 @@ compare-spdk: setup ## The path spdk against SPDK's own spdk_nvme_perf, over NVM
 	cargo build --release -q -p tidelog-bench --features spdk
 	python3 benches/compare/compare.py --pairs $(PAIRS) --devices spdk --output target/compare-spdk.json
 
-test-compare: ## What compare concludes from runs, without running any
+compare-training: setup ## One training by ZeRO-Infinity, FSDP2, Tidelog: time, memory, losses; ONLY=, RESUME=1; 30 minutes
+	cargo build --release -q -p tidelog-torch
+	python3 benches/training/training.py --only "$(ONLY)" $(if $(RESUME),--resume)
+
+test-compare: ## What compare and compare-training conclude from runs, without running any
 	python3 benches/compare/test_compare.py
+	python3 benches/training/test_training.py
 
 GPU_TOOLS = tidelog-doctor tidelog-bench tidelog-plan
 GPU_TESTS = cargo test --release -q -p tidelog-gds --test gpu --no-run

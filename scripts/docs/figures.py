@@ -39,6 +39,7 @@ CASES = {
     "deepspeed:log-read-1-devices": "log reads, one device",
 }
 LOOP = "loop, memory"
+POOLS = {"loop": "memory", "files": "disk"}  # of `make compare-training`
 
 BUSY_LOAD = 2  # above it, other programs ran beside what was measured, whose load is 1
 
@@ -173,12 +174,41 @@ def of_models(document):
     return results
 
 
-COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit, "models": of_models}
+def of_training(document):
+    """Each contender on each pool, without the single steps."""
+    results = []
+    for row in document["results"]:
+        place = f"{row['micro_batches']} micro-batches, {row['pool']}"
+        faster = row["times_faster"]
+        results.append(
+            {
+                "case": f"{row['contender']}: {place}",
+                "words": row["words"],
+                "micro_batches": row["micro_batches"],
+                "pool": row["pool"],
+                "rounds": row["rounds"],
+                "seconds": _shortened(row["seconds"], ("min", "median", "max")),
+                "peak_mib": round(row["peak_bytes"] / 2**20),
+                "peak_ever_mib": round(row["peak_ever_bytes"] / 2**20),
+                "read_mib": round(row["bytes_read"] / 2**20),
+                "written_mib": round(row["bytes_written"] / 2**20),
+                "times_faster": _shortened(faster, ("min", "median", "max")),
+                "same_bits": row["same_bits"],
+                "loss_off": row["loss_off"],
+                "settings": row["settings"],
+                "load": round(row["load"], 1),
+            }
+        )
+    return results
+
+
+COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit, "models": of_models, "training": of_training}
 MADE_BY = {
     "compare": "make compare",
     "demo": "make demo",
     "fit": "python benches/fit.py",
     "models": "make models",
+    "training": "make compare-training",
 }
 
 
@@ -273,6 +303,29 @@ def demo():
     return table(("figure", "plain", f"in {last['fraction']:.0%}"), rows)
 
 
+def training():
+    """Every contender of `make compare-training`."""
+    rows = []
+    for each in results("training").values():
+        seconds, faster = each["seconds"], each["times_faster"]
+        bits = "the same" if each["same_bits"] else f"off by {each['loss_off']:.0e}"
+        rows.append(
+            (
+                POOLS[each["pool"]],
+                each["words"],
+                f"{seconds['median']:.2f} s ({seconds['min']:.2f} to {seconds['max']:.2f})",
+                f"{faster['median']:.2f} ({faster['min']:.2f} to {faster['max']:.2f})" if faster else "",
+                f"{each['peak_mib']}, {each['peak_ever_mib']} MiB",
+                f"{each['read_mib']}, {each['written_mib']} MiB",
+                bits,
+                f"{each['load']:.0f}",
+                each["date"],
+            )
+        )
+    head = ("pool", "who", "step", "times ZeRO-Infinity", "peak, with first steps", "read, written", "losses")
+    return table((*head, "load", "measured"), rows)
+
+
 def fit():
     """What `tidelog fit` expects of steps, beside the steps."""
     rows = []
@@ -359,6 +412,7 @@ TABLES = {
     "demo": demo,
     "fit": fit,
     "models": models,
+    "training": training,
     "models-together": models_together,
 }
 
