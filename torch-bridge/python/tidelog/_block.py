@@ -410,10 +410,11 @@ class Tide:
             self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made. Steps go on meanwhile, as they are; what is to be
-        timed under the plan, or compared step by step, waits for it between two of them. Where
-        nothing is planned, there is nothing to wait for."""
+        """Waits until no plan is being made, and nothing is compiled for the block. Steps go on meanwhile,
+        as they are; what is to be timed under the plan, or compared step by step, waits for it between
+        two of them. Where nothing is planned, there is no plan to wait for."""
         self._require_open()
+        self._kernels.await_built()
         while self.session.stats()["planning"]:
             time.sleep(_PLAN_POLL_SECONDS)
 

@@ -116,6 +116,11 @@ class Kernels:
             self._module.close()
             self._module = None
 
+    def await_built(self) -> None:
+        """Waits until they are there, or cannot be had."""
+        if not self._on_gpu:
+            _built.wait()
+
     def figures(self) -> Dispatch:
         """How many ops of the block did not go through Python; why none does, where none can."""
         if self._module is not None:
