@@ -19,7 +19,7 @@ from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
 from tidelog._ops import Args, Kwargs, Launch
-from tidelog._record import Hold, Storage
+from tidelog._record import Hold, Storage, run_updates
 
 
 class Access:
@@ -58,6 +58,7 @@ class Access:
         """Makes storages resident, together, for an access that does not go through the dispatcher.
         `written`: the one that it writes or gives other memory; a copy of it that is being written
         is cancelled first."""
+        run_updates(storages)
         records = [storage._tide for storage in storages if storage._tide is not None]
         changed = written._tide if written is not None else None
         due = [

@@ -25,6 +25,7 @@ from tidelog._dispatch import Kernels
 from tidelog._device import Host
 from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog._hook import Hook
+from tidelog._lazy import LazyHook, Updates
 from tidelog._ledger import Ledger
 from tidelog._loop import OptimizerSteps, owner_of
 from tidelog._movers import Mover
@@ -58,6 +59,7 @@ class Settings:
     device: Host
     mover: type[Mover]
     outside: str  # where what is out is, in words
+    updates: Literal["own", "lazy"]
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -84,7 +86,17 @@ class Tide:
         learns = self.mode == "auto"
         self._kernels = kernels = Kernels(device.option > 0)
         self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
-        self._hook = Hook(ledger, session, self.steps, heap, async_uses, kernels)
+        self.updates = Updates(
+            ledger,
+            lambda: self.access.is_live(),
+            lambda: session.forked,
+            "on a GPU that is not done yet" if device.option else None,
+            self.steps.notices.append,
+            lambda hook: getattr(hook, "__self__", None) is self.loop,
+        )
+        self._is_lazy = settings.updates == "lazy"
+        hook = partial(LazyHook, self.updates) if self._is_lazy else Hook
+        self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, self.steps, heap, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
@@ -138,6 +150,8 @@ class Tide:
             self.loop.__enter__()
             self._open_kernels()
             self._hook.__enter__()
+            if self._is_lazy:
+                self.updates.begin(self._hook)
         except BaseException as error:
             self._leave_ranks(error)
             self._end_block()
@@ -172,6 +186,7 @@ class Tide:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        failure = self.updates.end()
         self._hook.__exit__(kind, error, trace)
         self._kernels.close()
         self.loop.__exit__()
@@ -187,6 +202,8 @@ class Tide:
         finally:
             self._end_block()
         self._ranks.explain(error)
+        if failure is not None and kind is None:
+            raise failure
         return False
 
     def _end_block(self) -> None:
@@ -443,6 +460,7 @@ class Tide:
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
         stats["dispatch"] = self._kernels.figures()
+        stats["updates"] = self.updates.figures() if self._is_lazy else None
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = [
             record.describe()
@@ -507,4 +525,10 @@ def _mark_forked() -> None:
             tide.steps.plan = None
 
 
-os.register_at_fork(after_in_child=_mark_forked)
+def _run_updates() -> None:
+    """A child has what the program's steps have left, as far as it is in memory."""
+    if _active is not None and _active.access.is_live() and not _active.access.is_elsewhere():
+        _active.updates.run_all()
+
+
+os.register_at_fork(before=_run_updates, after_in_child=_mark_forked)

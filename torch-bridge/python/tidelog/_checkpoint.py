@@ -25,7 +25,7 @@ from tidelog._ledger import Ledger
 from tidelog._manifest import Writer
 from tidelog._native import Session
 from tidelog._performer import Performer
-from tidelog._record import Record, Storage, data_ptr, nbytes
+from tidelog._record import Record, Storage, data_ptr, nbytes, run_updates
 from tidelog._saved import MANIFEST, Parts, Saved
 from tidelog._seals import Pool, Seal, Tickets
 
@@ -160,6 +160,7 @@ class _Copied(_Puts):
         """The ids of these storages' bytes. What has no copy and could leave is written as its copy: it
         is clean then. The rest (what is pinned, a GPU's, unknown to the block) is put for this checkpoint."""
         performer = self._tide.performer
+        run_updates(storages)
         performer.settle()
         records = [self._tide.ledger.record_of(storage) for storage in storages]
         # What is on its way out has its copy once it is there: nothing is written a second time.

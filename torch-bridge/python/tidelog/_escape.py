@@ -27,7 +27,7 @@ from tidelog._launches import meaning_of_pointers, pointers_mean
 from tidelog._nested import is_in_op
 from tidelog._ops import memory_of
 from tidelog._patches import Wrapper
-from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, untyped_storage
+from tidelog._record import AWAY, LEAVING, Storage, data_ptr, resizable, run_updates, untyped_storage
 from tidelog._threads import borrow
 
 # Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
@@ -64,6 +64,7 @@ _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_
 def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
     Storage._aliased = False
+    Storage._tide_update = None
     Storage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)
@@ -148,7 +149,9 @@ def _wrap(
 
 
 def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
-    """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
+    """What a call uses is up to date, and in another thread than the block's it must not lose its memory
+    meanwhile."""
+    run_updates(storages)
     borrows = access.is_elsewhere() and access.is_live()
     return borrow(storages) if borrows else contextlib.nullcontext()
 

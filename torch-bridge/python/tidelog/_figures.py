@@ -130,6 +130,13 @@ class HostHeap(TypedDict):
     trims: int  # how often the C library had to give all that is free back
 
 
+class UpdateFigures(TypedDict):
+    """Updates of parameters that run later than their optimizer's step."""
+
+    pending: int
+    late: int  # that have run
+
+
 class Space(TypedDict):
     """The space of the share."""
 
@@ -239,6 +246,7 @@ class Stats(TypedDict):
     stall_ns: int
     resident_bytes: int
     machine: MachineFigures
+    updates: UpdateFigures | None  # with updates="lazy"
     planning: bool  # whether a plan is being made
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None

@@ -85,7 +85,7 @@ class Hook(TorchDispatchMode):
         self._kernels = kernels
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
-        self.updates: dict[int, object] = {}  # of an optimizer, that have not run: what they use comes here
+        self.updates: Mapping[int, object] = {}  # of an optimizer, that have not run: what they use comes here
         self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}

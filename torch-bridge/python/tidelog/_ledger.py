@@ -311,6 +311,8 @@ class Ledger:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
+        if storage._tide_update is not None:
+            return True  # it was asked then, and is guarded since
         return (record is None or record.moves) and self._device.movable(storage)
 
     def pin(self, record: Record) -> None:

@@ -50,7 +50,7 @@ class Names:
                 if parameter.grad is not None:
                     self._name(parameter.grad, Kind.GRADIENT, f"grad of {name}")
         if optimizer is not None:
-            for key_of, state in optimizer.state.items():
+            for key_of, state in vars(optimizer)["state"].items():  # a look: no update runs for it
                 owner = names.get(key_of, "a parameter")
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):

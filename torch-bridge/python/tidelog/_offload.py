@@ -15,6 +15,7 @@ from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog._ranks import go_on_together, local_rank, local_world_size
 
 ModeName = Literal["auto", "reactive"]
+UpdatesName = Literal["own", "lazy"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
 MoverName = Literal["auto", "resize", "swap"]
 DataPathName = Literal["auto", "uring", "uring-cmd", "posix", "spdk", "gds", "gds-compat"]
@@ -96,6 +97,15 @@ def offload(
         MoverName,
         Option('"auto", "resize" or "swap": how a storage loses its memory.'),
     ] = "auto",
+    updates: Annotated[
+        UpdatesName,
+        Option(
+            'when parameters are updated: "own" where the program steps its optimizer; "lazy" just before '
+            "the parameter, its gradient or its state is used again, mostly in the next forward pass, so that "
+            "state comes in while ops compute. The same bits; `stats()` says where it is not possible.",
+            one_of(*get_args(UpdatesName)),
+        ),
+    ] = "own",
     pool_size: Annotated[
         int | str | None,
         Option(
@@ -197,6 +207,7 @@ def offload(
         device=place,
         mover=_movers.choose(mover, place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
+        updates=updates,
         resume=resume,
         together=together,
         report=report,

@@ -111,6 +111,16 @@ class Performer:
     # request comes again, and does no harm.
 
     def _evict(self, record: Record, storage: Storage, size: int) -> int:
+        update = storage._tide_update
+        if update is None:
+            return self._begin_copy(record, storage, size)
+        _movers.open_to_reads(storage)
+        try:
+            return self._begin_copy(record, storage, size)
+        finally:
+            update.guard(storage)
+
+    def _begin_copy(self, record: Record, storage: Storage, size: int) -> int:
         ledger, before = self._ledger, record.state
         # The mark first, then the look: another thread borrows what it uses, or pins it, before it
         # looks for the mark.
@@ -167,6 +177,8 @@ class Performer:
             self._device.share(storage)
         self._ledger.mark(record, _record.CLEAN if clean else _record.SETTLED)
         self._in_flight.pop(record.id, None)
+        if storage._tide_update is not None:
+            storage._tide_update.guard(storage)
         return 0
 
     def _order_streams(self, record: Record) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -16,12 +16,14 @@ import torch
 from tidelog import _errors
 
 if TYPE_CHECKING:
+    from tidelog._update import Update
 
     class Storage(torch.UntypedStorage):
         """A storage while a block is open, with what `_escape.install` hangs on its class."""
 
         _tide: Record | None
         _aliased: bool  # somebody has its address
+        _tide_update: Update | None  # that writes or reads it, and has not run
         _tide_whole: Hold | None  # of a part of another one: holds that
         _cdata: int
 
@@ -44,6 +46,13 @@ COMING = 8  # memory is there, its bytes are not yet; guarded
 AWAY = OUT | COMING
 
 _lending = threading.Lock()
+
+
+def run_updates(storages: Iterable[Storage]) -> None:
+    """What is no op is about to use these storages: they are up to date after this."""
+    for storage in storages:
+        if storage._tide_update is not None:
+            storage._tide_update.run()
 
 
 class Pins(Protocol):
