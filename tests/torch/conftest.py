@@ -53,10 +53,11 @@ MODES = ("reactive", "auto")
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=device.NAMES, default="cpu", help="what the touch suite's tensors are made on")
+    parser.addoption("--updates", choices=("own", "lazy"), default="own", help="when its parameters are updated")
 
 
 def pytest_configure(config):
-    device.name = config.getoption("--device")
+    device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
     if not hasattr(config, "workerinput"):  # once, before any worker begins
         assert _dispatch.build() in ("", "TIDELOG_DISPATCH=python"), _dispatch.build()
 

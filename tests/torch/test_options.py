@@ -18,6 +18,7 @@ DEFAULTS = {
     "mode": "auto",
     "policy": "auto",
     "mover": "auto",
+    "updates": "own",
     "pool_size": None,
     "staging": None,
     "data_path": "auto",

@@ -150,6 +150,7 @@ def test_leaving_while_bytes_come_in(pool, mover, mode):
     expected = bits(world.loose)
     with left_quietly(), world.block(pool, mover, mode):
         world.warm_up(mode)
+        world.tide.updates.run_all()  # at the block's end they would push it out again
         world.push_out(world.loose)
         halfway.begin_fetch(world.tide, world.loose)
         address = torch._C.StorageBase.data_ptr  # the unwrapped one neither waits nor pins

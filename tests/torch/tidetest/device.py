@@ -23,6 +23,7 @@ SHARED = "a GPU's memory is shared by a handle, and stays where it is"
 FORK = "a process that has used CUDA cannot go on using it in a forked child"
 RANKS = "ranks on GPUs need NCCL and a GPU each"
 
+updates = "own"  # when parameters are updated (`pytest --updates`)
 name = "cpu"  # set once, before the tests are imported; what they rest on is imported before
 _gpu = _beside = None
 

@@ -68,7 +68,7 @@ class World:
     def block(self, pool, mover="auto", mode="auto", memory=None, **options):
         """An offload block over this world. A keyword overrides what is usual in the tests."""
         memory = made_on.budget(TENSORS) if memory is None else memory
-        options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, **options}
+        options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
         with tidelog.offload(
             self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
         ) as self.tide:

@@ -33,6 +33,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         mode="auto",
         policy="tidelog",
         mover="resize",
+        updates="lazy",
         pool_size="1TiB",
         staging=None,
         data_path="uring",

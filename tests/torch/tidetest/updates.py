@@ -1,0 +1,100 @@
+"""A small training run whose optimizer's steps are put off, for the tests of `updates="lazy"`."""
+
+import contextlib
+import gc
+
+import torch
+from torch import nn
+
+import tidelog
+from tidetest import KIB, MIB
+from tidetest.bits import frozen, outcome
+from tidetest.compare import assert_same_notes
+
+WIDTH, LAYERS = 64, 6
+STAGING = 256 * KIB
+BUDGET = STAGING + 160 * KIB  # a third of parameters, gradients and two states
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+class Program:
+    """A model, its optimizer, its data. Without a block it is what all else is compared with."""
+
+    def __init__(self, optimizer=adamw, model=None):
+        torch.manual_seed(0)
+        self.model = model() if model else nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        self.x, self.y = torch.randn(16, WIDTH), torch.randn(16, WIDTH)
+        self.optimizer = optimizer(self.model.parameters())
+        self.tide = None
+        self.notes = []
+
+    @contextlib.contextmanager
+    def block(self, pool, **options):
+        options = {"memory": BUDGET, "staging": STAGING, "pool_size": 64 * MIB, "updates": "lazy", **options}
+        with tidelog.offload(self.model, self.optimizer, pool=pool, **options) as self.tide:
+            yield self.tide
+        self.tide = None
+
+    def backward(self):
+        out = self.model(self.x)
+        loss = ((torch.tanh(out) - self.y) ** 2).mean()
+        loss.backward()
+        self.note("loss", loss)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backward()
+        self.optimizer.step()
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    @property
+    def weight(self):
+        return next(each for each in self.model.parameters() if each.dim() == 2)
+
+    def pending(self):
+        """How many updates have not run; None in the plain run."""
+        return self.tide.stats()["updates"]["pending"] if self.tide is not None else None
+
+    def expect_pending(self, least=1):
+        assert self.tide is None or self.pending() >= least, "no update is pending here: the test tests nothing"
+
+    def push_out(self, *tensors):
+        if self.tide is not None:
+            for tensor in tensors:
+                with contextlib.suppress(tidelog.PinnedError, tidelog.UnmovableError):
+                    self.tide.evict(tensor)
+
+    def note(self, label, value):
+        self.notes.append((label, frozen(value)))
+
+    def attempt(self, label, function, *arguments):
+        self.notes.append((label, outcome(function, *arguments)))
+
+    def note_all(self):
+        self.note("parameters", list(self.model.parameters()))
+        self.note("state", self.optimizer.state_dict())
+
+
+def compare(scenario, pool, *, optimizer=adamw, model=None, expect_late=True, **options):
+    """`scenario(program)` in a block with updates that are put off notes what it notes without one. Returns the
+    notices of the block."""
+    off = Program(optimizer, model)
+    with off.block(pool, **options) as tide:
+        scenario(off)
+        off.note_all()
+        stats = tide.stats()
+    assert not expect_late or stats["updates"]["late"], f"no update ran late: {stats['notices']}"
+    got = off.notes
+    del off, tide
+    gc.collect()
+    plain = Program(optimizer, model)
+    scenario(plain)
+    plain.note_all()
+    assert_same_notes(plain.notes, got)
+    return stats["notices"]
