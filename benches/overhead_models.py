@@ -18,6 +18,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
         },
         2, 128,
     ),
+    # Little to compute for each parameter: optimizer state is most of what there is.
+    "wide": ({"n_embd": 768, "n_layer": 4, "n_head": 12}, 2, 64),
     "mamba": ({"hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}, 2, 192),
     "rwkv": ({"hidden_size": 256, "attention_hidden_size": 256, "num_hidden_layers": 4, "context_length": 128}, 4, 128),
 }  # fmt: skip
@@ -27,7 +29,7 @@ def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[]
     """A model, its optimizer, and a step, which returns the loss. The same for every caller."""
     config, batch, sequence = MODELS[name]
     torch.manual_seed(0)
-    chosen = transformers.AutoConfig.for_model(name, vocab_size=VOCABULARY, **config)
+    chosen = transformers.AutoConfig.for_model("gpt2" if name == "wide" else name, vocab_size=VOCABULARY, **config)
     chosen.use_cache = False
     model = transformers.AutoModelForCausalLM.from_config(chosen).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -50,6 +50,7 @@ class Worker:
             last = self.tide.last_step()
             figures |= {"phase": self.tide.phase, "moves": last["evictions"] + last["fetches"]}
             figures |= {"stall_seconds": last["stall_seconds"], "handling_seconds": last["handling_ns"] / 1e9}
+            figures |= {"bytes_written": last["bytes_written"], "bytes_read": last["bytes_read"]}
         return figures
 
     # -- commands -----------------------------------------------------------------------------------
@@ -69,11 +70,16 @@ class Worker:
         self.around = Bare()
         return {}
 
-    def block(self, memory: int, peak: int, pool: str) -> dict[str, object]:
+    def block(self, memory: int, peak: int, pool: str, **options: str) -> dict[str, object]:
         """From here on in a block."""
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
         block = tidelog.offload(
-            self.model, self.optimizer, pool=pool, memory=memory, pool_size=max(64 << 20, 2 * (peak - memory))
+            self.model,
+            self.optimizer,
+            pool=pool,
+            memory=memory,
+            pool_size=max(64 << 20, 2 * (peak - memory)),
+            **options,
         )
         self.tide = self.open.enter_context(block)
         return {"stats": self.tide.stats()["data_path"]}
