@@ -318,12 +318,12 @@ def training():
                 f"{each['peak_mib']}, {each['peak_ever_mib']} MiB",
                 f"{each['read_mib']}, {each['written_mib']} MiB",
                 bits,
-                f"{each['load']:.0f}",
+                f"{each['rounds']}, {each['load']:.0f}",
                 each["date"],
             )
         )
     head = ("pool", "who", "step", "times ZeRO-Infinity", "peak, with first steps", "read, written", "losses")
-    return table((*head, "load", "measured"), rows)
+    return table((*head, "rounds, load", "measured"), rows)
 
 
 def fit():
