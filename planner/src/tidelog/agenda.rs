@@ -8,7 +8,7 @@ use super::{Goal, Idea, TidelogOptions};
 use crate::algorithm1::Score;
 use crate::bound::Effort;
 use crate::trace::Trace;
-use crate::units::{Bandwidth, Bytes};
+use crate::units::Bandwidth;
 use std::collections::VecDeque;
 
 /// Enough to tell who should leave.
@@ -21,10 +21,6 @@ pub(super) const WRITE_PENALTIES: [f64; 3] = [1.0, 8.0, 32.0];
 /// How slowly SSDs write on the machines that plans of few bytes are made for, in percent of what
 /// the fastest plan writes on average. The first lets a plan write in bursts.
 const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
-
-/// Below which parts of what moves while a transfer is handled storages stay in plans for fewer
-/// transfers.
-const SMALL_PARTS: [u64; 3] = [1, 4, 16];
 
 /// This part of memory is left to spare in plans for less of it.
 const SPARED_PARTS: u64 = 20;
@@ -56,9 +52,6 @@ pub(super) enum Altered {
     LessMemory,
     /// There is no host memory.
     WithoutHost,
-    /// What is so small stays where it is: one part in so many of what a link moves while one
-    /// transfer is handled.
-    SmallStay(u64),
 }
 
 impl Altered {
@@ -81,12 +74,6 @@ impl Altered {
             Self::WithoutHost => {
                 machine.host.take()?;
             }
-            Self::SmallStay(parts) => {
-                let handling = u128::from(search.options.runtime.handling.0);
-                let rate = u128::from(machine.ssd.read.0.max(machine.ssd.write.0));
-                let least = u64::try_from(rate * handling / 1_000_000_000).ok()? / parts;
-                return Maker::of_large(search.trace, machine, Bytes(least));
-            }
         }
         machine.check_for(search.trace).ok()?;
         Some(Maker::of(search.trace, machine))
@@ -100,7 +87,6 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
     let sweep =
         |variant, most, is_limited| SearchJob::Sweep { maker: 0, variant, most, is_limited };
     jobs.extend(FIRST.map(|variant| sweep(variant, rounds, false)));
-    jobs.extend(SMALL_PARTS.map(|parts| SearchJob::Altered(Altered::SmallStay(parts))));
     if trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0) {
         jobs.extend(Score::ALL.map(SearchJob::Published));
     }

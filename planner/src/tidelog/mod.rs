@@ -6,10 +6,10 @@
 mod agenda;
 mod candidates;
 mod maker;
+mod pieces;
 mod price;
 mod rounding;
 mod search;
-mod simpler;
 mod sweep;
 mod tree;
 mod trials;

@@ -3,7 +3,6 @@ use crate::algorithm1;
 use crate::cost::SsdLink;
 use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;
-use crate::migration::Migration;
 use crate::simulate::{Policy, run_many, simulate, simulate_under};
 use crate::testing::{Builder, every_plan, machine, random_trace, training};
 use crate::trace::Access;
@@ -32,44 +31,6 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
         untold += simulate_under(runtime, &trace, &machine, policy).unwrap().time.0;
     }
     assert!(told < untold, "{told} ns, {untold} ns without being told");
-}
-
-/// A network that saves one large activation a layer, and many small ones.
-fn with_small_activations(layers: u64, large: u64, small: u64, count: usize) -> Trace {
-    let mut b = Builder::default();
-    let mut saved = Vec::new();
-    for _ in 0..layers {
-        let op = b.op(1_000_000);
-        saved.push(b.birth(op, large));
-        for _ in 0..count {
-            let op = b.op(10_000);
-            saved.push(b.birth(op, small));
-        }
-    }
-    for activation in saved.into_iter().rev() {
-        let op = b.op(20_000);
-        b.uses(op, activation, Access::Read);
-        b.death(op, activation, false);
-    }
-    b.trace
-}
-
-/// To move a small storage takes a thread that runs ops as long as to move a large one.
-#[test]
-fn where_transfers_take_time_of_ops_few_and_large_ones_move() {
-    let trace = with_small_activations(12, 1_000_000, 1_000, 20);
-    let machine = machine(6_000_000);
-    let runtime = Runtime { lookahead: 0, handling: Nanos(50_000) };
-    let (untold, _) = tidelog(&trace, &machine, TidelogOptions::default()).unwrap();
-    let options = TidelogOptions { runtime, ..TidelogOptions::default() };
-    let (told, simulation) = tidelog(&trace, &machine, options).unwrap();
-    let small = |plan: &Plan| {
-        let is_small = |row: &&Migration| trace.storages[row.storage.0 as usize].size.0 == 1_000;
-        plan.rows.iter().filter(is_small).count()
-    };
-    assert!(small(&told) * 4 < small(&untold), "{} of {}", small(&told), small(&untold));
-    let as_untold = simulate_under(runtime, &trace, &machine, Policy::Planned(&untold)).unwrap();
-    assert!(simulation.time < as_untold.time, "{:?} {:?}", simulation.time, as_untold.time);
 }
 
 #[test]

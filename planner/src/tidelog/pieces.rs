@@ -1,6 +1,4 @@
-//! Simpler traces that stand for the real one. Each plan for them is one for it.
-//!
-//! Pieces of one tensor are planned as the whole, and what is small stays where it is.
+//! Pieces of one tensor, planned as the whole.
 //!
 //! Pieces are freer than the whole: each plan for it is one for them. So those plans are made, too.
 //! Pieces are neighbours of one size (the last may be smaller) that the same ops make, use and
@@ -10,26 +8,16 @@ use crate::migration::Migration;
 use crate::trace::{Identity, PlanStorage, Storage, Trace};
 use crate::units::Bytes;
 
-/// A trace with fewer storages to move.
-pub(super) struct Simpler {
+/// A trace in which the pieces of a tensor are one storage.
+pub(super) struct Whole {
     pub(super) trace: Trace,
     /// Of each of its storages those that it stands for.
     members: Vec<Vec<PlanStorage>>,
 }
 
-impl Simpler {
-    /// What is smaller than `least` stays in memory; none where nothing is.
-    pub(super) fn without_small(trace: &Trace, least: Bytes) -> Option<Self> {
-        let mut fewer = trace.clone();
-        for storage in &mut fewer.storages {
-            storage.movable &= storage.size >= least;
-        }
-        let members = (0..trace.storages.len()).map(|index| vec![PlanStorage(index as u32)]);
-        (fewer != *trace).then(|| Self { trace: fewer, members: members.collect() })
-    }
-
-    /// The pieces of a tensor are one storage; none where no storage is in pieces.
-    pub(super) fn of_wholes(trace: &Trace) -> Option<Self> {
+impl Whole {
+    /// None where no storage is in pieces.
+    pub(super) fn of(trace: &Trace) -> Option<Self> {
         let lives = lives(trace);
         let mut members: Vec<Vec<PlanStorage>> = Vec::new();
         let mut storages: Vec<Storage> = Vec::new();
@@ -134,12 +122,12 @@ mod tests {
     #[test]
     fn pieces_are_put_together_again() {
         let trace = training(6, 40_000, 100_000, 60_000);
-        assert!(Simpler::of_wholes(&trace).is_none(), "no two of them are pieces");
+        assert!(Whole::of(&trace).is_none(), "no two of them are pieces");
         for size in [30_000, 50_000, 99_999] {
             let pieces = split(&trace, Bytes(size));
             pieces.validate().expect("it is a step like the other");
             assert!(pieces.storages.len() > trace.storages.len());
-            let whole = Simpler::of_wholes(&pieces).expect("there are pieces");
+            let whole = Whole::of(&pieces).expect("there are pieces");
             whole.trace.validate().expect("so is this");
             assert_eq!(sizes(&whole.trace), sizes(&trace));
             assert_eq!(whole.members.concat().len(), pieces.storages.len());
