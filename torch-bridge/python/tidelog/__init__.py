@@ -13,6 +13,7 @@ Results are bit-identical to the same run without offloading. See ``help(tidelog
 from typing import TYPE_CHECKING, Any
 
 from tidelog import _library
+from tidelog._accumulate import accumulate
 from tidelog._block import Tide
 from tidelog._checkpoint import Checkpoints, restore
 from tidelog._errors import (
@@ -21,6 +22,7 @@ from tidelog._errors import (
     Error,
     ForkedError,
     LeftBehindWarning,
+    OrderError,
     PinnedError,
     PoolError,
     RankError,
@@ -42,12 +44,14 @@ __all__ = [
     "Fit",
     "ForkedError",
     "LeftBehindWarning",
+    "OrderError",
     "PinnedError",
     "PoolError",
     "RankError",
     "Report",
     "Tide",
     "UnmovableError",
+    "accumulate",
     "fit",
     "offload",
     "restore",

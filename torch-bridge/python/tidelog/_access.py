@@ -45,10 +45,15 @@ class Access:
         self.await_copies = await_copies
         self.of_a_pool = ledger.of_a_pool
         self._thread = threading.get_ident()
+        self._thread_instead: int | None = None
 
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the block's own."""
-        return threading.get_ident() != self._thread
+        return threading.get_ident() not in (self._thread, self._thread_instead)
+
+    def goes_on_in(self, thread: int | None) -> None:
+        """Meanwhile another thread, which has the same modes, does the work of the block's own, which waits."""
+        self._thread_instead = thread
 
     def is_live(self) -> bool:
         """Whether the block runs, in this process."""

@@ -93,6 +93,7 @@ class Tide:
             "on a GPU that is not done yet" if device.option else None,
             self.steps.notices.append,
             lambda hook: getattr(hook, "__self__", None) is self.loop,
+            lambda: self.access.is_elsewhere(),
         )
         self._is_lazy = settings.updates == "lazy"
         hook = partial(LazyHook, self.updates) if self._is_lazy else Hook
@@ -506,6 +507,11 @@ class Tide:
             raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
         if self.session.forked:
             raise _errors.ForkedError("this offload block belongs to the parent process.")
+
+
+def open_here() -> Tide | None:
+    """The block that is open, if this is its thread."""
+    return _active if _active is not None and _active.access.is_live() and not _active.access.is_elsewhere() else None
 
 
 @atexit.register

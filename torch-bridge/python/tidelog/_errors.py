@@ -21,6 +21,10 @@ class BudgetError(Error):
     """One op's own tensors exceed the budget. The text gives the smallest budget that would do."""
 
 
+class OrderError(Error):
+    """`tidelog.accumulate` cannot give the bits of the program's own order. The text says why."""
+
+
 class ForkedError(Error):
     """The offload block belongs to the parent process; a forked child cannot move tensors."""
 

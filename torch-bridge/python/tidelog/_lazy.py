@@ -48,9 +48,10 @@ class Updates:
         why_never: str | None,
         say: Callable[[str], None],
         is_ours: Callable[[object], bool],
+        is_elsewhere: Callable[[], bool],
     ) -> None:
         """`why_never`: why no step may run later, if that is so. `is_ours` says of a step hook whether the
-        block has it."""
+        block has it, `is_elsewhere` whether this is another thread than the block's."""
         self.pending: dict[int, Update] = {}  # by id, in their order
         self.is_running = False  # whether one runs: its ops use no storages of another one
         self._hook: Hook
@@ -62,7 +63,7 @@ class Updates:
         self._is_ours = is_ours
         self._said: set[tuple[type, str]] = set()
         self._late = 0  # updates that have run after their step
-        self._thread = threading.get_ident()
+        self._is_elsewhere = is_elsewhere
         self._handle: RemovableHandle | None = None
         # Of each optimizer the parameters (by id) that had no state after a step that ran in its place.
         self._stateless: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
@@ -86,7 +87,7 @@ class Updates:
         if torch.compiler.is_compiling() or _compiler() is not None:
             self._compiled(optimizer)
             return None
-        if not self._is_live() or threading.get_ident() != self._thread:
+        if not self._is_live() or self._is_elsewhere():
             return None
         why = self._why_never or _element_wise.why_not(optimizer, args, kwargs, self._is_known)
         if why is not None:
@@ -180,7 +181,7 @@ class Updates:
             return
         if self._is_forked():
             raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
-        if threading.get_ident() != self._thread or is_in_op(sys._getframe(1)):
+        if self._is_elsewhere() or is_in_op(sys._getframe(1)):
             update.refuse()
         self._run(update)
 

@@ -1,0 +1,146 @@
+"""The blocks of layers that micro-batches pass one after the other: which they are, and when they are
+called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from tidelog._errors import OrderError
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+# A list's item with more than this part of the list's parameters is looked into for a list of its own.
+_MOST = 2 / 3
+
+# Gets a block, and the call; returns its result.
+Call: TypeAlias = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Chain:
+    """Which blocks a model has, in words and in lists."""
+
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module] | None) -> None:
+        self.names = {id(module): name or "the model" for name, module in model.named_modules()}
+        self.are_named = blocks is not None  # by the user
+        lists = _found(model) if blocks is None else [list(blocks)]
+        self.blocks = {id(block): block for block in (block for each in lists for block in each)}
+        self.last = {id(each[-1]) for each in lists if each}
+        if not self.blocks:
+            raise OrderError(
+                f"{type(model).__name__} has no list of blocks (a ModuleList or Sequential of modules with "
+                "parameters): name them, as blocks=model.layers."
+            )
+        for module in (model, *model.modules()):
+            _refuse_wrapper(module, self)
+
+    def name(self, block: nn.Module) -> str:
+        """What a block is called."""
+        return self.names.get(id(block), type(block).__name__)
+
+    def modules_of_several_parts(self, model: nn.Module) -> dict[int, nn.Module]:
+        """Modules that blocks are a part of, and those that are a part of several blocks, or of one and of the rest."""
+        inside: dict[int, int] = {}
+        for block in self.blocks.values():
+            for module in block.modules():
+                inside[id(module)] = inside.get(id(module), 0) + 1
+        outside: set[int] = set()
+        todo = [model]
+        while todo:
+            module = todo.pop()
+            if id(module) not in outside and id(module) not in self.blocks:
+                outside.add(id(module))
+                todo += module.children()
+        return {
+            id(module): module
+            for module in model.modules()
+            if inside.get(id(module), 0) + (id(module) in outside) > 1 or (id(module) in outside and self.holds(module))
+        }
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a block is a part of this module."""
+        return any(id(part) in self.blocks for part in module.modules() if part is not module)
+
+
+def _found(module: nn.Module) -> list[Sequence[nn.Module]]:
+    """The outermost lists of modules that have parameters."""
+    if isinstance(module, _LISTS):
+        items = [item for item in module if any(True for _ in item.parameters())]
+        sizes = [sum(parameter.numel() for parameter in item.parameters()) for item in items]
+        if len(items) > 1:
+            inner = [_found(item) if size > _MOST * sum(sizes) else [] for item, size in zip(items, sizes)]
+            if any(inner):
+                return [part for item, lists in zip(items, inner) for part in (lists or [[item]])]
+            return [items]
+    return [found for child in module.children() for found in _found(child)]
+
+
+def _refuse_wrapper(module: nn.Module, chain: Chain) -> None:
+    kinds = [kind.__name__ for kind in type(module).__mro__]
+    if isinstance(module, (DataParallel, DistributedDataParallel)) or {"FSDPModule", "FullyShardedDataParallel"} & {
+        *kinds
+    }:
+        raise OrderError(
+            f"{type(module).__name__} reduces gradients in the order of its own backward pass. Models of one process "
+            "only, so far."
+        )
+    is_compiled = "OptimizedModule" in kinds or module._compiled_call_impl is not None
+    if is_compiled and chain.holds(module) and id(module) not in chain.blocks:
+        raise OrderError(
+            f"{chain.name(module)} is compiled as a whole, so its blocks are not called one by one. Compile each "
+            "block: for block in blocks: block.compile()."
+        )
+
+
+class CallsSeen:
+    """From `begin` to `close` calls of blocks go through a function, in any thread. Hooks of a module would be
+    too late where its class checkpoints or compiles what its call does. `close` may be called again: Ctrl-C may
+    have come in between."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        self._blocks = list(blocks)
+        self._own = {type(block): vars(type(block)).get("__call__") for block in self._blocks}
+
+    def begin(self, call: Call) -> None:
+        """From here on they do."""
+        ids = {id(block) for block in self._blocks}
+        for kind in self._own:
+            setattr(kind, "__call__", _through(kind.__call__, ids, call))
+
+    def close(self) -> None:
+        """Classes are as they were."""
+        for kind, own in self._own.items():
+            if own is not None:
+                setattr(kind, "__call__", own)
+            elif "__call__" in vars(kind):
+                delattr(kind, "__call__")
+
+
+@contextlib.contextmanager
+def gradients_seen(look: Callable[[Iterable[Any]], None]) -> Iterator[None]:
+    """Meanwhile `look` gets what any thread computes gradients of, before it does."""
+    original = getattr(torch.autograd, "_engine_run_backward")
+
+    def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        look(outputs)
+        return original(outputs, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, torch.autograd, "_engine_run_backward", original)
+        setattr(torch.autograd, "_engine_run_backward", run_backward)
+        yield
+
+
+def _through(original: Callable[..., Any], ids: set[int], call: Call) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(block) not in ids:
+            return original(block, *args, **kwargs)
+        return call(block, original, args, kwargs)
+
+    return wrapper

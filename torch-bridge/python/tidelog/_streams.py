@@ -1,0 +1,145 @@
+"""What each micro-batch draws of torch's random numbers, in another order than the program's.
+
+In the program's order micro-batch 2 begins where the generator is after micro-batch 1. Where all of them
+run at once, each needs the state to begin with beforehand. A first pass in the program's order counts
+what each draws; from then on states are computed: the generator is run ahead by so many numbers. What a
+micro-batch has drawn at its end is compared.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tidelog._errors import OrderError
+
+# Of torch's Mersenne Twister, in the bytes of its state: the array of which it takes numbers, which is made
+# anew after so many, and how many of it are taken.
+_ARRAY, _TAKEN, _NUMBERS = slice(24, 24 + 624 * 8), slice(16, 24), 624
+_COUNT_MAX = 1 << 31
+_AT_ONCE = 1 << 20
+
+# The shapes of a micro-batch's tensors.
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+# Of each model, by the modules that have dropout.
+_counts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], dict[Shapes, int | None]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def state() -> bytes:
+    """The state of torch's generator for the processor."""
+    with torch._C._DisableTorchDispatch():
+        # Read without the attributes that a block replaces: nobody keeps the address.
+        read: bytes = torch._C.TensorBase.numpy(torch.default_generator.get_state()).tobytes()
+        return read
+
+
+def put(value: bytes, generator: torch.Generator = torch.default_generator) -> None:
+    """Gives a generator a state."""
+    with torch._C._DisableTorchDispatch():
+        generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+
+
+def _ahead(value: bytes, count: int) -> bytes:
+    """The state after so many numbers."""
+    generator = torch.Generator()
+    put(value, generator)
+    with torch._C._DisableTorchDispatch():
+        while count > 0:
+            torch.empty(min(count, _AT_ONCE), dtype=torch.int32, device="cpu").random_(generator=generator)
+            count -= _AT_ONCE
+        read: bytes = torch._C.TensorBase.numpy(generator.get_state()).tobytes()
+    return read
+
+
+def _count(before: bytes, after: bytes) -> int | None:
+    """How many numbers are between two states."""
+    count, at = 0, before
+    while at[_ARRAY] != after[_ARRAY]:
+        at = _ahead(at, _NUMBERS)
+        count += _NUMBERS
+        if count > _COUNT_MAX:
+            return None
+    count += int.from_bytes(after[_TAKEN], "little") - int.from_bytes(at[_TAKEN], "little")
+    return count if count >= 0 and _ahead(before, count) == after else None
+
+
+class Known:
+    """How many numbers micro-batches of a model draw: those of the same shapes as many, while the same modules have
+    dropout."""
+
+    def __init__(self, model: nn.Module, micro_batches: Sequence[object]) -> None:
+        dropouts = _dropouts(model)
+        # None: it cannot be said.
+        self._counts: dict[Shapes, int | None] = _counts.setdefault(model, {}).setdefault(dropouts, {})
+        self._shapes = [_shapes_of(each) for each in micro_batches]
+        self.is_unknown = bool(dropouts) and not self._counts.keys() >= set(self._shapes)
+
+    def learn(self, states: Sequence[bytes]) -> None:
+        """`states`: before, between and after the micro-batches, in the program's order."""
+        for shapes, before, after in zip(self._shapes, states, states[1:]):
+            self._counts[shapes] = _count(before, after)
+
+    def streams(self) -> Streams | None:
+        """None: the micro-batches draw nothing, or it is not known how much."""
+        counts = [self._counts.get(shapes) for shapes in self._shapes]
+        return Streams([count or 0 for count in counts]) if any(counts) and None not in counts else None
+
+
+def _dropouts(model: nn.Module) -> tuple[int, ...]:
+    """Which modules look as if they had dropout, on the processor."""
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        return ()
+    return tuple(
+        place
+        for place, module in enumerate(model.modules())
+        if module.training
+        and any(
+            ("drop" in name or name == "p") and isinstance(value, float) and value > 0
+            for name, value in vars(module).items()
+        )
+    )
+
+
+def _shapes_of(micro_batch: object) -> Shapes:
+    return tuple(tuple(leaf.shape) for leaf in tree_leaves(micro_batch) if isinstance(leaf, Tensor))
+
+
+class Streams:
+    """The generator's state of each micro-batch."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._left = state()  # where the generator is while no micro-batch runs
+        self._begins = [self._left]
+        for count in counts:
+            self._begins.append(_ahead(self._begins[-1], count))
+        self._now = self._begins[:-1]
+
+    def enter(self, number: int) -> None:
+        """A micro-batch goes on."""
+        self.refuse_others()
+        put(self._now[number])
+
+    def leave(self, number: int) -> None:
+        """It is suspended."""
+        self._left = self._now[number] = state()
+
+    def refuse_others(self) -> None:
+        """Nobody else may have drawn since a micro-batch was suspended."""
+        if state() != self._left:
+            raise OrderError("the backward pass draws random numbers, which would be others in another order.")
+
+    def end(self, number: int) -> None:
+        """It has ended."""
+        if self._now[number] != self._begins[number + 1]:
+            raise OrderError(
+                f"micro-batch {number + 1} draws another number of random numbers than one of the same shapes did, so "
+                "those after it have begun with wrong ones. Set dropout to 0."
+            )
