@@ -51,7 +51,7 @@ _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 # What torch.compile looks at entered frames with now; None where it does not look.
 _get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-_compiler: Callable[[], object] = _get_compiler or _NONE
+compiler: Callable[[], object] = _get_compiler or _NONE
 _NO_KWARGS: Kwargs = {}
 
 
@@ -97,7 +97,7 @@ class Hook(TorchDispatchMode):
         return _get_compiler is None
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        if _compiler() is not None:
+        if compiler() is not None:
             return _apart()(self, func, types, args, kwargs)
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):

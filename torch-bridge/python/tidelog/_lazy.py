@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _element_wise, _errors, _patches
 from tidelog._element_wise import Group, is_plain, tensors_in
 from tidelog._figures import UpdateFigures
-from tidelog._hook import Hook, _compiler
+from tidelog._hook import Hook, compiler
 from tidelog._ledger import Ledger
 from tidelog._nested import is_in_op
 from tidelog._ops import Args, Kwargs, Launch, OpOverload, storages_of
@@ -84,7 +84,7 @@ class Updates:
 
     def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         """Called before each step of any optimizer. Returns what the step is called with instead."""
-        if torch.compiler.is_compiling() or _compiler() is not None:
+        if torch.compiler.is_compiling() or compiler() is not None:
             self._compiled(optimizer)
             return None
         if not self._is_live() or self._is_elsewhere():
@@ -189,7 +189,7 @@ class Updates:
         """An op is about to run: what it uses is up to date after this."""
         for storage in storages_of(args, kwargs):
             update = storage._tide_update
-            if update is not None:
+            if isinstance(update, Update):
                 if self._is_forked():
                     update.run()
                 self._run(update)
@@ -229,7 +229,7 @@ class Updates:
         with _interrupts_deferred():
             self._forget(update)
             self._late += 1
-            if _compiler() is not None:
+            if compiler() is not None:
                 _apart()(self._compute, update)
             else:
                 self._compute(update)
@@ -294,7 +294,7 @@ class LazyHook(Hook):
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         updates = self._updates
-        if updates.pending and not updates.is_running and _compiler() is None:
+        if updates.pending and not updates.is_running and compiler() is None:
             updates.before_op(args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 

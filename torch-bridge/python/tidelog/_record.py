@@ -16,14 +16,13 @@ import torch
 from tidelog import _errors
 
 if TYPE_CHECKING:
-    from tidelog._update import Update
 
     class Storage(torch.UntypedStorage):
         """A storage while a block is open, with what `_escape.install` hangs on its class."""
 
         _tide: Record | None
         _aliased: bool  # somebody has its address
-        _tide_update: Update | None  # that writes or reads it, and has not run
+        _tide_update: Pending | None  # that writes or reads it, and has not run
         _tide_whole: Hold | None  # of a part of another one: holds that
         _cdata: int
 
@@ -53,6 +52,16 @@ def run_updates(storages: Iterable[Storage]) -> None:
     for storage in storages:
         if storage._tide_update is not None:
             storage._tide_update.run()
+
+
+class Pending(Protocol):
+    """An update of a parameter that has not run."""
+
+    def run(self) -> None:
+        """Runs it, unless it has run."""
+
+    def guard(self, storage: Storage) -> None:
+        """Sets the guard on one of its storages that is in memory."""
 
 
 class Pins(Protocol):
