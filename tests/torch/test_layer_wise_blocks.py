@@ -87,6 +87,7 @@ def test_parameters_come_in_once_a_pass(pool):
     assert read[True] < 0.75 * read[False], read
 
 
+@pytest.mark.host_memory("with a GPU updates run where the program has them")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_lazy_updates(pool, checkpointing):
     """Updates that are pending run in the micro-batches' threads, just before a parameter is used."""

@@ -17,6 +17,7 @@ CALL_THE_LIBRARY = {Path(path).stem for path in KNOWN["ABI_MODULES"]}
 SHARED = {"_tide", "_tide_update", "_tide_whole", "_aliased"}
 FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
 FOREIGN |= {f"_{whose}_{when}_hooks" for whose in ("global_optimizer", "optimizer_step") for when in ("pre", "post")}
+FOREIGN |= {"_backward_hooks", "_compiled_call_impl", "_is_view", "_sequence_nr", "_version"}
 FOREIGN |= {"_attn_implementation", "_current_frames", "_exit", "_getframe", "_model_mapping", "_op_dk"}
 # What counts storages and says where they are: for the ledger alone to change.
 LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
