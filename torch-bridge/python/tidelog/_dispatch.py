@@ -40,7 +40,7 @@ _NAME = "_dispatch_kernels"
 # Ops that a distributed program's hook makes other ops of.
 _FUNCTIONAL = ("_c10d_functional", "_dtensor")
 # What torch.compile looks at entered frames with now; None where it does not look.
-_get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 
 
 class Followed(Protocol):
@@ -101,9 +101,9 @@ class Kernels:
     ) -> None:
         """From here on ops go past the hook that it would only pass on."""
         module = _built.get() if not self._on_gpu else None
-        if module is not None and self._module is None and _get_compiler is not None:
+        if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, steps, heap, _get_compiler, session.attention)
+            module.open(hook, ledger, steps, heap, get_compiler, session.attention)
             ledger.meets_later(module.bytes, module.meet_all)
             self._module, self._ledger = module, ledger
             self._why_not, self._before = "", module.passed()
@@ -189,7 +189,7 @@ class _Built:
             self.why_not = "TIDELOG_DISPATCH=python"
         elif sysconfig.get_config_var("Py_GIL_DISABLED"):
             self.why_not = "this Python has no lock of the interpreter"
-        elif _get_compiler is None:
+        elif get_compiler is None:
             self.why_not = f"torch {torch.__version__} does not say whether torch.compile looks at frames"
         elif _place().exists():
             self._load()

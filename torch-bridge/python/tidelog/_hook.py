@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _record
 from tidelog._async_uses import AsyncUses
-from tidelog._dispatch import Kernels
+from tidelog._dispatch import Kernels, get_compiler
 from tidelog._heap import Cache, Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
@@ -49,9 +49,8 @@ _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
-# What torch.compile looks at entered frames with now; None where it does not look.
-_get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-compiler: Callable[[], object] = _get_compiler or _NONE
+# What torch.compile looks at entered frames with now.
+compiler: Callable[[], object] = get_compiler or _NONE
 _NO_KWARGS: Kwargs = {}
 
 
@@ -94,7 +93,7 @@ class Hook(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Torch asks whether to wrap `__torch_dispatch__` in what keeps torch.compile away from it, which
         costs as much as all the rest here. It keeps it away itself, where there is anything to keep."""
-        return _get_compiler is None
+        return get_compiler is None
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if compiler() is not None:
