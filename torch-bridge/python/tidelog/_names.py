@@ -50,7 +50,9 @@ class Names:
                 if parameter.grad is not None:
                     self._name(parameter.grad, Kind.GRADIENT, f"grad of {name}")
         if optimizer is not None:
-            for key_of, state in vars(optimizer)["state"].items():  # a look: no update runs for it
+            # A look: no update runs for it. What stands for several optimizers makes their state up.
+            states = vars(optimizer).get("state")
+            for key_of, state in (optimizer.state if states is None else states).items():
                 owner = names.get(key_of, "a parameter")
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
