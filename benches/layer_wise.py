@@ -13,11 +13,12 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
+
+from worker_process import Process
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 for folder in ("torch-bridge/python", "demo"):
@@ -47,13 +48,15 @@ def main():
     if arguments.worker:
         return work(arguments)
     with contextlib.ExitStack() as stack:
-        with Process("own", arguments) as process:
+        with worker("own", arguments) as process:
             peak = process.ask("measure")
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-layer-wise-", dir=arguments.pool))
-        processes = {order: stack.enter_context(Process(order, arguments)) for order in ORDERS}
+        processes = {order: stack.enter_context(worker(order, arguments)) for order in ORDERS}
         steps = {}
         for order, process in processes.items():
-            steps[order] = process.ask("block", f"{folder}/{order}", int(peak * arguments.fraction), peak)
+            steps[order] = process.ask(
+                "block", pool=f"{folder}/{order}", memory=int(peak * arguments.fraction), peak=peak
+            )
         timed = {order: [] for order in ORDERS}
         for _ in range(arguments.rounds):
             for order, process in processes.items():
@@ -92,39 +95,19 @@ def text_of(result, arguments):
     return "\n".join(lines if result["same_bits"] else [*lines, "  LOSSES DIFFER"])
 
 
-class Process:
-    """A worker that waits for commands."""
-
-    def __init__(self, order, arguments):
-        command = [sys.executable, __file__, "--worker", order, "--threads", str(arguments.threads)]
-        command += ["--micro-batches", str(arguments.micro_batches)]
-        command += ["--checkpointing"] if arguments.checkpointing else []
-        environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "TRANSFORMERS_VERBOSITY": "error"}
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, *command):
-        print(json.dumps(command), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"the process ended with exit code {self.process.wait()} at {command[0]}")
-        return json.loads(answer)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
+def worker(order, arguments):
+    """A process that takes its steps in one of the orders."""
+    words = ["--worker", order, "--threads", str(arguments.threads), "--micro-batches", str(arguments.micro_batches)]
+    words += ["--checkpointing"] if arguments.checkpointing else []
+    return Process(__file__, *words, threads=arguments.threads)
 
 
 def work(arguments):
     with contextlib.ExitStack() as stack:
-        worker = Worker(arguments, stack)
+        program = Worker(arguments, stack)
         for line in sys.stdin:
-            command, *values = json.loads(line)
-            print(json.dumps(getattr(worker, command)(*values)), flush=True)
+            command, values = json.loads(line)
+            print(json.dumps(getattr(program, command)(**values)), flush=True)
     return 0
 
 

@@ -13,9 +13,10 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
+
+from worker_process import Process
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = ("qwen3", "gpt2", "mamba", "rwkv")
@@ -44,7 +45,7 @@ def parse_arguments():
 
 def rows_of(name, arguments):
     """The rows of one program: a kind of step each."""
-    with Process(name, arguments.threads) as process:
+    with worker(name, arguments.threads) as process:
         needs = process.ask("measure")
     print(
         f"{name}: {needs['ops']} ops, peak {needs['peak'] / MIB:.0f} MiB, {needs['threads']} torch threads, "
@@ -56,7 +57,7 @@ def rows_of(name, arguments):
         processes = {}
         for kind, fraction in KINDS.items():
             if kind in ("plain", *arguments.kinds.split(",")):
-                processes[kind] = process = stack.enter_context(Process(name, arguments.threads))
+                processes[kind] = process = stack.enter_context(worker(name, arguments.threads))
                 if kind == "bare":
                     process.ask("bare")
                 elif fraction:
@@ -109,29 +110,9 @@ def median_of(steps, key):
     return statistics.median(step[key] for step in steps)
 
 
-class Process:
-    """A worker that waits for commands."""
-
-    def __init__(self, name, threads):
-        command = [sys.executable, str(HERE / "overhead_worker.py"), name, str(threads)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, command, **arguments):
-        print(json.dumps([command, arguments]), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"the process ended with exit code {self.process.wait()} at {command}")
-        return json.loads(answer)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
+def worker(name, threads):
+    """A process with one of the programs."""
+    return Process(HERE / "overhead_worker.py", name, str(threads), threads=threads)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 
-from overhead import MIB, Process
+from overhead import MIB, worker
 
 ORDERS = ("own", "lazy")
 
@@ -36,12 +36,12 @@ def main():
 
 
 def row_of(name, arguments):
-    with Process(name, arguments.threads) as process:
+    with worker(name, arguments.threads) as process:
         needs = process.ask("measure")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-updates-", dir=arguments.pool))
-        plain = stack.enter_context(Process(name, arguments.threads))
-        processes = {order: stack.enter_context(Process(name, arguments.threads)) for order in ORDERS}
+        plain = stack.enter_context(worker(name, arguments.threads))
+        processes = {order: stack.enter_context(worker(name, arguments.threads)) for order in ORDERS}
         memory = int(needs["peak"] * arguments.memory)
         for order, process in processes.items():
             process.ask("block", memory=memory, peak=needs["peak"], pool=f"{folder}/{order}", updates=order)
