@@ -533,8 +533,8 @@ def _mark_forked() -> None:
 
 def _run_updates() -> None:
     """A child has what the program's steps have left, as far as it is in memory."""
-    if _active is not None and _active.access.is_live() and not _active.access.is_elsewhere():
-        _active.updates.run_all()
+    if (tide := open_here()) is not None:
+        tide.updates.run_all()
 
 
 os.register_at_fork(before=_run_updates, after_in_child=_mark_forked)

@@ -55,10 +55,10 @@ _NO_KWARGS: Kwargs = {}
 
 
 @functools.cache
-def _apart() -> Callable[..., Any]:
-    """Dispatches where torch.compile looks at every frame that is entered: at none of these."""
-    dispatch: Callable[..., Any] = torch.compiler.disable(lambda hook, *arguments: hook.__torch_dispatch__(*arguments))
-    return dispatch
+def apart() -> Callable[..., Any]:
+    """Calls a function where torch.compile looks at no frame that is entered, wherever it looks at each."""
+    call: Callable[..., Any] = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+    return call
 
 
 class Hook(TorchDispatchMode):
@@ -97,7 +97,7 @@ class Hook(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if compiler() is not None:
-            return _apart()(self, func, types, args, kwargs)
+            return apart()(self.__torch_dispatch__, func, types, args, kwargs)
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
@@ -181,9 +181,7 @@ class Hook(TorchDispatchMode):
 
     def made(self, tensor: Tensor) -> None:
         """An op that did not come here gave this, which has no storage of its own."""
-        storages: list[Storage] = []
-        storages_in(tensor, storages)
-        self._records_of(storages)
+        self._records_of(storages_of((tensor,), {}))
 
     def _register_all(self, result: Any, func: Op) -> None:
         storages: list[Storage] = []

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _element_wise, _errors, _patches
 from tidelog._element_wise import Group, is_plain, tensors_in
 from tidelog._figures import UpdateFigures
-from tidelog._hook import Hook, compiler
+from tidelog._hook import Hook, apart, compiler
 from tidelog._ledger import Ledger
 from tidelog._nested import is_in_op
 from tidelog._ops import Args, Kwargs, Launch, OpOverload, storages_of
@@ -230,7 +230,7 @@ class Updates:
             self._forget(update)
             self._late += 1
             if compiler() is not None:
-                _apart()(self._compute, update)
+                apart()(self._compute, update)
             else:
                 self._compute(update)
 
@@ -306,12 +306,6 @@ class LazyHook(Hook):
     def expect_collectives(self) -> None:
         self._updates.run_all()
         super().expect_collectives()
-
-
-def _apart() -> Callable[..., Any]:
-    """Calls a function where torch.compile looks at no frame."""
-    call: Callable[..., Any] = torch.compiler.disable(lambda function, *args: function(*args))
-    return call
 
 
 @contextlib.contextmanager

@@ -33,11 +33,11 @@ _counts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], dict[Shapes,
 )
 
 
-def state() -> bytes:
-    """The state of torch's generator for the processor."""
+def state(generator: torch.Generator = torch.default_generator) -> bytes:
+    """The state of a generator for the processor."""
     with torch._C._DisableTorchDispatch():
         # Read without the attributes that a block replaces: nobody keeps the address.
-        read: bytes = torch._C.TensorBase.numpy(torch.default_generator.get_state()).tobytes()
+        read: bytes = torch._C.TensorBase.numpy(generator.get_state()).tobytes()
         return read
 
 
@@ -55,8 +55,7 @@ def _ahead(value: bytes, count: int) -> bytes:
         while count > 0:
             torch.empty(min(count, _AT_ONCE), dtype=torch.int32, device="cpu").random_(generator=generator)
             count -= _AT_ONCE
-        read: bytes = torch._C.TensorBase.numpy(generator.get_state()).tobytes()
-    return read
+    return state(generator)
 
 
 def _count(before: bytes, after: bytes) -> int | None:

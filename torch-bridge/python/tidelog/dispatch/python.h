@@ -96,7 +96,6 @@ struct Names {
   NAME(live);
   NAME(made);
   NAME(modified);
-  NAME(name);
   NAME(needs);
   NAME(next_op);
   NAME(ops);
