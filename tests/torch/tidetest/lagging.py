@@ -48,7 +48,7 @@ class Lagging(TorchDispatchMode):
         self.launched = 0
         monkeypatch.setattr(Gpu, "computes_at_launch", False)
         for name in ("_resize", "_swap"):
-            monkeypatch.setattr(_movers, name, self._letting_go(getattr(_movers, name)))
+            monkeypatch.setattr(_movers, name, self._moving(getattr(_movers, name)))
         monkeypatch.setattr(Performer, "_order_streams", self._keeping(Performer._order_streams))
         cpu = torch.Tensor.cpu
 
@@ -58,12 +58,17 @@ class Lagging(TorchDispatchMode):
 
         monkeypatch.setattr(torch.Tensor, "cpu", waited_for)
 
-    def _letting_go(self, mover):
+    def _moving(self, mover):
         def wrapper(storage, *args):
             with contextlib.suppress(RuntimeError):  # it has a size, and no memory
                 at, length = _place(storage)
                 self._library.fake_let_go(ctypes.c_uint64(at), ctypes.c_size_t(length))
-            return mover(storage, *args)
+            result = mover(storage, *args)
+            with contextlib.suppress(RuntimeError):
+                # An allocator may give back the memory that the storage had, with the right bytes in it.
+                at, length = _place(storage)
+                ctypes.memset(at, 0xA5, length if at else 0)
+            return result
 
         return mover and wrapper
 
