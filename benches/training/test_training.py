@@ -152,10 +152,6 @@ class Processes(unittest.TestCase):
     def told(self, *lines, stderr=""):
         return runs.Runner.told(types.SimpleNamespace(stdout="\n".join(map(json.dumps, lines)), stderr=stderr), 1)
 
-    def test_a_contender_that_cannot_run_here_says_why(self):
-        with self.assertRaisesRegex(runs.Lacking, "no option 'updates'"):
-            self.told({"what": "Tidelog"}, {"lacking": "tidelog.offload has no option 'updates'"})
-
     def test_a_process_that_ended_early_is_told_with_its_error(self):
         with self.assertRaisesRegex(Failed, "after 0 of 1 steps: .*out of memory"):
             self.told({"what": "torch"}, stderr="Traceback\nRuntimeError: out of memory\n")

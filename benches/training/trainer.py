@@ -7,7 +7,6 @@ Its output is a line of JSON for the process as it begins, and one for each step
 
 import contextlib
 import importlib
-import inspect
 import json
 import os
 import sys
@@ -19,10 +18,6 @@ import one_rank
 import torch
 
 import job
-
-
-class Lacking(Exception):
-    """It cannot run here, and why."""
 
 
 def train_plain(options, stack):
@@ -64,9 +59,6 @@ def train_by_layers(options, stack):
     """All micro-batches pass a block of layers before the next one."""
     import tidelog
 
-    if not hasattr(tidelog, "accumulate"):
-        raise Lacking("this Tidelog has no tidelog.accumulate")
-
     def train_step(model, optimizer, batches):
         def loss_of(model, batch):
             return job.loss_of(model, batch) / len(batches)
@@ -82,9 +74,6 @@ def train_by_layers(options, stack):
 def _in_block(options, stack, train_step):
     import tidelog
 
-    known = inspect.signature(tidelog.offload).parameters
-    if unknown := [name for name in options["options"] if name not in known]:
-        raise Lacking(f"tidelog.offload has no option {unknown[0]!r}")
     # The process ends with the block: what stays on NVMe then is of no use to anybody.
     warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
     model = job.model()
@@ -169,10 +158,7 @@ def main():
     def tell(**line):
         print(json.dumps(line), file=results, flush=True)
 
-    try:
-        run(json.loads(sys.argv[1]), tell)
-    except Lacking as why:
-        tell(lacking=str(why))
+    run(json.loads(sys.argv[1]), tell)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def run_deepspeed(arguments):
     if importlib.util.find_spec("deepspeed") is None:
         raise Lacking(f"{sys.executable} has no deepspeed")
     if arguments.device == "cpu":
-        raise Lacking("ZeRO-Infinity keeps a GPU's tensors on NVMe, and there is none")
+        raise Lacking("there is no GPU; make compare-training compares with ZeRO-Infinity on a CPU")
     import deepspeed
 
     on_nvme = {"device": "nvme", "nvme_path": arguments.folder, "pin_memory": True}
