@@ -1,5 +1,6 @@
 """Kernels in C++ for ops that change nothing: which ops go past the dispatch mode, and what Python still sees."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,10 +22,13 @@ pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 SIZE = 1 << 20
 
 
-@pytest.fixture
-def tide(pool):
-    with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
-        unmet()  # the first of an op goes through Python
+@pytest.fixture(params=["all fits", "each op is looked at"])
+def tide(pool, request):
+    memory = (64 if request.param == "all fits" else 16) * MIB
+    with tidelog.offload(pool=pool, memory=memory, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+        [unmet() for _ in range(40)]  # the first of an op goes through Python; these reach the smaller budget
+        while tide.ledger.live:  # one may be on its way out still
+            tide.performer.drive(tide.session.wait(10))
         yield tide
 
 
@@ -169,6 +173,66 @@ def test_errors_call_it_by_the_op_that_made_it(tide):
     assert tensor.data_ptr()
     with pytest.raises(tidelog.PinnedError, match="an output of aten.add.Tensor"):
         tide.evict(tensor)
+
+
+def test_it_leaves_and_comes_back_when_the_budget_asks_for_it(pool):
+    with tidelog.offload(pool=pool, memory=16 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+        tensors = [unmet() + number for number in range(40)]
+        assert tide.peak_bytes <= 16 * MIB
+        assert tide.stats()["totals"]["evictions"] > 20
+        assert tide.stats()["dispatch"]["ops_past_python"] > 60
+        for number, tensor in enumerate(tensors):
+            assert tensor[0].item() == 2 + number
+            tensor.add_(1)  # what is in the log is of before
+        for number, tensor in enumerate(tensors):
+            assert tensor[-1].item() == 3 + number
+        assert tide.peak_bytes <= 16 * MIB
+
+
+def test_numbers_of_those_that_died_serve_again(pool):
+    with tidelog.offload(pool=pool, memory=16 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+        kept = [unmet() for _ in range(20)]
+        for _ in range(20):
+            with tide.step():
+                for _ in range(50):
+                    kept[0] + unmet()
+        # Of a storage that nobody has met the session hears all the same.
+        assert 100 < tide.ledger._next_id < 400
+
+
+def profile(tmp_path, by_python):
+    """Trains until there is a plan, with steps of these numbers left to Python. Returns how many steps that took, and
+    what the trace says of the ops."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = {"pool": tmp_path / "pool", "memory": 3 * MIB, "staging": MIB // 2, "pool_size": 256 * MIB}
+    with tidelog.offload(model, optimizer, **options) as tide:
+        open_kernels = tide._open_kernels
+        for number in range(20):
+            if number in by_python:
+                tide._kernels.close()
+            tide._open_kernels = (lambda: None) if number in by_python else open_kernels
+            with tide.step():
+                before = tide.stats()["dispatch"]["ops_past_python"]
+                model(torch.ones(64, 256)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                passed = tide.stats()["dispatch"]["ops_past_python"] - before
+            assert (passed > 100) == (number not in by_python) or number == 0, (number, passed)
+            tide.await_plan()
+            if tide.phase == "planned":
+                break
+        tide.trace(tmp_path / "trace")
+    ops = json.loads((tmp_path / "trace").read_text())["ops"]
+    accesses = [[use["access"] for use in op["uses"]] for op in ops]
+    births = [[birth["slot"] for birth in op.get("births", [])] for op in ops]
+    return number, [(op["name"], op["fingerprint"]) for op in ops], accesses, births
+
+
+def test_a_step_is_profiled_alike_with_and_without(tmp_path):
+    """Every other step is left to Python: if they differed, no two in turn would be alike, and no plan made."""
+    assert profile(tmp_path, ()) == profile(tmp_path, range(1, 20, 2))
 
 
 def test_after_the_block_it_is_a_tensor_like_any(pool):

@@ -29,12 +29,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog._ops import IN_CPP, Op, OpInfo, OpOverload, info_of
 from tidelog._record import Storage
+from tidelog._unmet import Unmet
 
 if TYPE_CHECKING:
+    from tidelog._async_uses import AsyncUses
     from tidelog._figures import Dispatch
     from tidelog._heap import Cache, Heap
     from tidelog._ledger import Ledger
     from tidelog._native import Session
+    from tidelog._performer import Performer
 _SOURCES = pathlib.Path(__file__).with_name("dispatch")
 _NAME = "_dispatch_kernels"
 # Ops that a distributed program's hook makes other ops of.
@@ -50,10 +53,10 @@ class Followed(Protocol):
     due: bytes
 
 
-class Module(Protocol):
+class Module(Unmet, Protocol):
     """What the module has for Python."""
 
-    def adopt(self, func: OpOverload, text: str, name: str, overload: str, written: int) -> bool:
+    def adopt(self, func: OpOverload, text: str, name: str, overload: str, written: int, seed: int, looks: int) -> bool:
         """Registers a kernel for an op; returns whether it has one now."""
 
     def open(
@@ -62,6 +65,9 @@ class Module(Protocol):
         ledger: Ledger,
         steps: object,
         heap: Heap | Cache,
+        session: Session,
+        performer: Performer,
+        async_uses: AsyncUses,
         compiler: Callable[[], object],
         attention: memoryview,
     ) -> None:
@@ -75,12 +81,6 @@ class Module(Protocol):
 
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
-
-    def bytes(self) -> int:
-        """Bytes of the storages that Python has not met."""
-
-    def meet_all(self) -> None:
-        """Gives each of them its record."""
 
     RecordOf: Callable[[], object]  # what `storage._tide` is where nobody has set it
 
@@ -97,14 +97,21 @@ class Kernels:
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
 
     def open(
-        self, hook: TorchDispatchMode, ledger: Ledger, steps: object, heap: Heap | Cache, session: Session
+        self,
+        hook: TorchDispatchMode,
+        ledger: Ledger,
+        steps: object,
+        heap: Heap | Cache,
+        session: Session,
+        performer: Performer,
+        async_uses: AsyncUses,
     ) -> None:
         """From here on ops go past the hook that it would only pass on."""
         module = _built.get() if not self._on_gpu else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, steps, heap, get_compiler, session.attention)
-            ledger.meets_later(module.bytes, module.meet_all)
+            module.open(hook, ledger, steps, heap, session, performer, async_uses, get_compiler, session.attention)
+            ledger.meets_later(module)
             self._module, self._ledger = module, ledger
             self._why_not, self._before = "", module.passed()
 
@@ -137,7 +144,10 @@ class Kernels:
             # What has no schema is no op of the dispatcher's.
             if schema is not None and isinstance(info, OpInfo) and _may_pass(info):
                 written = sum(1 << position for position, _ in info.written)
-                self._module.adopt(cast(OpOverload, func), info.name, schema.name, schema.overload_name, written)
+                self._module.adopt(
+                    cast(OpOverload, func),
+                    *(info.name, schema.name, schema.overload_name, written, info.seed, _looks(info)),
+                )
 
     def follow(self, plan: Followed) -> None:
         """Steps follow this plan from here on."""
@@ -154,6 +164,13 @@ _adopted: set[Op] = set()
 
 def _may_pass(info: OpInfo) -> bool:
     return not info.special and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
+
+
+def _looks(info: OpInfo) -> int:
+    """What an op asks of a tensor, where that is not its bytes: `Looks` in dispatch/kernel.h."""
+    if info.asks_pinned:
+        return 3
+    return (2 if info.name == "aten.view.default" else 1) if info.looks else 0
 
 
 # -- building them --------------------------------------------------------------------------------

@@ -279,6 +279,7 @@ class Hook(TorchDispatchMode):
 
     def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
         steps = self._steps
+        self._kernels.adopt(func)
         if self._async_uses:
             self._async_uses.look()
         shapes: list[Any] = [info.seed]

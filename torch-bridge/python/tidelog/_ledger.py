@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from tidelog._device import Host
 from tidelog._native import Session, birth_words
 from tidelog._ops import Op, info_of, is_wrapper, living_tensors, memory_of
 from tidelog._record import Reach, Record, Storage, nbytes, resizable, untyped_storage
+from tidelog._unmet import NoUnmet, Unmet
 
 # The most births that are pending: most storages die before the session needs to learn of them.
 _BIRTHS_PENDING_MAX = 4096
@@ -48,7 +50,7 @@ class Ledger:
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
         self._when_full: Callable[[], None]
-        self.meets_all()
+        self.meets_later(NoUnmet())
         # Records of storages that have died. Their weak references call a function in C, because
         # Python drops an interrupt that comes in one of its own.
         self._dead: list[Record] = []
@@ -93,14 +95,14 @@ class Ledger:
         self._record_type.access = access
         self._when_full = when_full
 
-    def meets_later(self, unmet_bytes: Callable[[], int], meet_all: Callable[[], object]) -> None:
-        """From here on there may be storages that Python has not met (`_dispatch`): so many bytes of them, and
-        what gives all of them their records."""
-        self.unmet_bytes, self.meet_all = unmet_bytes, meet_all
+    def meets_later(self, unmet: Unmet) -> None:
+        """From here on there may be storages that Python has not met (`_dispatch`)."""
+        self._unmet, self.unmet_bytes = unmet, unmet.bytes
 
     def meets_all(self) -> None:
         """From here on there are none."""
-        self.meets_later(lambda: 0, lambda: None)
+        self._unmet.meet_all()
+        self.meets_later(NoUnmet())
 
     # -- births and deaths ------------------------------------------------------------------------
 
@@ -370,9 +372,17 @@ class Ledger:
         """Whether there is anything that the session has not heard of."""
         if self._dead:
             self.collect_dead()
-        self.meet_all()
+        self._unmet.tell_unmet()
         return (
             self.births or self._modified or self._deaths or self._resized or self._pin_requests or self._async_changes
+        )
+
+    def pending(self) -> tuple[list[Any], ...]:
+        """The lists of what the session has not heard of, beside births. The kernels of `_dispatch` look there:
+        none is ever replaced."""
+        return (
+            self._dead,
+            *(self._modified, self._deaths, self._resized, self._pin_requests, self._async_changes),
         )
 
     def send_pending(self, session: Session) -> None:
@@ -428,5 +438,10 @@ class Ledger:
 
     def name_of(self, number: int) -> str | None:
         """What errors call the storage of this number; None: there is none."""
-        record = self.records.get(number)
+        record = self.record_at(number)
         return record.describe() if record is not None else None
+
+    def record_at(self, number: int) -> Record | None:
+        """The record of the storage of this number; None: there is none."""
+        record = self.records.get(number)
+        return record if record is not None else self._unmet.meet_numbered(number)

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from tidelog import _errors
 from tidelog._figures import Simulated, Stats, StrPath
@@ -211,6 +211,16 @@ class Session:
         return self._handle
 
     # -- what it hears of storages ----------------------------------------------------------------
+
+    def calls(self) -> tuple[int, ...]:
+        """The handle, and addresses of functions for who is written in C."""
+        library: Any = self._library
+        functions = (library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end)
+        return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
+
+    def refuse(self, status: int) -> NoReturn:
+        """Raises the error of a status below zero that one of those has returned."""
+        raise self._last_error(status)
 
     def flush(self) -> None:
         """Sends now what is pending."""

@@ -79,7 +79,7 @@ class Performer:
         until it is reported done."""
         session = self._session
         while (action := session.next_action()) is not None:
-            record = self._ledger.records.get(action.storage)
+            record = self._ledger.record_at(action.storage)
             storage = record() if record is not None else None
             address = after = 0
             if record is not None and storage is not None:

@@ -204,13 +204,18 @@ class Steps:
 
     def op_ran(self, index: int, func: Op, born: int) -> None:
         """An op that was looked at in full has run."""
-        if index >= 0 and self._is_profiling():
+        if index >= 0:
+            self.profiled(index, func, born)
+        self.end_op()
+        self._heap.allocated(born)
+
+    def profiled(self, index: int, func: Op, born: int) -> None:
+        """An op of a step has run; if the step is being profiled, this is noted."""
+        if self._is_profiling():
             del self._funcs[index:], self._needs[index:]
             self._funcs.append(func)
             self._needs.append(born)
             self._device.op_ran()
-        self.end_op()
-        self._heap.allocated(born)
 
     def leave_plan(self, func: Op) -> None:
         """The program does something else than the step that was planned: the rest of the step is

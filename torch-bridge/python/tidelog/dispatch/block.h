@@ -8,24 +8,57 @@
 #include <memory>
 #include <vector>
 
-#include "unmet.h"
+#include "session.h"
 
 namespace tidelog {
 
 class Kernel;
 
+constexpr int64_t CLEAN = 1;                        // `_record.CLEAN`
+constexpr int64_t TOLD_EVERY = 1 << 20;             // the heap hears of so many bytes at once
+constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of results' sizes starts afresh
+
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
-  Block(PyObject* hook, PyObject* ledger, PyObject* steps, PyObject* heap, const volatile uint32_t* attention)
+  Block(PyObject* hook, PyObject* ledger, PyObject* steps, PyObject* heap, PyObject* session, PyObject* performer,
+        PyObject* async_uses, const volatile uint32_t* attention)
       : hook(borrowed(hook)),
         ledger(borrowed(ledger)),
         steps(borrowed(steps)),
         heap(borrowed(heap)),
+        async_uses(borrowed(async_uses)),
         updates(attribute(hook, names().updates)),
+        no_uses(checked(PyDict_New())),
+        session(session, ledger, performer),
         attention(attention) {}
 
-  const Held hook, ledger, steps, heap;
-  const Held updates;                  // a dict of the optimizer's updates that have not run
+  bool has_async_uses() const {
+    int has = PyObject_IsTrue(async_uses.get());
+    checked(has);
+    return has != 0;
+  }
+
+  // The storages of an op that is running stay where they are while another thread brings one back.
+  void begin_uses(PyObject* uses) const { checked(PyObject_SetAttr(hook.get(), names()._uses, uses)); }
+  void end_uses() const {
+    Gil gil;
+    begin_uses(no_uses.get());
+  }
+
+  void remember(uint64_t key, int64_t born) {
+    if (foresight.size() >= FORESIGHT_ENTRIES_MAX) foresight.clear();
+    foresight[key] = born;
+  }
+
+  void tell_heap() {
+    if (allocated < TOLD_EVERY) return;
+    call(heap.get(), names().allocated, checked(PyLong_FromLongLong(allocated.exchange(0))).get());
+  }
+
+  const Held hook, ledger, steps, heap, async_uses;
+  const Held updates;  // a dict of the optimizer's updates that have not run
+  const Held no_uses;
+  const LibrarySession session;
   const volatile uint32_t* attention;  // not 0 while completions wait
 
   Held plan{nullptr};  // which the next three are of
@@ -33,6 +66,7 @@ struct Block {
   std::vector<char> due;
   std::vector<int64_t> needs;
   std::atomic<int64_t> allocated{0};  // bytes that the heap has not heard of
+  std::unordered_map<uint64_t, int64_t> foresight;  // an op with its arguments -> bytes of its results, when last seen
 };
 
 // Whoever lets go of it last need not have Python's lock.
@@ -77,7 +111,14 @@ Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
   Held record = checked(PyObject_CallFunctionObjArgs(type.get(), object.get(), on_death.get(), nullptr));
   set_number(record.get(), names().size, size);
   checked(PyObject_SetAttr(record.get(), names().birth, made_by.get()));
-  checked(PyList_Append(attribute(ledger, names().births).get(), record.get()));
+  if (entry->number < 0) {
+    checked(PyList_Append(attribute(ledger, names().births).get(), record.get()));
+  } else {  // the session knows it already
+    Held id = checked(PyLong_FromLongLong(entry->number));
+    checked(PyObject_SetAttr(record.get(), names().id, id.get()));
+    checked(PyObject_SetAttr(record.get(), names().reported, Py_True));
+    checked(PyObject_SetItem(attribute(ledger, names().records).get(), id.get(), record.get()));
+  }
   // From here on it counts there, and no longer here.
   checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
   unmet().meet(entry);

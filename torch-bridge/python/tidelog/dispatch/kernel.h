@@ -1,47 +1,17 @@
 // The kernel that an op gets for the dispatch key `Python`.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
-#include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
-
-#include "block.h"
+#include "question.h"
 
 namespace tidelog {
 
-using c10::DispatchKey;
-using c10::DispatchKeySet;
-using torch::jit::Stack;
-
 const DispatchKeySet PYTHON({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
 const DispatchKeySet BELOW_PYTHON(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
-constexpr int64_t CLEAN = 1;             // `_record.CLEAN`
-constexpr int64_t TOLD_EVERY = 1 << 20;  // the heap hears of so many bytes at once
 
-// Calls `visit` with each tensor of a value; false: it holds something else that has storages, or `visit`
-// has said false.
-template <class Visit>
-bool each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    // A number of Python's, as an op of tensors gets it, is no tensor to a mode either.
-    return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
-  }
-  if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const c10::IValue& item : value.toListRef())
-      if (!each_tensor(item, visit)) return false;
-    return true;
-  }
-  return !value.isStorage() && !value.isObject() && !value.isTuple() && !value.isGenericDict();
-}
-
-// Whether a tensor is no more than its storage: no subclass with a dispatch of its own, not sparse.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.key_set().has(DispatchKey::Python) && !tensor.is_nested();
-}
+// What an op asks of a tensor, where that is not its bytes: `OpInfo.looks`.
+enum class Looks { never, always, at_shape, is_pinned };
 
 // Ops that did not go through Python.
 std::atomic<int64_t> passed{0};
@@ -49,13 +19,16 @@ std::atomic<int64_t> passed{0};
 // The kernel of one overload for the dispatch key `Python`.
 class Kernel final : public c10::OperatorKernel {
  public:
-  Kernel(const c10::OperatorHandle& op, PyObject* func, PyObject* name, uint64_t written)
+  Kernel(const c10::OperatorHandle& op, PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks)
       : python_(op.getComputedKernelForDispatchKey(DispatchKey::Python)),
         func_(borrowed(func)),
         name_(borrowed(name)),
+        text_(PyUnicode_AsUTF8(name)),
         arguments_(op.schema().arguments().size()),
         returns_(op.schema().returns().size()),
-        written_(written) {
+        written_(written),
+        seed_(seed),
+        looks_(looks) {
     for (const auto& each : op.schema().returns())
       makes_ |= each.alias_info() == nullptr || !each.alias_info()->isWrite();
   }
@@ -69,18 +42,25 @@ class Kernel final : public c10::OperatorKernel {
     }
     if (run.path == Path::python) {
       python_.callBoxed(op, keys, stack);
+      if (run.learns) learn(run, *stack);
       return;
     }
     ++passed;
-    {
+    try {
       c10::impl::ExcludeDispatchKeyGuard guard(PYTHON);
       op.redispatchBoxed(keys & BELOW_PYTHON, stack);
+    } catch (...) {
+      if (run.path == Path::observed) run.block->end_uses();
+      throw;
     }
-    if (makes_ || run.needs != 0) ran(run, *stack);
+    if (run.path == Path::observed)
+      ends(run, *stack);
+    else if (makes_ || run.needs != 0)
+      ran(run, *stack);
   }
 
  private:
-  enum class Path { python, quiet, planned };
+  enum class Path { python, quiet, planned, observed };
 
   // One op on its way.
   struct Run {
@@ -89,6 +69,8 @@ class Kernel final : public c10::OperatorKernel {
     int64_t index = -1;  // in the step, where a plan is followed
     int64_t needs = 0;   // bytes of its results, by the plan
     int64_t room = 0;    // bytes that unmet storages may take before Python is asked
+    uint64_t key = 0;    // what the bytes of its results are remembered by
+    bool learns = false;  // nobody has seen yet how many they are
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
   };
 
@@ -97,7 +79,10 @@ class Kernel final : public c10::OperatorKernel {
     // Frames that are entered from here on would be compiled.
     if (checked(PyObject_CallNoArgs(get_compiler)).get() != Py_None) return Path::python;
     if (is_true(ledger, names().expects_buckets)) return Path::python;
-    if (!is_true(ledger, names().quiet)) return is_as_planned(run, stack) ? Path::planned : Path::python;
+    if (!is_true(ledger, names().quiet)) {
+      if (is_as_planned(run, stack)) return Path::planned;
+      return begins(run, stack) ? Path::observed : Path::python;
+    }
     bool are_settled = each_argument(stack, [&](size_t, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
@@ -114,10 +99,9 @@ class Kernel final : public c10::OperatorKernel {
     PyObject* steps = block.steps.get();
     if (block.plan.get() == nullptr || attribute(steps, names().plan).get() != block.plan.get()) return false;
     run.index = number(steps, names().next_op);
-    size_t index = static_cast<size_t>(run.index);
-    if (index >= block.kernels.size() || block.kernels[index] != this) return false;
-    run.needs = block.needs[index];
-    if (block.due[index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
+    if (!is_expected(block, run.index)) return false;
+    run.needs = block.needs[run.index];
+    if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, stack)) return false;
     set_number(steps, names().next_op, run.index + 1);
     return true;
@@ -156,11 +140,116 @@ class Kernel final : public c10::OperatorKernel {
     return true;
   }
 
+  // -- an op that is looked at in full -------------------------------------------------------------
+
+  // As `Hook._observed`, up to where the op runs.
+  bool begins(Run& run, const Stack& stack) const {
+    Block& block = *run.block;
+    PyObject* steps = block.steps.get();
+    if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.has_async_uses()) return false;
+    run.index = number(steps, names().next_op);
+    Held plan = attribute(steps, names().plan);
+    if (plan.get() != Py_None && !(plan.get() == block.plan.get() && is_expected(block, run.index))) return false;
+
+    block.session.tell_unmet();
+    Question question(seed_);
+    run.used.clear();
+    bool is_usual = each_argument(stack, [&](size_t position, const at::Tensor& tensor) {
+      if (!question.add(block, tensor, (written_ >> position & 1) != 0)) return false;
+      run.used.push_back(tensor.storage().unsafeGetStorageImpl());
+      return true;
+    });
+    if (!is_usual) return false;
+    for (size_t position = 0; position < arguments_; ++position) question.add_numbers(argument(stack, position));
+    if (leaves_out(stack)) question.leave_out_uses();
+    uint64_t fingerprint = question.fingerprint();
+    run.key = question.key(fingerprint);
+    auto foreseen = block.foresight.find(run.key);
+    run.learns = foreseen == block.foresight.end();
+    if (run.learns) return false;  // Python asks torch
+
+    int64_t needs = foreseen->second;
+    block.begin_uses(question.uses_in_python().get());
+    try {
+      block.session.begin_op(run.index, fingerprint, text_.c_str(), question.uses(), needs);
+    } catch (...) {
+      block.end_uses();
+      throw;
+    }
+    if (run.index >= 0) set_number(steps, names().next_op, run.index + 1);
+    return true;
+  }
+
+  bool is_expected(const Block& block, int64_t index) const {
+    return index >= 0 && static_cast<size_t>(index) < block.kernels.size() && block.kernels[index] == this;
+  }
+
+  // As `OpInfo.leaves_out`.
+  bool leaves_out(const Stack& stack) const {
+    if (looks_ != Looks::at_shape) return looks_ == Looks::always;
+    return argument(stack, 1).isIntList() && argument(stack, 1).toIntVector() == argument(stack, 0).toTensor().sizes();
+  }
+
+  // The same from where it has run.
+  void ends(const Run& run, const Stack& stack) const {
+    Gil gil;
+    Block& block = *run.block;
+    PyObject *ledger = block.ledger.get(), *steps = block.steps.get();
+    block.end_uses();
+    int64_t slot = 0, born = bytes_made(run, stack);
+    each_result(stack, [&](const at::Tensor& tensor) {
+      if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) look_at(run, slot, tensor);
+      ++slot;
+    });
+    block.remember(run.key, born);
+    if (run.index >= 0) {
+      Held index = checked(PyLong_FromLongLong(run.index)), bytes = checked(PyLong_FromLongLong(born));
+      call(steps, names().profiled, index.get(), func_.get(), bytes.get());
+    }
+    block.session.end_op();
+    if (number(ledger, names().counted) + unmet().bytes() > number(ledger, names().peak)) call(ledger, names().note_peak);
+    block.allocated += born;
+    block.tell_heap();
+  }
+
+  // Python has done all of it: the next time it is known how much memory the results take.
+  void learn(const Run& run, const Stack& stack) const {
+    int64_t born = bytes_made(run, stack);
+    Gil gil;
+    run.block->remember(run.key, born);
+  }
+
+  int64_t bytes_made(const Run& run, const Stack& stack) const {
+    c10::SmallVector<const c10::StorageImpl*, 4> known = run.used;
+    int64_t bytes = 0;
+    each_result(stack, [&](const at::Tensor& tensor) {
+      if (!is_plain(tensor)) return;
+      const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+      if (std::find(known.begin(), known.end(), storage) != known.end()) return;
+      known.push_back(storage);
+      bytes += storage->nbytes();
+    });
+    return bytes;
+  }
+
+  template <class Visit>
+  void each_result(const Stack& stack, const Visit& visit) const {
+    for (size_t place = stack.size() - returns_; makes_ && place < stack.size(); ++place)
+      each_tensor(stack[place], [&](const at::Tensor& tensor) {
+        visit(tensor);
+        return true;
+      });
+  }
+
+  const c10::IValue& argument(const Stack& stack, size_t position) const {
+    return stack[stack.size() - arguments_ + position];
+  }
+
   template <class Visit>
   bool each_argument(const Stack& stack, const Visit& visit) const {
     for (size_t position = 0; position < arguments_; ++position) {
-      const c10::IValue& value = stack[stack.size() - arguments_ + position];
-      if (!each_tensor(value, [&](const at::Tensor& tensor) { return visit(position, tensor); })) return false;
+      auto visit_at = [&](const at::Tensor& tensor) { return visit(position, tensor); };
+      if (!each_tensor(argument(stack, position), visit_at)) return false;
     }
     return true;
   }
@@ -169,12 +258,10 @@ class Kernel final : public c10::OperatorKernel {
   void ran(const Run& run, const Stack& stack) const {
     std::vector<std::pair<int64_t, at::Tensor>> others;
     int64_t slot = 0;
-    for (size_t place = stack.size() - returns_; makes_ && place < stack.size(); ++place)
-      each_tensor(stack[place], [&](const at::Tensor& tensor) {
-        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) others.emplace_back(slot, tensor);
-        ++slot;
-        return true;
-      });
+    each_result(stack, [&](const at::Tensor& tensor) {
+      if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) others.emplace_back(slot, tensor);
+      ++slot;
+    });
     run.block->allocated += run.needs;
     if (others.empty() && unmet().bytes() <= run.room && run.block->allocated < TOLD_EVERY) return;
     Gil gil;
@@ -209,7 +296,8 @@ class Kernel final : public c10::OperatorKernel {
       call(ledger, names().register_, object.get(), func_.get());
     } else {
       Held birth = place_of(run.index, slot, name_.get());
-      call(ledger, record.get() == nullptr ? names().born : names().record_of, object.get(), birth.get());
+      bool is_new = run.path == Path::planned && record.get() == nullptr;
+      call(ledger, is_new ? names().born : names().record_of, object.get(), birth.get());
     }
   }
 
@@ -221,10 +309,7 @@ class Kernel final : public c10::OperatorKernel {
         call(ledger, names().has_grown);
       return;
     }
-    if (block.allocated >= TOLD_EVERY) {
-      Held size = checked(PyLong_FromLongLong(block.allocated.exchange(0)));
-      call(block.heap.get(), names().allocated, size.get());
-    }
+    block.tell_heap();
     Run now = run;
     if (!has_room(now, 0)) call(block.steps.get(), names().end_op);
   }
@@ -232,8 +317,11 @@ class Kernel final : public c10::OperatorKernel {
   const c10::SafeKernelFunction python_;  // what torch has for the dispatch key
   const Held func_;                       // the overload, in Python
   const Held name_;
+  const std::string text_;  // the same
   const size_t arguments_, returns_;
   const uint64_t written_;  // bit i: it writes argument i
+  const uint64_t seed_;     // stands for the op in fingerprints
+  const Looks looks_;
   bool makes_ = false;      // whether a result may have a storage that no argument has
 };
 

@@ -1,10 +1,11 @@
-// Ops that change nothing for Tidelog, without Python.
+// Usual ops, without Python.
 //
 // Torch hands every op to a dispatch mode in Python, which costs two to five microseconds an op, more than many ops
 // take. For the ops of a program this module registers kernels of its own for the dispatch key `Python`. A kernel does
-// what `Hook.__torch_dispatch__` would do on its paths "quiet" and "watchful", which `_hook.py` describes; wherever it
-// is not sure, it calls what torch has there, and by that the mode. So all that is decided here is decided in
-// `_hook.py` too, in the same way. Without a block the kernels only call what torch has there.
+// what `Hook.__torch_dispatch__` would do on its three paths, which `_hook.py` describes; wherever it is not sure, it
+// calls what torch has there, and by that the mode. So all that is decided here is decided in `_hook.py` too, in the
+// same way. What a session asks for, memory to give and to take, is done in Python (`_performer.py`). Without a block
+// the kernels only call what torch has there.
 
 #include <unordered_map>
 
@@ -31,13 +32,14 @@ PyObject* adopt(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *func, *text;
   const char *name, *overload;
-  unsigned long long written;
-  if (!PyArg_ParseTuple(args, "OUssK", &func, &text, &name, &overload, &written)) return nullptr;
+  unsigned long long written, seed;
+  int looks;
+  if (!PyArg_ParseTuple(args, "OUssKKi", &func, &text, &name, &overload, &written, &seed, &looks)) return nullptr;
   auto& dispatcher = c10::Dispatcher::singleton();
   auto op = dispatcher.findSchema({name, overload});
   if (kernels().count(func) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::Python)) Py_RETURN_FALSE;
   if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
-  auto kernel = std::make_unique<Kernel>(*op, func, text, written);
+  auto kernel = std::make_unique<Kernel>(*op, func, text, written, seed, static_cast<Looks>(looks));
   kernels().emplace(func, kernel.get());
   auto function = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
   registrations().push_back(dispatcher.registerImpl(
@@ -48,13 +50,14 @@ PyObject* adopt(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *steps, *heap, *compiler, *attention;
-  if (!PyArg_ParseTuple(args, "OOOOOO!", &hook, &ledger, &steps, &heap, &compiler, &PyMemoryView_Type, &attention))
+  PyObject *hook, *ledger, *steps, *heap, *session, *performer, *async_uses, *compiler, *attention;
+  if (!PyArg_ParseTuple(args, "OOOOOOOOO!", &hook, &ledger, &steps, &heap, &session, &performer, &async_uses, &compiler,
+                        &PyMemoryView_Type, &attention))
     return nullptr;
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
-  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, steps, heap, waits), End());
+  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, steps, heap, session, performer, async_uses, waits), End());
   is_open = true;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -79,7 +82,29 @@ PyObject* meet_all(PyObject*, PyObject*) {
     if (!open_block()) break;
     if (Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl())) meet(*open_block(), storage, entry);
   }
+  if (open_block()) {
+    Held deaths = attribute(open_block()->ledger.get(), names()._deaths);
+    for (uint32_t number : unmet().take_dead())
+      checked(PyList_Append(deaths.get(), checked(PyLong_FromUnsignedLong(number)).get()));
+  }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* tell_unmet(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  if (open_block()) open_block()->session.tell_unmet();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* meet_numbered(PyObject*, PyObject* number) {
+  HANDLE_TH_ERRORS
+  c10::Storage storage = unmet().numbered(number_in(number));
+  if (!storage || !open_block()) Py_RETURN_NONE;
+  Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl());
+  if (entry == nullptr) Py_RETURN_NONE;
+  return meet(*open_block(), storage, entry).release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -108,6 +133,8 @@ PyMethodDef METHODS[] = {
     {"close", close, METH_NOARGS, "It ends."},
     {"bytes", bytes, METH_NOARGS, "Bytes of the storages that Python has not met."},
     {"meet_all", meet_all, METH_NOARGS, "Gives each of them its record."},
+    {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
+    {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it."},
     {nullptr, nullptr, 0, nullptr},

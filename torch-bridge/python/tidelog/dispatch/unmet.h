@@ -1,6 +1,6 @@
 // Storages that Python has not met. Most die before anybody asks for them: without an object in Python they cost a
-// tenth. They are counted here, and get their records when Python looks: at one of them, or at all of them before the
-// session is asked about any.
+// tenth. They are counted here, and get their records when Python looks at them. The session hears of them without
+// that: of each that lives when it is asked about any.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "python.h"
@@ -31,6 +32,7 @@ struct Unmet {
   Weak storage;
   int64_t size;
   Birth birth;
+  int64_t number = -1;  // by which the session knows it; below zero: it does not
   std::atomic<bool> is_listed{false};
   Unmet *previous = nullptr, *next = nullptr;  // among all that are listed
 };
@@ -64,6 +66,7 @@ class UnmetList {
     all_.previous = entry;
     entry->is_listed = true;
     bytes_ += entry->size;
+    ++untold_;
   }
 
   // Of a storage that Python has not met; null: it is none.
@@ -80,35 +83,100 @@ class UnmetList {
     unlist(entry);
   }
 
+  // Its memory goes.
+  void end(Unmet* entry) {
+    std::lock_guard lock(mutex_);
+    died(entry);
+  }
+
   // The first storage of the list that is alive; none: null.
   c10::Storage first() {
     std::vector<c10::intrusive_ptr<c10::StorageImpl>> passed;  // let go of without the lock: memory may go then
     std::lock_guard lock(mutex_);
     for (Unmet *each = all_.next, *next = each->next; each != &all_; each = next, next = each->next)
-      if (auto storage = each->storage.lock()) {
-        if (memory_of(*storage).get_context() == each) return c10::Storage(std::move(storage));
-        unlist(each);  // the storage has other memory now, and another one this
-        passed.push_back(std::move(storage));
-      }
+      if (auto storage = storage_of(each, passed)) return c10::Storage(std::move(storage));
     return {};
+  }
+
+  // The storage that the session knows by this number, if it is alive and on the list.
+  c10::Storage numbered(int64_t number) {
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> passed;
+    std::lock_guard lock(mutex_);
+    auto found = numbered_.find(number);
+    return found != numbered_.end() ? c10::Storage(storage_of(found->second, passed)) : c10::Storage();
+  }
+
+  // Gives numbers to those that the session has not heard of, the oldest first, while there are any. Calls `tell`
+  // with each.
+  template <class Tell>
+  void number_all(std::vector<int64_t>& numbers, const Tell& tell) {
+    std::lock_guard lock(mutex_);
+    Unmet* each = &all_;
+    while (each->previous != &all_ && each->previous->number < 0) each = each->previous;
+    for (; each != &all_ && !numbers.empty(); each = each->next) {
+      each->number = numbers.back();
+      numbers.pop_back();
+      numbered_[each->number] = each;
+      --untold_;
+      tell(*each);
+    }
+  }
+
+  // Numbers of those that have died since the last call.
+  std::vector<uint32_t> take_dead() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(dead_, {});
+  }
+
+  // Whether the session has something to hear.
+  bool has_news() {
+    std::lock_guard lock(mutex_);
+    return untold_ != 0 || !dead_.empty();
+  }
+
+  size_t untold() {
+    std::lock_guard lock(mutex_);
+    return untold_;
   }
 
   int64_t bytes() const { return bytes_; }
   std::mutex& mutex() { return mutex_; }
 
  private:
+  // An entry's storage. What it finds not to be that any more goes to `passed`.
+  c10::intrusive_ptr<c10::StorageImpl> storage_of(Unmet* entry,
+                                                  std::vector<c10::intrusive_ptr<c10::StorageImpl>>& passed) {
+    auto storage = entry->storage.lock();
+    if (!storage || memory_of(*storage).get_context() == entry) return storage;
+    died(entry);  // the storage has other memory now, and another one this
+    passed.push_back(std::move(storage));
+    return {};
+  }
+
+  void died(Unmet* entry) {
+    if (entry->is_listed && entry->number >= 0) dead_.push_back(entry->number);
+    unlist(entry);
+  }
+
   void unlist(Unmet* entry) {
     if (!entry->is_listed.exchange(false)) return;
     entry->previous->next = entry->next;
     entry->next->previous = entry->previous;
     bytes_ -= entry->size;
+    if (entry->number < 0)
+      --untold_;
+    else
+      numbered_.erase(entry->number);
   }
 
   static void ended(void* context);
 
   std::mutex mutex_;
-  Unmet all_{{}, Weak(c10::intrusive_ptr<c10::StorageImpl>()), 0, {}, {}, &all_, &all_};
+  Unmet all_{{}, Weak(c10::intrusive_ptr<c10::StorageImpl>()), 0, {}, 0, {}, &all_, &all_};
   std::atomic<int64_t> bytes_{0};
+  size_t untold_ = 0;  // that the session has not heard of: the last ones of the list
+  std::unordered_map<int64_t, Unmet*> numbered_;
+  std::vector<uint32_t> dead_;  // numbers that the session has not heard of
 };
 
 UnmetList& unmet() {
@@ -125,7 +193,7 @@ UnmetList& unmet() {
 // The memory of a storage goes.
 void UnmetList::ended(void* context) {
   auto* entry = static_cast<Unmet*>(context);
-  unmet().meet(entry);
+  unmet().end(entry);
   delete entry;
 }
 
