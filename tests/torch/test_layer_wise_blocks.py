@@ -50,8 +50,8 @@ class Run:
                 self.step()
             self.step()  # in a loop without marks a step ends with the next one's first op at the latest
             assert tide.peak_bytes <= BUDGET
-            figures = {**tide.last_step(), "notices": tide.stats()["notices"]}
-            assert ("updates" in more) == (tide.updates.figures()["late"] > 0)
+            stats = tide.stats()
+            figures = {**tide.last_step(), "notices": stats["notices"], "updates": stats["updates"]}
         tide.restore()
         return figures
 
@@ -89,15 +89,21 @@ def test_parameters_come_in_once_a_pass(pool):
 
 
 @pytest.mark.host_memory("with a GPU updates run where the program has them")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_lazy_updates(pool, checkpointing):
-    """Updates that are pending run in the micro-batches' threads, just before a parameter is used."""
-    offloaded = Run(True, checkpointing=checkpointing)
-    offloaded.in_block(pool, "auto", "auto", steps=3, updates="lazy")
-    steps, got = offloaded.steps, offloaded.result()
+@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}, {"checkpointing": True}], ids=str)
+@pytest.mark.parametrize("updates", ["lazy", "early"])
+def test_updates(pool, updates, settings):
+    """Late ones run in the micro-batches' threads, just before a parameter is used; early ones in the last
+    micro-batch of the first block that uses the parameter."""
+    offloaded = Run(True, **settings)
+    figures = offloaded.in_block(pool, "auto", "auto", steps=3, updates=updates)
+    steps, got, trained = offloaded.steps, offloaded.result(), len(list(offloaded.model.parameters()))
+    if updates == "early":
+        assert figures["updates"] == {"pending": 0, "late": 0, "early": trained * (steps - 2)}, figures["notices"]
+    else:
+        assert figures["updates"]["late"]
     del offloaded
     gc.collect()
-    plain = Run(False, checkpointing=checkpointing)
+    plain = Run(False, **settings)
     for _ in range(steps):
         plain.step()
     assert_same(plain.result(), got)

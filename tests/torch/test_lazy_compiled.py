@@ -39,7 +39,7 @@ def test_a_compiled_step_runs_in_place(pool, backend):
             step()
             program.note("parameters", list(program.model.parameters()))
 
-    notices = compare(scenario, pool, expect_late=False, memory=2 * BUDGET)
+    notices = compare(scenario, pool, expect_moved=False, memory=2 * BUDGET)
     assert "steps of AdamW run where they are called: torch.compile has them (said once)" in notices
 
 

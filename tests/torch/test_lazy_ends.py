@@ -145,11 +145,11 @@ def test_an_update_that_cannot_run_is_an_error_at_the_latest_where_the_block_end
 def test_figures(pool):
     program = Program()
     with program.block(pool, memory=64 * MIB) as tide:
-        assert tide.stats()["updates"] == {"pending": 0, "late": 0}
+        assert tide.stats()["updates"] == {"pending": 0, "late": 0, "early": 0}
         program.steps(2)
-        assert tide.stats()["updates"] == {"pending": 12, "late": 0}
+        assert tide.stats()["updates"] == {"pending": 12, "late": 0, "early": 0}
         program.steps(1)
-        assert tide.stats()["updates"] == {"pending": 12, "late": 12}
+        assert tide.stats()["updates"] == {"pending": 12, "late": 12, "early": 0}
     own = Program()
     with own.block(pool, memory=64 * MIB, updates="own") as tide:
         own.steps(2)
@@ -193,5 +193,5 @@ def test_nothing_of_torch_stays_changed(pool):
 
 
 def test_the_option_is_checked(pool):
-    with pytest.raises(tidelog.Error, match="updates='never': expected 'own' or 'lazy'"):
+    with pytest.raises(tidelog.Error, match="updates='never': expected one of 'own', 'lazy', 'early'"):
         tidelog.offload(pool=pool, memory="1GiB", updates="never")

@@ -1,4 +1,4 @@
-"""Every class of torch.optim: its steps are put off with the same bits, or run in place, and it is said why."""
+"""Every class of torch.optim: its updates run late or early with the same bits, or in place, and it is said why."""
 
 import inspect
 import pathlib
@@ -59,8 +59,26 @@ def test_it_gives_the_same_bits(pool, name, variant):
     assert not [each for each in notices if "where they are called" in each]
 
 
+@pytest.mark.parametrize("name, variant", CASES)
+def test_it_gives_the_same_bits_early(pool, name, variant):
+    def make(parameters):
+        return CLASSES[name](parameters, lr=0.01, **VARIANTS[variant])
+
+    def scenario(program):
+        program.steps(2)
+        for _ in range(4):
+            program.optimizer.zero_grad()
+            program.backward()
+            program.expect_pending(12)
+            program.optimizer.step()
+
+    notices = compare(scenario, pool, optimizer=make, updates="early")
+    assert not [each for each in notices if "where they are called" in each]
+
+
+@pytest.mark.parametrize("updates", ["lazy", "early"])
 @pytest.mark.parametrize("name", sorted(CLASSES.keys() - set(LAZY)))
-def test_any_other_runs_in_place_and_says_why(pool, name):
+def test_any_other_runs_in_place_and_says_why(pool, name, updates):
     """Also what a torch has that nobody here has seen."""
     kind = CLASSES[name]
     if name == "Muon":
@@ -87,7 +105,9 @@ def test_any_other_runs_in_place_and_says_why(pool, name):
         loss.backward()
         return loss
 
-    notices = compare(scenario, pool, optimizer=make, model=model, expect_late=False, memory=4 * BUDGET)
+    notices = compare(
+        scenario, pool, optimizer=make, model=model, expect_moved=False, memory=4 * BUDGET, updates=updates
+    )
     (notice,) = [each for each in notices if name in each]
     assert _element_wise.OTHERS.get(name, "only classes of torch.optim") in notice
 

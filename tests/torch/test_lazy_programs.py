@@ -391,7 +391,7 @@ def test_what_may_not_wait_runs_in_place(pool, why):
                 program.optimizer.step()
             assert not program.pending()
 
-    (notice,) = [each for each in compare(scenario, pool, expect_late=False) if "run where they are called" in each]
+    (notice,) = [each for each in compare(scenario, pool, expect_moved=False) if "run where they are called" in each]
     assert why in notice
 
 

@@ -1,4 +1,4 @@
-"""A small training run whose optimizer's steps are put off, for the tests of `updates="lazy"`."""
+"""A small training run whose parameters are updated late or early, for the tests of `updates=`."""
 
 import contextlib
 import gc
@@ -12,6 +12,7 @@ from tidetest.bits import frozen, outcome
 from tidetest.compare import assert_same_notes
 
 WIDTH, LAYERS = 64, 6
+ALL = 2 * LAYERS  # weights and biases
 STAGING = 256 * KIB
 BUDGET = STAGING + 160 * KIB  # a third of parameters, gradients and two states
 
@@ -81,15 +82,16 @@ class Program:
         self.note("state", self.optimizer.state_dict())
 
 
-def compare(scenario, pool, *, optimizer=adamw, model=None, expect_late=True, **options):
-    """`scenario(program)` in a block with updates that are put off notes what it notes without one. Returns the
+def compare(scenario, pool, *, optimizer=adamw, model=None, expect_moved=True, **options):
+    """`scenario(program)` in a block with updates at other times notes what it notes without one. Returns the
     notices of the block."""
     off = Program(optimizer, model)
     with off.block(pool, **options) as tide:
         scenario(off)
         off.note_all()
         stats = tide.stats()
-    assert not expect_late or stats["updates"]["late"], f"no update ran late: {stats['notices']}"
+    figures = stats["updates"]
+    assert not expect_moved or figures["late"] + figures["early"], f"all updates ran in place: {stats['notices']}"
     got = off.notes
     del off, tide
     gc.collect()
@@ -98,3 +100,27 @@ def compare(scenario, pool, *, optimizer=adamw, model=None, expect_late=True, **
     plain.note_all()
     assert_same_notes(plain.notes, got)
     return stats["notices"]
+
+
+def early(scenario, pool, **options):
+    """The same, with updates in the backward pass."""
+    return compare(scenario, pool, updates="early", **options)
+
+
+def trains(
+    backward=lambda program: program.backward(),
+    least=ALL,
+    steps=6,
+    zero=lambda program, _: program.optimizer.zero_grad(),
+):
+    """A scenario: `backward` once a step. From the third on, at least so many updates run in it."""
+
+    def scenario(program):
+        for number in range(steps):
+            zero(program, number)
+            backward(program)
+            program.expect_pending(least if number >= 2 else 0)
+            program.optimizer.step()
+            assert not program.pending()
+
+    return scenario

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
 
-from tidelog import _block, _streams
+from tidelog import _block, _early, _streams
 from tidelog._chains import CallsSeen, Chain, gradients_seen
 from tidelog._crossings import Graph, Seen, refuse_gradients_of_others
 from tidelog._errors import OrderError
@@ -313,7 +313,8 @@ class _Pass:
         return self._parameters.get(key, "a tensor that is no parameter of the model")
 
     def _refuse_hooks(self, leaf: Tensor) -> None:
-        if leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
+        later: dict[int, object] = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+        if leaf._backward_hooks or not all(map(_early.is_ours, later.values())):
             raise OrderError(
                 f"{self._leaf(id(leaf))} has a hook on its gradient, which would run in another order: after each "
                 "micro-batch of a block, not of the model. Remove it, or accumulate in the program's order."

@@ -12,7 +12,7 @@ from functools import partial
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,9 +23,10 @@ from tidelog._async_saves import Saves
 from tidelog._async_uses import AsyncUses
 from tidelog._dispatch import Kernels
 from tidelog._device import Host
+from tidelog._early import EarlyUpdates
 from tidelog._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog._hook import Hook
-from tidelog._lazy import LazyHook, Updates
+from tidelog._lazy import LazyUpdates
 from tidelog._ledger import Ledger
 from tidelog._loop import OptimizerSteps, owner_of
 from tidelog._movers import Mover
@@ -39,9 +40,13 @@ from tidelog._ranks import Ranks
 from tidelog._record import Record, Storage
 from tidelog._resume import Resumed
 from tidelog._steps import Steps
+from tidelog._updates import Updates, UpdatesHook
 
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
+
+UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+_UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
 # The block that is open (at most one in a process), and those that ended with tensors out.
 _active: Tide | None = None
@@ -59,7 +64,7 @@ class Settings:
     device: Host
     mover: type[Mover]
     outside: str  # where what is out is, in words
-    updates: Literal["own", "lazy"]
+    updates: UpdatesName
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -86,7 +91,7 @@ class Tide:
         learns = self.mode == "auto"
         self._kernels = kernels = Kernels(device.option > 0)
         self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
-        self.updates = Updates(
+        self.updates = _UPDATES[settings.updates](
             ledger,
             lambda: self.access.is_live(),
             lambda: session.forked,
@@ -95,8 +100,8 @@ class Tide:
             lambda hook: getattr(hook, "__self__", None) is self.loop,
             lambda: self.access.is_elsewhere(),
         )
-        self._is_lazy = settings.updates == "lazy"
-        hook = partial(LazyHook, self.updates) if self._is_lazy else Hook
+        self._moves_updates = settings.updates != "own"
+        hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, self.steps, heap, session, performer, async_uses)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
@@ -151,7 +156,7 @@ class Tide:
             self.loop.__enter__()
             self._open_kernels()
             self._hook.__enter__()
-            if self._is_lazy:
+            if self._moves_updates:
                 self.updates.begin(self._hook)
         except BaseException as error:
             self._leave_ranks(error)
@@ -461,7 +466,7 @@ class Tide:
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
         stats["dispatch"] = self._kernels.figures()
-        stats["updates"] = self.updates.figures() if self._is_lazy else None
+        stats["updates"] = self.updates.figures()
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = [
             record.describe()

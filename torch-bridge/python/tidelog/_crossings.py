@@ -55,6 +55,15 @@ class Crossing:
     gradient: Tensor | None = None
 
 
+# Leaves, by id, whose gradients are being made in part: other parts add to them.
+_incomplete: set[int] = set()
+
+
+def is_incomplete(leaf: Tensor) -> bool:
+    """Whether what a backward pass adds to a leaf's gradient now is a part that is added up elsewhere."""
+    return id(leaf) in _incomplete
+
+
 # Nodes by id, and whose they are.
 Seen: TypeAlias = "dict[int, tuple[Node, Graph]]"
 
@@ -246,11 +255,13 @@ class Graph:
         try:
             for leaf, _ in incomplete:
                 leaf.grad = None
+                _incomplete.add(id(leaf))
             torch.autograd.backward(roots, gradients)
             for leaf, _ in incomplete:
                 if leaf.grad is not None:
                     self._partial[id(leaf)] = leaf.grad
         finally:
+            _incomplete.clear()
             for leaf, before_this in incomplete:
                 leaf.grad = before_this
 

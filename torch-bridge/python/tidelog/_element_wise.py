@@ -94,13 +94,18 @@ def _of_the_moment(groups: list[Group]) -> str | None:
     return None
 
 
-def noted(group: Group) -> Group:
-    """What a step of this group computes with now, without its parameters."""
-    numbers = {
+def numbers_of(group: Group) -> Group:
+    """What a group says now, without its parameters."""
+    return {
         name: value.copy() if isinstance(value, (list, dict)) else value
         for name, value in group.items()
         if name not in ("params", "param_names")
     }
+
+
+def noted(group: Group) -> Group:
+    """What a step of this group computes with now, without its parameters."""
+    numbers = numbers_of(group)
     if numbers.get("foreach", False) is None and not numbers.get("fused"):
         # Torch decides it by all parameters of the group; of one alone it may say something else.
         stepped = [each for each in group["params"] if each.grad is not None]

@@ -131,10 +131,11 @@ class HostHeap(TypedDict):
 
 
 class UpdateFigures(TypedDict):
-    """Updates of parameters that run later than their optimizer's step."""
+    """Updates of parameters that run at other times than their optimizer's step."""
 
-    pending: int
-    late: int  # that have run
+    pending: int  # which have not run, though the optimizer has stepped, or have, though it has not
+    late: int  # that have run after the step
+    early: int  # that have run before it
 
 
 class Space(TypedDict):
@@ -246,7 +247,7 @@ class Stats(TypedDict):
     stall_ns: int
     resident_bytes: int
     machine: MachineFigures
-    updates: UpdateFigures | None  # with updates="lazy"
+    updates: UpdateFigures | None  # with updates="lazy" or "early"
     planning: bool  # whether a plan is being made
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None

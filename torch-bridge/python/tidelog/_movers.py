@@ -145,6 +145,12 @@ def discard(storage: Storage) -> None:
         _guard.lifting(storage)()
 
 
+def give_zeroes(storage: Storage, size: int) -> None:
+    """What `ResizeMover.take` has emptied gets memory again, which is zero."""
+    ResizeMover.give(storage, size, None)
+    _base.fill_(storage, 0)
+
+
 def open_to_reads(storage: Storage) -> None:
     """Lifts the guard: the storage's bytes are back."""
     _guard.lifting(storage)()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 import torch
 
 from tidelog import _device, _movers
-from tidelog._block import Settings, Tide
+from tidelog._block import Settings, Tide, UpdatesName
 from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
 from tidelog._names import Together
@@ -15,7 +15,6 @@ from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog._ranks import go_on_together, local_rank, local_world_size
 
 ModeName = Literal["auto", "reactive"]
-UpdatesName = Literal["own", "lazy"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
 MoverName = Literal["auto", "resize", "swap"]
 DataPathName = Literal["auto", "uring", "uring-cmd", "posix", "spdk", "gds", "gds-compat"]
@@ -102,7 +101,9 @@ def offload(
         Option(
             'when parameters are updated: "own" where the program steps its optimizer; "lazy" just before '
             "the parameter, its gradient or its state is used again, mostly in the next forward pass, so that "
-            "state comes in while ops compute. The same bits; `stats()` says where it is not possible.",
+            'state comes in while ops compute; "early" as soon as its gradient is complete, in the backward pass, '
+            "so that gradients never leave: nothing may read them afterwards. The same bits; `stats()` says where "
+            "it is not possible.",
             one_of(*get_args(UpdatesName)),
         ),
     ] = "own",

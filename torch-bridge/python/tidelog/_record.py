@@ -55,10 +55,13 @@ def run_updates(storages: Iterable[Storage]) -> None:
 
 
 class Pending(Protocol):
-    """An update of a parameter that has not run."""
+    """What hangs on the storages of an update that has not run, or whose step has not come."""
 
     def run(self) -> None:
-        """Runs it, unless it has run."""
+        """What is no op is about to use one of the storages: it is up to date after this, or an error is raised."""
+
+    def touch(self, func: object) -> None:
+        """The same for an op."""
 
     def guard(self, storage: Storage) -> None:
         """Sets the guard on one of its storages that is in memory."""

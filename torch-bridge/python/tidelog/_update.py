@@ -1,15 +1,14 @@
-"""One parameter's update that an optimizer has put off: what it computes with, and the storages on which it
-hangs until it has run.
+"""One parameter's update, apart from those of its optimizer's other parameters: what it computes with, and what
+hangs on storages that nobody may use as they are.
 
-It has the numbers of its step (a scheduler may change them right after), the gradient (which may be set to
-None), and the memory that all of it has. Torch's access guard is set on its storages: what nobody noticed is
-an error, never an old byte. To run it is to call the class's own step with one parameter.
+An update has the numbers of its step (a scheduler may change them right after), the gradient (which may be
+set to None), and the memory that all of it has. To run it is to call the class's own step with one
+parameter.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,16 +16,14 @@ from torch.optim import Optimizer
 
 from tidelog import _element_wise, _errors, _guard, _movers, _record
 from tidelog._element_wise import Group, tensors_in
-from tidelog._record import Storage, untyped_storage
+from tidelog._record import Pending, Storage, untyped_storage
 
 
 class Step:
-    """One step of an optimizer that was taken note of."""
+    """A step of an optimizer as the optimizer is now."""
 
-    def __init__(self, optimizer: Optimizer, run: Callable[[Update], None]) -> None:
-        """`run` runs one of its updates unless it has run."""
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.run = run
         self.state: dict[Tensor, dict[str, Any]] = vars(optimizer)["state"]  # past what watches over it
         self._kind = type(optimizer)
         self._step = _element_wise.step_of(self._kind)
@@ -44,10 +41,9 @@ class Step:
 
 
 class Update:
-    """One parameter's update that has not run."""
+    """One parameter's update."""
 
-    def __init__(self, step: Step, group: Group, parameter: Tensor, gradient: Tensor, name: str) -> None:
-        """`name`: of the parameter, for errors."""
+    def __init__(self, step: Step, group: Group, parameter: Tensor, gradient: Tensor) -> None:
         self.step = step
         self._group = group
         self._parameter = parameter
@@ -56,17 +52,6 @@ class Update:
         self._view = parameter.data
         self._view.grad = gradient.data
         self._before = dict(step.state.get(parameter, ()))
-        found = (parameter, gradient, *tensors_in(self._before))
-        self.storages = list({(storage := untyped_storage(each))._cdata: storage for each in found}.values())
-        self._text = (
-            f"tidelog: an update of {name}, which its optimizer has put off (updates='lazy'), has not run yet, and "
-            "this access did not go through the offload block (another thread, a raw kernel). Touch the "
-            "parameter by a torch op inside the block first."
-        )
-
-    def run(self) -> None:
-        """Runs it, unless it has run."""
-        self.step.run(self)
 
     def compute(self) -> None:
         """The update itself."""
@@ -85,9 +70,21 @@ class Update:
                 if kept.get(name) is self._before.get(name):
                     kept[name] = value
 
+
+class Mark(Pending):
+    """Hangs on storages that nobody may use as they are. Torch's access guard is set on them: what nobody
+    noticed is an error, never a wrong byte."""
+
+    error: type[_errors.Error] = _errors.Error
+
+    def __init__(self, tensors: list[Tensor], text: str) -> None:
+        """`text`: of the error."""
+        self.storages = list({(storage := untyped_storage(each))._cdata: storage for each in tensors}.values())
+        self._text = text
+
     def refuse(self) -> None:
         """Raises the error that the guard would give."""
-        raise _errors.Error(self._text)
+        raise self.error(self._text)
 
     def guard(self, storage: Storage) -> None:
         """Sets the guard on one of its storages that is in memory. What is out has another."""
@@ -107,3 +104,14 @@ class Update:
                 storage._tide_update = None
                 if storage._tide is None or not storage._tide.state & _record.AWAY:
                     _movers.open_to_reads(storage)
+
+
+def tensors_of(step: Step, *parameter: Tensor) -> list[Tensor]:
+    """What an update uses: the parameter, its gradient if that is given, its state."""
+    return [*parameter, *tensors_in(step.state.get(parameter[0], {}))]
+
+
+def name_of(parameter: Tensor) -> str:
+    """What errors call it."""
+    record = untyped_storage(parameter)._tide
+    return record.describe() if record is not None else "a parameter"

@@ -67,7 +67,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l device -x -d 'whose memory 
 complete -c tidelog -n '_shtab_tidelog_using run' -l mode -xka "auto reactive" -d '"auto" learns a step, then plans its migrations; "reactive" only reacts.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l policy -xka "auto algorithm1 tidelog" -d 'who plans'
 complete -c tidelog -n '_shtab_tidelog_using run' -l mover -xka "auto resize swap" -d '"auto", "resize" or "swap"'
-complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy" -d 'when parameters are updated'
+complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy early" -d 'when parameters are updated'
 complete -c tidelog -n '_shtab_tidelog_using run' -l pool-size -x -d 'size of the pool where Tidelog makes its files; default'
 complete -c tidelog -n '_shtab_tidelog_using run' -l staging -x -d 'buffers that the devices read and write; default'
 complete -c tidelog -n '_shtab_tidelog_using run' -l data-path -xka "auto uring uring-cmd posix spdk gds gds-compat" -d '"auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) and "gds-compat" (cuFile, which may go through the host)'
