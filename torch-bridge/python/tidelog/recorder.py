@@ -195,7 +195,8 @@ class Recorder(TorchDispatchMode):
                 self._begin(str(func), 0, [], [], shapes, born)
             return result
         duration = self._duration(func, args, kwargs, result)
-        self._begin(str(func), duration, used, info.modified(args, kwargs), shapes, born)
+        facts = [*shapes, *_places_of((*args, *kwargs.values()))]
+        self._begin(str(func), duration, used, info.modified(args, kwargs), facts, born)
         return result
 
     def _duration(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> int:
@@ -321,6 +322,20 @@ def _bytes_of(values: Iterable[Any]) -> int:
         elif isinstance(value, (list, tuple)):
             total += _bytes_of(value)
     return total
+
+
+def _places_of(values: Iterable[Any]) -> Iterator[object]:
+    """Which bytes of their storages the tensors among some arguments are, and the numbers among them: ops are
+    alike if these are, too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided and not value.is_nested:
+                yield value.storage_offset()
+                yield value.stride()
+        elif isinstance(value, (list, tuple)):
+            yield from _places_of(value)
+        elif isinstance(value, (bool, int, float)):
+            yield value
 
 
 def _lines(entries: Sequence[object]) -> str:
