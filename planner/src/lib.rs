@@ -16,6 +16,7 @@ pub mod migration;
 pub mod order;
 pub mod plan;
 pub mod policies;
+pub mod recompute;
 pub mod report;
 pub mod residency;
 pub mod simulate;

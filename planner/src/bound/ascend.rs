@@ -156,9 +156,11 @@ impl DualAscent {
             }
         };
         let rates: Vec<IntervalPrices<f64>> = self.point.iter().map(rates).collect();
-        let mut slope = moved.at(&rates, warmth);
+        let left = |entry: &[f64; KINDS]| 1.0 - entry[READ..ROOM].iter().sum::<f64>();
+        let left: Vec<f64> = self.point.iter().map(left).collect();
+        let (mut slope, time) = moved.at(&rates, &left, warmth);
         for (index, entry) in slope.iter_mut().enumerate() {
-            let time = relaxation.durations()[index] as f64;
+            let time = time[index];
             entry[MEMORY] = (entry[MEMORY] - relaxation.room[index] as f64) * self.unit;
             for (tier, described) in relaxation.tiers.iter().enumerate() {
                 entry[READ + tier] = entry[READ + tier] * 1e9 / described.read.0 as f64 - time;

@@ -15,7 +15,7 @@ pub(super) struct IntervalLine<'a> {
 impl IntervalLine<'_> {
     /// The interval that holds an unrolled op, unrolled from the iteration before on: the first
     /// instant may come after op 0.
-    fn interval(&self, op: u32) -> usize {
+    pub(super) fn interval(&self, op: u32) -> usize {
         let (round, op) = ((op / self.ops) as usize, op % self.ops);
         let before = self.instants.partition_point(|instant| *instant <= op);
         (round + 1) * self.instants.len() + before - 1

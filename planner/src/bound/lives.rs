@@ -55,14 +55,19 @@ pub(super) struct Gathering {
 
 impl Gathering {
     pub(super) fn add(&mut self, stretches: Vec<StretchId>, end: LifetimeEnd, bytes: u64) {
+        let number = self.number(stretches, end);
+        self.lives.all[number].bytes += bytes;
+    }
+
+    /// The number of a life, of which there need not be any bytes.
+    pub(super) fn number(&mut self, stretches: Vec<StretchId>, end: LifetimeEnd) -> usize {
         let lives = &mut self.lives;
-        let index = *self.known.entry((stretches, end)).or_insert_with_key(|(stretches, _)| {
+        *self.known.entry((stretches, end)).or_insert_with_key(|(stretches, _)| {
             let (first, count) = (lives.stretches.len() as u32, stretches.len() as u32);
             lives.stretches.extend(stretches);
             lives.all.push(Life { first, count, end, bytes: 0 });
             lives.all.len() - 1
-        });
-        lives.all[index].bytes += bytes;
+        })
     }
 
     pub(super) fn finish(self) -> Lives {
@@ -127,21 +132,15 @@ impl<const S: usize> Spreading<S> {
     ) {
         match end {
             LifetimeEnd::Death => {
-                let all = Warm::either(*self.walk(costs, life, DIRTY));
+                let all = self.cost(costs, life, end);
                 self.back(costs, life, ([Warm::NOTHING; S], all), bytes, to);
             }
             LifetimeEnd::Modified => {
-                let all = self.walk(costs, life, DIRTY)[DIRTY];
+                let all = self.cost(costs, life, end);
                 self.back(costs, life, (only(DIRTY), all), bytes, to);
             }
             LifetimeEnd::Never => {
-                let around: [Warm; S] = std::array::from_fn(|state| {
-                    if state == DIRTY {
-                        Warm::FORBIDDEN
-                    } else {
-                        self.walk(costs, life, state)[state]
-                    }
-                });
+                let around = self.around(costs, life);
                 let all = Warm::either(around);
                 for (state, cost) in around.into_iter().enumerate() {
                     let share = cost.share(all);
@@ -152,6 +151,28 @@ impl<const S: usize> Spreading<S> {
                 }
             }
         }
+    }
+
+    /// What a byte's life costs, all its ways together.
+    pub(super) fn cost(
+        &mut self,
+        costs: &Stretches<Warm, S>,
+        life: &[StretchId],
+        end: LifetimeEnd,
+    ) -> Warm {
+        match end {
+            LifetimeEnd::Death => Warm::either(*self.walk(costs, life, DIRTY)),
+            LifetimeEnd::Modified => self.walk(costs, life, DIRTY)[DIRTY],
+            LifetimeEnd::Never => Warm::either(self.around(costs, life)),
+        }
+    }
+
+    /// What a closed walk from each state costs; what nothing modifies has had a copy for ever.
+    fn around(&mut self, costs: &Stretches<Warm, S>, life: &[StretchId]) -> [Warm; S] {
+        std::array::from_fn(|state| match state {
+            DIRTY => Warm::FORBIDDEN,
+            _ => self.walk(costs, life, state)[state],
+        })
     }
 
     fn walk(&mut self, costs: &Stretches<Warm, S>, life: &[StretchId], from: usize) -> &[Warm; S] {

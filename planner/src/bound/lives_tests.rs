@@ -94,7 +94,8 @@ fn moved_bytes_are_the_slope_of_the_cost() {
                 rates
             })
             .collect();
-        let moved = Flow::<{ states(2) }>::new(&relaxation).at(&prices, WARMTH);
+        let left = vec![0.0; prices.len()];
+        let (moved, _) = Flow::<{ states(2) }>::new(&relaxation).at(&prices, &left, WARMTH);
         for _ in 0..20 {
             let (interval, kind) =
                 (random.below(count as u64) as usize, random.below(KINDS as u64) as usize);

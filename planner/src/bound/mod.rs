@@ -15,6 +15,7 @@ mod line;
 mod lives;
 mod moved;
 mod relax;
+mod skips;
 mod states;
 mod stretches;
 
@@ -23,6 +24,7 @@ use crate::trace::Trace;
 use crate::units::Nanos;
 use ascend::{Aim, DualAscent};
 pub use relax::{BadPrices, Prices, Relaxation};
+pub use skips::{Skippable, StandIn};
 
 /// The number of instants that the search begins with; each further round doubles it.
 const INSTANTS_FIRST: u32 = 75;
@@ -94,7 +96,20 @@ pub fn with_toll(
     effort: Effort,
     write_penalty: f64,
 ) -> Result<Bound, MachineError> {
-    search(trace, machine, effort, Aim { write_penalty, bytes: false })
+    search(trace, machine, effort, Aim { write_penalty, bytes: false }, &[])
+}
+
+/// A bound that also holds where iterations leave ops out, whichever of these each likes.
+///
+/// # Errors
+/// As [`lower_bound`].
+pub fn with_skips(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+    groups: &[Skippable],
+) -> Result<Bound, MachineError> {
+    search(trace, machine, effort, Aim { write_penalty: 0.0, bytes: false }, groups)
 }
 
 /// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it
@@ -110,7 +125,7 @@ pub fn write_floor(
     #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
     let writing = 1e9 / machine.ssd.write.0.max(1) as f64;
     let write_penalty = (FLOOR_PENALTY * writing).min(FLOOR_PENALTY_MAX);
-    search(trace, machine, effort, Aim { write_penalty, bytes: true })
+    search(trace, machine, effort, Aim { write_penalty, bytes: true }, &[])
 }
 
 fn search(
@@ -118,8 +133,9 @@ fn search(
     machine: &Machine,
     effort: Effort,
     aim: Aim,
+    groups: &[Skippable],
 ) -> Result<Bound, MachineError> {
-    let mut search = PriceSearch::new(trace, machine, effort, aim)?;
+    let mut search = PriceSearch::new(trace, machine, effort, aim, groups)?;
     while search.advance(trace, machine, u32::MAX) {}
     Ok(search.into_bound())
 }
@@ -129,6 +145,8 @@ fn search(
 pub(crate) struct PriceSearch {
     effort: Effort,
     aim: Aim,
+    /// What iterations may leave out.
+    groups: Vec<Skippable>,
     /// How many instants the round under way was to have.
     instants: u32,
     under_way: Option<(Relaxation, DualAscent)>,
@@ -144,7 +162,7 @@ impl PriceSearch {
         effort: Effort,
         write_penalty: f64,
     ) -> Result<Self, MachineError> {
-        Self::new(trace, machine, effort, Aim { write_penalty, bytes: false })
+        Self::new(trace, machine, effort, Aim { write_penalty, bytes: false }, &[])
     }
 
     fn new(
@@ -152,13 +170,15 @@ impl PriceSearch {
         machine: &Machine,
         effort: Effort,
         aim: Aim,
+        groups: &[Skippable],
     ) -> Result<Self, MachineError> {
         machine.check_for(trace)?;
         let instants = INSTANTS_FIRST.min(effort.instants).max(1);
-        let relaxation = Relaxation::new(trace, machine, instants);
+        let relaxation = Relaxation::with_skips(trace, machine, instants, groups);
         let ascent = DualAscent::new(&relaxation, None, aim);
         let under_way = Some((relaxation, ascent));
-        Ok(Self { effort, aim, instants, under_way, rounds: Vec::new(), best: None })
+        let (rounds, groups) = (Vec::new(), groups.to_vec());
+        Ok(Self { effort, aim, groups, instants, under_way, rounds, best: None })
     }
 
     /// Goes on for so many price changes, but not beyond the round that is under way. Returns
@@ -175,11 +195,12 @@ impl PriceSearch {
         if self.best.as_ref().is_none_or(|bound| bound.time <= time) {
             self.best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
         }
-        if found >= trace.ops.len() || self.instants >= self.effort.instants {
+        let left_out: usize = self.groups.iter().map(|group| group.ops.len()).sum();
+        if found >= trace.ops.len() - left_out || self.instants >= self.effort.instants {
             return false;
         }
         self.instants = (2 * self.instants).min(self.effort.instants);
-        let finer = Relaxation::new(trace, machine, self.instants);
+        let finer = Relaxation::with_skips(trace, machine, self.instants, &self.groups);
         let ascent = DualAscent::new(&finer, Some(&ascent), self.aim);
         self.under_way = Some((finer, ascent));
         true

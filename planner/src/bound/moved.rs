@@ -20,9 +20,15 @@ pub(super) const ROOM: usize = 1 + 2 * TIERS_MAX;
 pub(super) type IntervalValues = Vec<[f64; KINDS]>;
 
 pub(super) trait MovedBytes {
-    /// Bytes in memory at each instant, read and written in each interval, in host memory.
+    /// Bytes in memory at each instant, read and written in each interval, in host memory; and how
+    /// long each interval is. `left`: what a nanosecond of each is worth beside its links.
     /// `warmth`: the temperature, in ns per byte.
-    fn at(&mut self, rates: &[IntervalPrices<f64>], warmth: f64) -> IntervalValues;
+    fn at(
+        &mut self,
+        rates: &[IntervalPrices<f64>],
+        left: &[f64],
+        warmth: f64,
+    ) -> (IntervalValues, Vec<f64>);
 }
 
 pub(super) struct Flow<'a, const S: usize> {
@@ -42,18 +48,31 @@ impl<'a, const S: usize> Flow<'a, S> {
 }
 
 impl<const S: usize> MovedBytes for Flow<'_, S> {
-    fn at(&mut self, rates: &[IntervalPrices<f64>], warmth: f64) -> IntervalValues {
+    fn at(
+        &mut self,
+        rates: &[IntervalPrices<f64>],
+        left: &[f64],
+        warmth: f64,
+    ) -> (IntervalValues, Vec<f64>) {
         let warm = |rate: f64| Warm(rate / warmth);
         let rates: Vec<_> = rates.iter().map(|rates| rates.map(warm)).collect();
         self.costs.price(&rates);
         self.bytes.fill([[0.0; S]; S]);
         let lives = &self.relaxation.lives;
-        for life in &lives.all {
+        for life in lives.all.iter().filter(|life| life.bytes > 0) {
             let what = (life.end, life.bytes as f64);
             self.spreading.spread(&self.costs, lives.of(life), what, &mut self.bytes);
         }
+        let mut time: Vec<f64> =
+            self.relaxation.durations().iter().map(|time| *time as f64).collect();
+        self.relaxation.skips.spread(
+            (lives, &self.costs),
+            (left, warmth),
+            &mut self.spreading,
+            (&mut self.bytes, &mut time),
+        );
         self.costs.resolve(&mut self.bytes);
-        self.counted()
+        (self.counted(), time)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use super::line::IntervalLine;
 use super::lives::{Gathering, Lives};
+use super::skips::{LivesOfTrace, Skippable, Skips, may_be_left_out};
 use super::states::{IntervalPrices, TIERS_MAX, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::{Machine, Timeline};
-use crate::lifetime::{Lifetimes, uses_by_storage};
+use crate::lifetime::Lifetimes;
 use crate::trace::{Identity, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
@@ -65,11 +66,12 @@ pub struct Relaxation {
     wanted: u32,
     /// The op that begins at each instant.
     instants: Vec<u32>,
-    /// How long each interval lasts at least.
+    /// How long each interval lasts at least, without the ops that may be left out.
     durations: Vec<u64>,
     /// Room for storages that can move at each instant; below zero where nothing helps.
     pub(super) room: Vec<i64>,
     pub(super) lives: Lives,
+    pub(super) skips: Skips,
     pub(super) tiers: Vec<Tier>,
 }
 
@@ -84,27 +86,43 @@ pub(super) struct Tier {
 impl Relaxation {
     /// The relaxation with about `instants` instants, closer together where more moves.
     pub fn new(trace: &Trace, machine: &Machine, instants: u32) -> Self {
+        Self::with_skips(trace, machine, instants, &[])
+    }
+
+    /// The same where an iteration may leave ops out, whichever it likes.
+    pub fn with_skips(
+        trace: &Trace,
+        machine: &Machine,
+        instants: u32,
+        groups: &[Skippable],
+    ) -> Self {
         let lifetimes = Lifetimes::of(trace);
         let timeline = Timeline::of(trace);
         let wanted = instants;
-        let instants = choose_instants(&lifetimes, &timeline, machine, instants);
+        let left_out = may_be_left_out(trace, groups);
+        // An op that may be left out begins at no instant.
+        let instants = choose_instants(&lifetimes, &timeline, machine, (instants, &left_out));
         let count = instants.len();
-        let duration = |index: usize| {
-            let next = instants.get(index + 1).copied().unwrap_or(instants[0] + timeline.ops());
-            timeline.begin(next).0 - timeline.begin(instants[index]).0
-        };
-        let mut room = vec![signed(machine.capacity().0); count];
         let cut =
             IntervalLine { ops: timeline.ops(), instants: &instants, layout: Layout { count } };
+        let mut durations = vec![0; count];
+        for (op, recorded) in trace.ops.iter().enumerate().filter(|(op, _)| !left_out[*op]) {
+            durations[cut.interval(op as u32) % count] += recorded.duration.0;
+        }
+        let mut room = vec![signed(machine.capacity().0); count];
         let mut gathered = Gathering::default();
-        let uses = uses_by_storage(trace);
+        let mut lives = LivesOfTrace::of(trace, &lifetimes, &left_out);
+        let skips = Skips::of(trace, groups, &cut, &mut lives, &mut gathered);
         for (index, storage) in trace.storages.iter().enumerate() {
-            let life = lifetimes.lifetimes[index];
+            let life = lives.lifetimes[index];
+            if lives.is_optional[index] {
+                continue;
+            }
             if !storage.movable || storage.identity == Identity::Arrival {
                 for at in cut.instants_of(life) {
                     room[at] -= signed(storage.size.0);
                 }
-            } else if let Some((stretches, end)) = cut.stretches(life, &uses[index]) {
+            } else if let Some((stretches, end)) = cut.stretches(life, &lives.uses[index]) {
                 gathered.add(stretches, end, storage.size.0);
             }
         }
@@ -116,9 +134,10 @@ impl Relaxation {
         });
         Self {
             wanted,
-            durations: (0..count).map(duration).collect(),
+            durations,
             room,
             lives: gathered.finish(),
+            skips,
             tiers: [Some(ssd), host].into_iter().flatten().collect(),
             instants,
         }
@@ -134,13 +153,39 @@ impl Relaxation {
         &self.instants
     }
 
-    /// The least length of each interval.
+    /// The least length of each interval, without the ops that may be left out.
     pub(super) fn durations(&self) -> &[u64] {
         &self.durations
     }
 
     /// What these prices prove: the average iteration of any run takes at least this long.
     pub fn value(&self, prices: &Prices) -> Result<Nanos, BadPrices> {
+        let (mut value, rates, left) = self.priced(prices)?;
+        value += match self.tiers.len() {
+            1 => self.cost_of_lives::<{ states(1) }>(&rates, &left),
+            _ => self.cost_of_lives::<{ states(2) }>(&rates, &left),
+        };
+        Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
+    }
+
+    /// What these prices say that leaving each group of ops out saves, in 2^-32 ns: where it is
+    /// more than nothing, they are better left out.
+    pub fn saved_by_leaving_out(&self, prices: &Prices) -> Result<Vec<i128>, BadPrices> {
+        let (_, rates, left) = self.priced(prices)?;
+        let both = match self.tiers.len() {
+            1 => self.skips.both(&self.lives, &priced::<{ states(1) }>(&rates), &left),
+            _ => self.skips.both(&self.lives, &priced::<{ states(2) }>(&rates), &left),
+        };
+        Ok(both.into_iter().map(|[run, left_out]| run - left_out).collect())
+    }
+
+    /// What the prices make of time and room, what bytes pay, and what a nanosecond of each
+    /// interval is worth beside its links.
+    #[allow(clippy::type_complexity, reason = "what a value is made of")]
+    fn priced(
+        &self,
+        prices: &Prices,
+    ) -> Result<(i128, Vec<IntervalPrices<u64>>, Vec<i128>), BadPrices> {
         let count = self.instants.len();
         let lengths =
             [prices.memory.len(), prices.read.len(), prices.write.len(), prices.room.len()];
@@ -148,7 +193,7 @@ impl Relaxation {
             return Err(BadPrices::Count { found, expected: count });
         }
         let mut value: i128 = 0;
-        let mut rates = Vec::with_capacity(count);
+        let (mut rates, mut worth) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for interval in 0..count {
             let rate = Self::rates(prices, interval)?;
             let left = self.time_left(&rate).ok_or(BadPrices::Link { interval })?;
@@ -157,22 +202,18 @@ impl Relaxation {
             for (tier, price) in self.tiers.iter().zip(rate.room) {
                 value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
             }
+            worth.push(left);
             rates.push(IntervalPrices {
                 write: [rate.write[0] + prices.write_penalty, rate.write[1]],
                 ..rate
             });
         }
-        value += match self.tiers.len() {
-            1 => self.cost_of_lives::<{ states(1) }>(&rates),
-            _ => self.cost_of_lives::<{ states(2) }>(&rates),
-        };
-        Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
+        Ok((value, rates, worth))
     }
 
-    fn cost_of_lives<const S: usize>(&self, rates: &[IntervalPrices<u64>]) -> i128 {
-        let mut costs = Stretches::<u64, S>::new(Layout { count: rates.len() });
-        costs.price(rates);
-        self.lives.cost(&costs)
+    fn cost_of_lives<const S: usize>(&self, rates: &[IntervalPrices<u64>], left: &[i128]) -> i128 {
+        let costs = priced::<S>(rates);
+        self.lives.cost(&costs) + self.skips.cost(&self.lives, &costs, left)
     }
 
     fn rates(prices: &Prices, interval: usize) -> Result<IntervalPrices<u64>, BadPrices> {
@@ -219,13 +260,20 @@ impl Relaxation {
     }
 }
 
+/// What every stretch costs where bytes pay this much.
+fn priced<const S: usize>(rates: &[IntervalPrices<u64>]) -> Stretches<u64, S> {
+    let mut costs = Stretches::<u64, S>::new(Layout { count: rates.len() });
+    costs.price(rates);
+    costs
+}
+
 /// Instants at equal shares of the iteration's time and of what its ops touch; each is moved to the
-/// op nearby at which most memory is wanted.
+/// op nearby at which most memory is wanted, of those that are not left out.
 fn choose_instants(
     lifetimes: &Lifetimes,
     timeline: &Timeline,
     machine: &Machine,
-    count: u32,
+    (count, left_out): (u32, &[bool]),
 ) -> Vec<u32> {
     let ops = timeline.ops();
     let weight = |op: u32| {
@@ -239,18 +287,16 @@ fn choose_instants(
     };
     let whole: u128 = (0..ops).map(|op| share(weight(op))).sum();
     let part = (whole / u128::from(count.min(ops))).max(1);
-    let mut chosen = Vec::new();
-    let (mut sum, mut best) = (0u128, 0u32);
+    let mut chosen: Vec<u32> = Vec::new();
+    let (mut sum, mut best) = (0u128, None);
+    let memory = |op: u32| lifetimes.memory[op as usize];
     for op in 0..ops {
-        if lifetimes.memory[op as usize] > lifetimes.memory[best as usize] {
-            best = op;
+        if !left_out[op as usize] && best.is_none_or(|best| memory(op) > memory(best)) {
+            best = Some(op);
         }
         sum += share(weight(op));
         if sum >= part * (chosen.len() as u128 + 1) || op + 1 == ops {
-            if chosen.last() != Some(&best) {
-                chosen.push(best);
-            }
-            best = (op + 1).min(ops - 1);
+            chosen.extend(best.take());
         }
     }
     chosen

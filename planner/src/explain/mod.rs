@@ -4,6 +4,7 @@
 //! simulated, nothing is extrapolated.
 
 mod orders;
+mod recomputation;
 mod storage;
 mod text;
 mod wait;
@@ -19,6 +20,7 @@ use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
 pub use orders::{OrderAnswer, orders};
+pub use recomputation::{RecomputeAnswer, recomputation};
 pub use storage::{Absence, KeptInMemory, StorageAnswer};
 pub use wait::{Cause, OpAnswer, WaitTarget, WaitedTime};
 pub use what_if::{MachineChange, SimulateFn, WhatIf, what_if};

@@ -11,7 +11,7 @@ const COMPARED: u32 = 3;
 
 /// An op that would read something else, or run with a storage that is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("in this order op {op} ({name}) would read other bytes of {storage}")]
+#[error("op {op} ({name}) would read other bytes of {storage}")]
 pub struct BrokenDependence {
     /// The op in the program's order.
     pub op: u32,
@@ -21,11 +21,20 @@ pub struct BrokenDependence {
     pub storage: String,
 }
 
+impl BrokenDependence {
+    /// The op at `op` of a program's step, and which of its uses differs.
+    pub(crate) fn of(program: &Trace, op: usize, used: usize) -> Self {
+        let Op { name, uses, .. } = &program.ops[op];
+        let storage = uses.get(used).map_or_else(String::new, |used| program.label(used.storage));
+        Self { op: op as u32, name: name.clone(), storage }
+    }
+}
+
 /// An op of an iteration of the program.
-type Instance = (u32, u32);
+pub(crate) type Instance = (u32, u32);
 
 /// For each op and use, who wrote what it reads; `None` for what was there before.
-type Writers = Vec<Vec<Option<Instance>>>;
+pub(crate) type Writers = Vec<Vec<Option<Instance>>>;
 
 /// Follows both orders over several iterations and compares who wrote what each op reads.
 ///
@@ -33,8 +42,9 @@ type Writers = Vec<Vec<Option<Instance>>>;
 /// The first op that would read something else.
 pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
     let Reordered { base, trace, schedule } = reordered;
-    let as_programmed = follow(base, |position, iteration| (position, iteration));
-    let mut found = follow(trace, |position, iteration| {
+    let count = base.ops.len();
+    let as_programmed = written_by(base, count, |position, iteration| (position, iteration));
+    let mut found = written_by(trace, count, |position, iteration| {
         let placed = schedule[position as usize];
         (placed.op, iteration - u32::from(placed.late))
     });
@@ -43,18 +53,20 @@ pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
         let differs = (0..expected.len().max(found.len()))
             .find(|index| expected.get(*index) != found.get(*index));
         if let Some(index) = differs {
-            let Op { name, uses, .. } = &base.ops[op];
-            let storage = uses.get(index).map_or_else(String::new, |used| base.label(used.storage));
-            return Err(BrokenDependence { op: op as u32, name: name.clone(), storage });
+            return Err(BrokenDependence::of(base, op, index));
         }
     }
     Ok(())
 }
 
-/// Who wrote what each op of the compared iteration reads. `program` tells which op of which
-/// iteration of the program runs at a position of an iteration.
-fn follow(trace: &Trace, program: impl Fn(u32, u32) -> Instance) -> Writers {
-    let mut writers: Writers = vec![Vec::new(); trace.ops.len()];
+/// Who wrote what each op of the compared iteration reads. `program` tells which of the program's
+/// `ops`, of which iteration, runs at a position of an iteration.
+pub(crate) fn written_by(
+    trace: &Trace,
+    ops: usize,
+    program: impl Fn(u32, u32) -> Instance,
+) -> Writers {
+    let mut writers: Writers = vec![Vec::new(); ops];
     // Per storage and iteration of its birth: who modified it last.
     let mut last: Vec<[Option<Instance>; ITERATIONS as usize + 1]> =
         vec![Default::default(); trace.storages.len()];

@@ -25,6 +25,7 @@ use serde::Serialize;
 use std::fmt;
 
 pub use check::{BrokenDependence, check};
+pub(crate) use check::{Instance, written_by};
 
 /// When a parameter is updated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]

@@ -30,6 +30,8 @@ struct Shape {
     ops: u32,
     machine: Machine,
     expects: Expectation,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<u32>,
     rows: Vec<Migration<Identity>>,
 }
 
@@ -58,17 +60,18 @@ impl PlanFile {
         if header.version != VERSION {
             return Err(PlanError::Version { found: header.version });
         }
-        let Shape { policy, trace, fingerprint, ops, machine, expects, rows, .. } =
+        let Shape { policy, trace, fingerprint, ops, machine, expects, left_out, rows, .. } =
             serde_json::from_str(text)?;
         machine.check()?;
-        let plan = Self { policy, trace, fingerprint, ops, machine, expects, rows };
+        let plan = Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows };
         plan.check_rows()?;
         Ok(plan)
     }
 
     /// The file's text: one row per line, the same bytes for the same plan.
     pub fn to_json(&self) -> String {
-        let Self { policy, trace, fingerprint, ops, machine, expects, rows } = self.clone();
+        let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows } =
+            self.clone();
         let (format, version) = (FORMAT.to_owned(), VERSION);
         json::to_text(&Shape {
             format,
@@ -79,6 +82,7 @@ impl PlanFile {
             ops,
             machine,
             expects,
+            left_out,
             rows,
         })
     }

@@ -113,6 +113,9 @@ pub struct Plan<S = PlanStorage> {
     pub machine: Machine,
     /// What it should bring.
     pub expects: Expectation,
+    /// Which reruns of the program the iteration is without ([`crate::recompute`]): the trace it
+    /// was made from is the program's without these.
+    pub left_out: Vec<u32>,
     /// The migrations, in the order they begin.
     pub rows: Vec<Migration<S>>,
 }
@@ -205,6 +208,7 @@ impl Plan {
             ops: trace.ops.len() as u32,
             machine: *machine,
             expects: expects.with_rates(),
+            left_out: Vec::new(),
             rows,
         }
     }
@@ -227,8 +231,8 @@ impl<S> Plan<S> {
 
     /// The same plan with other rows.
     fn with_rows<T>(self, rows: Vec<Migration<T>>) -> Plan<T> {
-        let Self { policy, trace, fingerprint, ops, machine, expects, rows: _ } = self;
-        Plan { policy, trace, fingerprint, ops, machine, expects, rows }
+        let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows: _ } = self;
+        Plan { policy, trace, fingerprint, ops, machine, expects, left_out, rows }
     }
 }
 

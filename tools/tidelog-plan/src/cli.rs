@@ -33,6 +33,9 @@ Examples:
       the best plan that half a second finds; without --within the search goes to its end
   tidelog-plan plan trace.json machine.json --order best > plan.json
       in whichever order of the step's ops is the fastest; the plan tells which that is
+  tidelog-plan record llama3-8b --checkpointing -o trace.json
+  tidelog-plan plan trace.json machine.json --recompute best > plan.json
+      what is checkpointed is computed again, kept or moved, whichever is fastest
   tidelog-plan explain trace.json machine.json --plan plan.json
       where the time goes, and what another SSD, more memory or another order would bring
   tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
@@ -103,6 +106,23 @@ pub(crate) struct Inputs {
     /// all and takes the fastest; "explain" shows what each brings here
     #[arg(long, value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) order: OrderName,
+    /// What a step that was recorded with activation checkpointing runs again in its backward pass.
+    /// "best" leaves out what is better kept than computed again; "explain" shows what each brings
+    /// here
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    pub(crate) recompute: RecomputeName,
+}
+
+/// What runs again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RecomputeName {
+    /// What the program runs again
+    #[default]
+    Own,
+    /// Nothing: all that the backward pass reads is kept
+    None,
+    /// What makes the step fastest
+    Best,
 }
 
 /// An order of ops by name.

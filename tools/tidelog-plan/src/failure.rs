@@ -6,6 +6,7 @@ use tidelog_planner::hardware::calibrate::CalibrateError;
 use tidelog_planner::hardware::{HardwareError, SettleError};
 use tidelog_planner::order::OrderError;
 use tidelog_planner::plan::PlanError;
+use tidelog_planner::recompute::RecomputeError;
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::trace::TraceError;
 
@@ -32,6 +33,8 @@ pub(crate) enum PlanFailure {
     Hardware(#[from] HardwareError),
     #[error("{0}; tidelog-plan explain shows the orders that it has")]
     Order(#[from] OrderError),
+    #[error("{0}")]
+    Recompute(#[from] RecomputeError),
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
@@ -78,6 +81,7 @@ impl PlanFailure {
             | Self::Calibrate { .. }
             | Self::Hardware(_)
             | Self::Order(_)
+            | Self::Recompute(_)
             | Self::Simulate(SimulateError::Plan(_)) => PlanExit::Unusable,
             Self::Memory(_) | Self::Simulate(_) => PlanExit::DoesNotRun,
             Self::NotFound(_) => PlanExit::NotFound,

@@ -2,18 +2,19 @@
 
 use crate::cli::{Inputs, PlanSource, PolicyName};
 use crate::failure::PlanFailure;
-use crate::order::{in_order, orders};
+use crate::recompute::{ArrangedStep, arranged, steps};
 use std::cell::RefCell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tidelog_planner::algorithm1::{Algorithm1Options, Score, algorithm1};
-use tidelog_planner::bound::{Effort, lower_bound};
+use tidelog_planner::bound::{Effort, lower_bound, with_skips};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::endurance::{StepChoice, unbeaten};
 use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, rounds_at_most, settle};
 use tidelog_planner::order::OpOrder;
 use tidelog_planner::plan::{Plan, PlanFile};
+use tidelog_planner::recompute::{LeftOut, Reruns};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
 use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
@@ -31,7 +32,11 @@ pub(crate) const PLANNERS: [(&str, PolicyName); 4] = [
 pub(crate) struct LoadedStep {
     /// The step as the program runs it.
     pub(crate) program: Trace,
-    /// The step in the order that is planned.
+    /// Which of its reruns are left out, and the step without them.
+    pub(crate) left_out: LeftOut,
+    pub(crate) base: Trace,
+    /// That in the order that is planned.
+    pub(crate) order: OpOrder,
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
@@ -57,17 +62,13 @@ impl LoadedStep {
             return Self::with_plan(program, file, path, inputs);
         }
         let mut fastest: Option<Self> = None;
-        for order in orders(inputs.order) {
-            let trace = match in_order(&program, order) {
-                Err(_) if fastest.is_some() => continue,
-                made => made?,
-            };
-            let step = Self::planned(&program, &trace, &file, source.policy, inputs.within)?;
+        for arranged in steps(&program, &file.machine, inputs)? {
+            let step = Self::planned(&program, &arranged, &file, source.policy, inputs.within)?;
             if fastest.as_ref().is_none_or(|best| step.simulation.time < best.simulation.time) {
                 fastest = Some(step);
             }
         }
-        Ok(fastest.expect("there is at least one order"))
+        Ok(fastest.expect("there is at least one step"))
     }
 
     /// A step whose plan is there already, in the order that it was made for.
@@ -80,8 +81,10 @@ impl LoadedStep {
         let name = path.display().to_string();
         let wrong = |source| PlanFailure::Plan { file: name.clone(), source };
         let named = PlanFile::from_json(&text_of(path)?).map_err(wrong)?;
-        let of_plan = OpOrder::with_fingerprint(&program, named.fingerprint);
-        let trace = of_plan.map_or_else(|| program.clone(), |(_, trace)| trace);
+        let left_out = LeftOut(named.left_out.clone());
+        let base = arranged(&Reruns::of(&program), left_out.clone(), OpOrder::OWN)?.base;
+        let of_plan = OpOrder::with_fingerprint(&base, named.fingerprint);
+        let (order, trace) = of_plan.unwrap_or_else(|| (OpOrder::OWN, base.clone()));
         let plan = named.numbered(&trace).map_err(wrong)?;
         let machine = file.machine;
         let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
@@ -95,6 +98,9 @@ impl LoadedStep {
         let (found, prices) = Default::default();
         Ok(Self {
             program,
+            left_out,
+            base,
+            order,
             trace,
             machine,
             hardware,
@@ -110,7 +116,7 @@ impl LoadedStep {
 
     fn planned(
         program: &Trace,
-        trace: &Trace,
+        ArrangedStep { left_out, base, order, trace }: &ArrangedStep,
         file: &MachineFile,
         policy: PolicyName,
         within: Option<Duration>,
@@ -119,6 +125,9 @@ impl LoadedStep {
         let file = file.clone();
         let of = |policy, machine, plan, simulation, (found, prices)| Self {
             program: program.clone(),
+            left_out: left_out.clone(),
+            base: base.clone(),
+            order: *order,
             trace: trace.clone(),
             machine,
             hardware: hardware.clone(),
@@ -163,6 +172,13 @@ impl LoadedStep {
             found.push(StepChoice { plan, simulation: self.simulation.clone() });
         }
         Ok(unbeaten(found))
+    }
+
+    /// The file of a plan for this step.
+    pub(crate) fn file_of(&self, plan: &Plan) -> String {
+        let mut named = plan.named(&self.trace);
+        named.left_out.clone_from(&self.left_out.0);
+        named.to_json()
     }
 
     pub(crate) fn case(&self) -> Case<'_> {
@@ -233,6 +249,15 @@ fn choices(search: &Search<'_>) -> Vec<StepChoice> {
 /// one.
 pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, PlanFailure> {
     Ok(lower_bound(trace, &file.machine, Effort::default())?.time)
+}
+
+/// What no policy beats whichever reruns it leaves out.
+pub(crate) fn bound_of_all_choices(
+    program: &Trace,
+    file: &MachineFile,
+) -> Result<Nanos, PlanFailure> {
+    let reruns = Reruns::of(program).skippable();
+    Ok(with_skips(program, &file.machine, Effort::default(), &reruns)?.time)
 }
 
 pub(crate) fn read(inputs: &Inputs) -> Result<(Trace, MachineFile), PlanFailure> {

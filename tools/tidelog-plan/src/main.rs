@@ -6,6 +6,7 @@ mod failure;
 mod inputs;
 mod order;
 mod progress;
+mod recompute;
 
 use cli::{PlanCli, PlanCommand};
 use failure::PlanFailure;

@@ -1,9 +1,7 @@
-//! Orders by name, and what each brings.
+//! Orders by name.
 
 use crate::cli::OrderName;
-use crate::failure::PlanFailure;
 use tidelog_planner::order::{MicroBatches, OpOrder, Updates};
-use tidelog_planner::trace::Trace;
 
 /// The orders to try, the program's own first if there are several.
 pub(crate) fn orders(name: OrderName) -> Vec<OpOrder> {
@@ -17,9 +15,4 @@ pub(crate) fn orders(name: OrderName) -> Vec<OpOrder> {
         OrderName::LayerWiseEarly => order(MicroBatches::LayerWise, Updates::Early),
         OrderName::Best => OpOrder::ALL.to_vec(),
     }
-}
-
-/// The step in an order.
-pub(crate) fn in_order(program: &Trace, order: OpOrder) -> Result<Trace, PlanFailure> {
-    Ok(order.of(program)?.trace)
 }

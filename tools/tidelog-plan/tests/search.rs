@@ -3,7 +3,7 @@
 mod common;
 
 use common::{file, json, run, text};
-use tidelog_planner::instances::{LayeredStep, deep_network};
+use tidelog_planner::instances::{CheckpointedStep, LayeredStep, deep_network};
 
 /// A network of which about half fits.
 fn inputs(name: &str) -> (String, String) {
@@ -99,4 +99,45 @@ fn a_step_without_such_an_order_says_why() {
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("has no micro-batches one after the other"), "{said}");
+}
+
+/// Layers that are checkpointed, with memory for some of what they make.
+#[test]
+fn what_is_computed_again_is_chosen_and_a_plan_finds_its_own() {
+    let step = CheckpointedStep::of(8, 1);
+    let trace = file("recompute-trace.json", &step.checkpointed().to_json());
+    let machine = r#"{"budget": 1250000, "staging": 0, "verify": 1000000000000,
+        "ssd": {"read": 100000000, "write": 100000000, "latency_ns": 0}}"#;
+    let machine = file("recompute-machine.json", machine);
+    let plan = |what: &str| json(&run(&["plan", &trace, &machine, "--recompute", what]));
+    let time = |plan: &serde_json::Value| plan["expects"]["time_ns"].as_u64().unwrap();
+    let [own, none, best] = ["own", "none", "best"].map(plan);
+    assert!(time(&best) < time(&own).min(time(&none)), "{own} {none} {best}");
+    assert_eq!(own["left_out"], serde_json::Value::Null);
+    assert_eq!(none["left_out"].as_array().unwrap().len(), 8);
+    let left_out = best["left_out"].as_array().unwrap().len();
+    assert!(best["trace"].as_str().unwrap().ends_with(&format!("without {left_out} of 8 reruns")));
+    // What is left without any is the step that was never checkpointed.
+    let uncheckpointed = file("recompute-plain.json", &step.plain().to_json());
+    assert_eq!(time(&json(&run(&["plan", &uncheckpointed, &machine]))), time(&none));
+    // Nobody has to say again what is left out.
+    let kept = file("recompute-plan.json", &best.to_string());
+    let with_plan = ["simulate", &trace, &machine, "--plan", &kept, "--output", "json"];
+    assert_eq!(json(&run(&with_plan))[0]["time_ns"].as_u64(), Some(time(&best)));
+    let said = text(&run(&["explain", &trace, &machine]));
+    let line = |what: &str| said.lines().any(|line| line.trim_start().starts_with(what));
+    for what in ["own  (8 of 8 reruns", "none (0 of 8 reruns", "best ("] {
+        assert!(line(what), "{what}: {said}");
+    }
+    let compare = ["compare", &trace, &machine, "--recompute", "best", "--output", "json"];
+    let bound = json(&run(&compare))[0]["time_ns"].as_u64().unwrap();
+    assert!((time(&best) * 8 / 10..=time(&best)).contains(&bound), "{bound} {best}");
+    let early = ["--order", "early", "--recompute", "best"];
+    assert!(run(&[&["plan", &trace, &machine][..], &early].concat()).status.code() == Some(1));
+    let refused = run(&[&["compare", &trace, &machine][..], &early].concat());
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+    let refused = run(&["plan", &uncheckpointed, &machine, "--recompute", "best"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("recorded without activation checkpointing"), "{said}");
 }

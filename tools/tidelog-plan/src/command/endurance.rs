@@ -80,7 +80,7 @@ pub(super) fn plan_under(step: &LoadedStep, terabytes_per_day: f64) -> Result<St
             time(point.pause)
         );
     }
-    Ok(found[point.choice].plan.named(&step.trace).to_json())
+    Ok(step.file_of(&found[point.choice].plan))
 }
 
 /// Puts wear and the price of writing less into a page.

@@ -4,10 +4,13 @@ use super::table::table;
 use crate::cli::ExplainArgs;
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, simulator};
+use crate::recompute::quick_simulator;
 use serde_json::json;
 use std::fmt::{self, Write};
 use tidelog_command_line::OutputFormat;
-use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, find, orders, what_if};
+use tidelog_planner::explain::{
+    MachineChange, OpAnswer, SimulateFn, StorageAnswer, find, orders, recomputation, what_if,
+};
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
@@ -52,7 +55,14 @@ pub(crate) fn explain(
     let orders = if asked || arguments.no_what_if {
         Vec::new()
     } else {
-        orders(&step.program, &step.machine, &simulator(step.policy, step.within))?
+        orders(&step.base, &step.machine, &simulator(step.policy, step.within))?
+    };
+    let recomputed = if asked || arguments.no_what_if {
+        Vec::new()
+    } else {
+        let simulators: (SimulateFn<'_>, SimulateFn<'_>) =
+            (&quick_simulator, &simulator(step.policy, step.within));
+        recomputation(&step.program, step.order, &step.machine, simulators)?
     };
     if output == OutputFormat::Json {
         let answer = json!({
@@ -67,6 +77,7 @@ pub(crate) fn explain(
             "storages": storages,
             "what_if": found,
             "orders": orders,
+            "recompute": recomputed,
             "prices": step.prices,
         });
         return Ok(format!("{answer:#}\n"));
@@ -94,6 +105,11 @@ pub(crate) fn explain(
         text += "In other orders of the same ops, planned and simulated again (--order)\n";
         text += &orders.iter().map(|one| compared(&step, one, one.time)).collect::<String>();
         text += "  tidelog-plan compare --order NAME shows what no plan in that order can beat\n";
+    }
+    if !recomputed.is_empty() {
+        text += "With other parts run again, planned and simulated again (--recompute)\n";
+        text += &recomputed.iter().map(|one| compared(&step, one, one.time)).collect::<String>();
+        text += "  tidelog-plan compare --recompute best shows what no plan with any of them can beat\n";
     }
     Ok(text)
 }

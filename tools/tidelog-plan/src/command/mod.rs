@@ -6,13 +6,15 @@ mod explain;
 mod record;
 mod table;
 
-use crate::cli::{Inputs, PlanArgs, PolicyName, ReportArgs, StepArgs};
+use crate::cli::{Inputs, PlanArgs, PolicyName, RecomputeName, ReportArgs, StepArgs};
 use crate::failure::PlanFailure;
-use crate::inputs::{LoadedStep, PLANNERS, bound, planner, read};
-use crate::order::{in_order, orders};
+use crate::inputs::{LoadedStep, PLANNERS, bound, bound_of_all_choices, planner, read};
+use crate::order::orders;
+use crate::recompute::steps;
 use serde_json::{Value, json};
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::export::chrome_trace;
+use tidelog_planner::order::OpOrder;
 use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{self, Simulation};
 use tidelog_planner::trace::Trace;
@@ -33,7 +35,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.inputs, &source)?;
     match arguments.write_budget {
         Some(terabytes) => endurance::plan_under(&step, terabytes),
-        None => Ok(step.plan.map_or(String::new(), |plan| plan.named(&step.trace).to_json())),
+        None => Ok(step.plan.as_ref().map_or(String::new(), |plan| step.file_of(plan))),
     }
 }
 
@@ -48,8 +50,18 @@ pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, P
         return Err(PlanFailure::Usage(why.to_owned()));
     };
     let (program, file) = read(inputs)?;
-    let trace = in_order(&program, order)?;
-    let bound = bound(&trace, &file)?;
+    let is_best = inputs.recompute == RecomputeName::Best;
+    if is_best && order != OpOrder::OWN {
+        let why = "compare --recompute best has a bound for the program's own order alone";
+        return Err(PlanFailure::Usage(why.to_owned()));
+    }
+    let trace = match steps(&program, &file.machine, inputs)?.into_iter().next() {
+        Some(step) => step.trace,
+        None => return Ok(String::new()),
+    };
+    // Of the best choice it is that of all: none beats it.
+    let bound =
+        if is_best { bound_of_all_choices(&program, &file)? } else { bound(&trace, &file)? };
     let machine = file.machine;
     let of_ideal = percent_of_ideal(&trace, bound);
     let mut rows =

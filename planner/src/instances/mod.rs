@@ -1,6 +1,8 @@
 //! Made-up steps that policies are measured on: small random ones with every plan that there is,
 //! where the best can be known, and one as long as is wanted.
 
+mod checkpointed;
+
 use crate::cost::{HostLink, Machine, SsdLink};
 use crate::lifetime::{Lifetimes, PeriodEnd};
 use crate::migration::Migration;
@@ -9,6 +11,7 @@ use crate::trace::{
     Access, Birth, Death, Identity, Op, PlanStorage, Storage, StorageKind, Trace, Use,
 };
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+pub use checkpointed::{BlockOp, CheckpointedStep};
 use tidelog_random::Random;
 
 /// A random valid trace of up to `ops_max` ops and a handful of storages, for exhaustive tests.

@@ -1,0 +1,224 @@
+//! Ops that may be left out of an iteration: the bound holds whichever are, in each iteration anew.
+//!
+//! Leaving ops out changes what the others are bounded by in two ways: their time is saved, and
+//! storages of their own need not be, while others live longer in their place. Everything else is
+//! taken as where they are left out: that they do not use it can only make the bound smaller. So
+//! under given prices each group of ops is a choice of its own, and the cheaper way of each counts.
+
+use super::costs::{Cost, Matrix, Warm};
+use super::line::IntervalLine;
+use super::lives::{Gathering, Lives, Spreading, cheapest};
+use super::stretches::Stretches;
+use crate::lifetime::{At, Lifetime, Lifetimes, uses_by_storage};
+use crate::trace::{PlanStorage, Trace};
+use std::ops::Range;
+
+/// Ops, one after the other, that an iteration may leave out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skippable {
+    /// The ops.
+    pub ops: Range<u32>,
+    /// What they make.
+    pub stand_ins: Vec<StandIn>,
+}
+
+/// What stands for a storage whose maker is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandIn {
+    /// What the ops make.
+    pub made: PlanStorage,
+    /// What holds the same bytes, made before.
+    pub instead: PlanStorage,
+    /// Whether it has to live on for that: nobody needs `made` otherwise.
+    pub kept: bool,
+}
+
+/// One of the two ways of a group: what it takes.
+#[derive(Clone, Debug, Default)]
+struct Way {
+    /// Time in intervals.
+    time: Vec<(usize, u64)>,
+    /// Bytes of lives.
+    lives: Vec<(usize, u64)>,
+}
+
+/// A group of ops, run or left out.
+#[derive(Clone, Debug, Default)]
+struct Skip {
+    run: Way,
+    left_out: Way,
+    /// What lives in either way, for the search.
+    bytes: u64,
+}
+
+/// All groups of an iteration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Skips {
+    all: Vec<Skip>,
+}
+
+/// Lives as they are whichever ops are left out, and those that are only in one way.
+pub(super) struct LivesOfTrace {
+    pub(super) lifetimes: Vec<Lifetime>,
+    pub(super) uses: Vec<Vec<At>>,
+    /// Whether a storage's life is a matter of a group.
+    pub(super) is_optional: Vec<bool>,
+}
+
+/// Whether each op may be left out.
+pub(super) fn may_be_left_out(trace: &Trace, groups: &[Skippable]) -> Vec<bool> {
+    let mut ops = vec![false; trace.ops.len()];
+    for op in groups.iter().flat_map(|group| group.ops.clone()) {
+        ops[op as usize] = true;
+    }
+    ops
+}
+
+impl LivesOfTrace {
+    /// Uses by ops that may be left out do not count; what dies beside one may be gone before.
+    pub(super) fn of(trace: &Trace, lifetimes: &Lifetimes, left_out: &[bool]) -> Self {
+        let count = trace.ops.len() as u32;
+        let stays = |op: u32| !left_out[(op % count) as usize];
+        let mut uses = uses_by_storage(trace);
+        for uses in &mut uses {
+            uses.retain(|at| stays(at.op));
+        }
+        let last = |life: &Lifetime| Lifetime {
+            death: life.death.map(|death| {
+                let first = life.birth.unwrap_or(0);
+                (first..=death).rev().find(|op| stays(*op)).unwrap_or(first)
+            }),
+            ..*life
+        };
+        let lifetimes = lifetimes.lifetimes.iter().map(last).collect();
+        Self { lifetimes, uses, is_optional: vec![false; trace.storages.len()] }
+    }
+}
+
+impl Skips {
+    /// The groups' ways. Notes in `lives` which storages are theirs.
+    pub(super) fn of(
+        trace: &Trace,
+        groups: &[Skippable],
+        cut: &IntervalLine<'_>,
+        lives: &mut LivesOfTrace,
+        gathered: &mut Gathering,
+    ) -> Self {
+        let mut skips = Self::default();
+        for group in groups {
+            let mut skip = Skip::default();
+            for op in group.ops.clone() {
+                let time = trace.ops[op as usize].duration.0;
+                skip.run.add_time(cut.interval(op) % cut.instants.len(), time);
+            }
+            for one in &group.stand_ins {
+                let [made, instead] = [one.made, one.instead].map(|storage| storage.0 as usize);
+                let size = trace.storages[made].size.0;
+                let mut add = |way: &mut Way, life: Lifetime, uses: &[At]| {
+                    if let Some((stretches, end)) = cut.stretches(life, uses) {
+                        way.lives.push((gathered.number(stretches, end), size));
+                        skip.bytes += size;
+                    }
+                };
+                lives.is_optional[made] = true;
+                if !trace.storages[made].movable {
+                    continue;
+                }
+                add(&mut skip.run, lives.lifetimes[made], &lives.uses[made]);
+                if one.kept {
+                    lives.is_optional[instead] = true;
+                    let short = lives.lifetimes[instead];
+                    add(&mut skip.run, short, &lives.uses[instead]);
+                    let both = [&lives.uses[instead][..], &lives.uses[made]].concat();
+                    let long = Lifetime { death: lives.lifetimes[made].death, ..short };
+                    add(&mut skip.left_out, long, &both);
+                }
+            }
+            skips.all.push(skip);
+        }
+        skips
+    }
+
+    /// What the groups' cheaper ways cost. `left`: what a nanosecond of each interval is worth,
+    /// times 10^9.
+    pub(super) fn cost<const S: usize>(
+        &self,
+        lives: &Lives,
+        costs: &Stretches<u64, S>,
+        left: &[i128],
+    ) -> i128 {
+        let ways = self.both(lives, costs, left).into_iter();
+        ways.map(|[run, left_out]| run.min(left_out)).sum()
+    }
+
+    /// What each group costs if it runs, and if it is left out.
+    pub(super) fn both<const S: usize>(
+        &self,
+        lives: &Lives,
+        costs: &Stretches<u64, S>,
+        left: &[i128],
+    ) -> Vec<[i128; 2]> {
+        let cost = |way: &Way| {
+            let time = way
+                .time
+                .iter()
+                .map(|(interval, time)| i128::from(*time) * left[*interval] / 1_000_000_000);
+            let of_lives = way.lives.iter().map(|(life, bytes)| {
+                let life = &lives.all[*life];
+                i128::from(cheapest(costs, lives.of(life), life.end)) * i128::from(*bytes)
+            });
+            time.sum::<i128>() + of_lives.sum::<i128>()
+        };
+        self.all.iter().map(|skip| [cost(&skip.run), cost(&skip.left_out)]).collect()
+    }
+
+    /// Spreads each group over its two ways, by how little more than the cheaper one each costs per
+    /// byte, and the bytes of their lives with them. Adds the time of what runs to `time`.
+    #[allow(clippy::cast_precision_loss, reason = "for the search, which may be inexact")]
+    pub(super) fn spread<const S: usize>(
+        &self,
+        (lives, costs): (&Lives, &Stretches<Warm, S>),
+        (left, warmth): (&[f64], f64),
+        spreading: &mut Spreading<S>,
+        to: (&mut [Matrix<f64, S>], &mut [f64]),
+    ) {
+        let (bytes_to, time_to) = to;
+        for skip in &self.all {
+            let ways = [&skip.run, &skip.left_out];
+            let cost = ways.map(|way| {
+                let time = way.time.iter().map(|(interval, time)| *time as f64 * left[*interval]);
+                let mut cost: f64 = time.sum();
+                for (life, bytes) in &way.lives {
+                    let life = &lives.all[*life];
+                    let one = spreading.cost(costs, lives.of(life), life.end);
+                    cost += *bytes as f64 * one.0 * warmth;
+                }
+                Warm(cost / warmth / skip.bytes.max(1) as f64)
+            });
+            let all = Warm::either(cost);
+            for (way, cost) in ways.into_iter().zip(cost) {
+                let share = cost.share(all);
+                if share == 0.0 {
+                    continue;
+                }
+                for (interval, time) in &way.time {
+                    time_to[*interval] += share * *time as f64;
+                }
+                for (life, bytes) in &way.lives {
+                    let life = &lives.all[*life];
+                    let what = (life.end, share * *bytes as f64);
+                    spreading.spread(costs, lives.of(life), what, bytes_to);
+                }
+            }
+        }
+    }
+}
+
+impl Way {
+    fn add_time(&mut self, interval: usize, time: u64) {
+        match self.time.last_mut() {
+            Some((last, sum)) if *last == interval => *sum += time,
+            _ => self.time.push((interval, time)),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What running again less, or more, would bring: planned again, simulated again.
+
+use super::SimulateFn;
+use crate::cost::Machine;
+use crate::order::OpOrder;
+use crate::plan::PlannedBytes;
+use crate::recompute::{LeftOut, Reruns, choose};
+use crate::report::text::{bytes, time};
+use crate::simulate::SimulateError;
+use crate::trace::Trace;
+use crate::units::Nanos;
+use serde::Serialize;
+use std::fmt;
+
+/// What a choice of reruns brings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RecomputeAnswer {
+    /// What it is called.
+    pub recompute: &'static str,
+    /// The reruns that it leaves out, of so many.
+    pub left_out: LeftOut,
+    /// How many there are.
+    pub reruns: usize,
+    /// How long what still runs again runs.
+    #[serde(rename = "again_ns")]
+    pub again: Nanos,
+    /// The length of the step; `None` if it cannot run.
+    #[serde(rename = "time_ns")]
+    pub time: Option<Nanos>,
+    /// The bytes that move.
+    pub bytes: Option<PlannedBytes>,
+}
+
+/// Plans and simulates a step with all its reruns, with none, and with those that `quick` finds
+/// best to leave out. Nothing where the step has no reruns.
+///
+/// # Errors
+/// If a step cannot be simulated for another reason than a lack of memory.
+pub fn recomputation(
+    program: &Trace,
+    order: OpOrder,
+    machine: &Machine,
+    (quick, simulator): (SimulateFn<'_>, SimulateFn<'_>),
+) -> Result<Vec<RecomputeAnswer>, SimulateError> {
+    let reruns = Reruns::of(program);
+    if reruns.all().is_empty() {
+        return Ok(Vec::new());
+    }
+    let planned = |trace: &Trace, simulator: SimulateFn<'_>| {
+        let Ok(ordered) = order.of(trace) else { return Ok(None) };
+        match simulator(&ordered.trace, machine) {
+            Ok(found) => Ok(Some((found.time, found.bytes))),
+            Err(SimulateError::Refused { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    };
+    let found = choose(&reruns, machine, |trace| {
+        let found = planned(trace, quick)?;
+        Ok::<_, SimulateError>(found.map(|(time, bytes)| (time, bytes.ssd_written)))
+    })?;
+    let best = found.into_iter().next().map(|choice| ("best", choice.left_out));
+    let named = [("own", LeftOut::default()), ("none", reruns.every())].into_iter().chain(best);
+    let answer = |(recompute, left_out): (&'static str, LeftOut)| {
+        let step = reruns.without(&left_out).ok();
+        let found = step.map_or(Ok(None), |step| planned(&step.trace, simulator))?;
+        let runs = |index: &usize| !left_out.0.contains(&(*index as u32));
+        let again = (0..reruns.all().len()).filter(runs).map(|index| reruns.all()[index].time.0);
+        Ok(RecomputeAnswer {
+            recompute,
+            again: Nanos(again.sum()),
+            reruns: reruns.all().len(),
+            time: found.map(|(time, _)| time),
+            bytes: found.map(|(_, bytes)| bytes),
+            left_out,
+        })
+    };
+    named.map(answer).collect()
+}
+
+impl fmt::Display for RecomputeAnswer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (runs, all) = (self.reruns - self.left_out.0.len(), self.reruns);
+        write!(out, "{:5}", self.recompute)?;
+        write!(out, "({runs} of {all} reruns, {} of the kernels): ", time(self.again))?;
+        match (self.time, self.bytes) {
+            (Some(length), Some(moved)) => write!(
+                out,
+                "{}, {} written, {} read",
+                time(length),
+                bytes(moved.ssd_written),
+                bytes(moved.ssd_read)
+            ),
+            _ => out.write_str("not possible"),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The steps that a command looks at: orders and choices of reruns by name.
+
+use crate::cli::{Inputs, RecomputeName};
+use crate::failure::PlanFailure;
+use crate::order::orders;
+use tidelog_planner::cost::Machine;
+use tidelog_planner::order::OpOrder;
+use tidelog_planner::recompute::{LeftOut, RecomputeError, Reruns, choose};
+use tidelog_planner::simulate::{SimulateError, Simulation};
+use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::trace::Trace;
+use tidelog_planner::units::{Bytes, Nanos};
+
+/// Of the choices that look best after a short search, so many are planned in full.
+const PLANNED: usize = 3;
+
+/// How many steps of a search are enough to compare steps with each other.
+const QUICK_STEPS: u64 = 4;
+
+/// A step in an order, without some of its reruns.
+pub(crate) struct ArrangedStep {
+    pub(crate) left_out: LeftOut,
+    /// The step in the program's order.
+    pub(crate) base: Trace,
+    /// In the order that is planned.
+    pub(crate) order: OpOrder,
+    pub(crate) trace: Trace,
+}
+
+/// The steps to plan: each order with what may be best left out in it.
+pub(crate) fn steps(
+    program: &Trace,
+    machine: &Machine,
+    inputs: &Inputs,
+) -> Result<Vec<ArrangedStep>, PlanFailure> {
+    let reruns = Reruns::of(program);
+    if inputs.recompute != RecomputeName::Own && reruns.all().is_empty() {
+        return Err(RecomputeError::NoReruns.into());
+    }
+    let mut found = Vec::new();
+    for order in orders(inputs.order) {
+        for left_out in choices(&reruns, machine, inputs.recompute, order)? {
+            match arranged(&reruns, left_out, order) {
+                // Of all orders, those that there are.
+                Err(PlanFailure::Order(_)) if !found.is_empty() => {}
+                made => found.push(made?),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The step without these reruns, in this order.
+pub(crate) fn arranged(
+    reruns: &Reruns<'_>,
+    left_out: LeftOut,
+    order: OpOrder,
+) -> Result<ArrangedStep, PlanFailure> {
+    let base = reruns.without(&left_out)?.trace;
+    let trace = order.of(&base)?.trace;
+    Ok(ArrangedStep { left_out, base, order, trace })
+}
+
+fn choices(
+    reruns: &Reruns<'_>,
+    machine: &Machine,
+    name: RecomputeName,
+    order: OpOrder,
+) -> Result<Vec<LeftOut>, PlanFailure> {
+    match name {
+        RecomputeName::Own => return Ok(vec![LeftOut::default()]),
+        RecomputeName::None => return Ok(vec![reruns.every()]),
+        RecomputeName::Best => {}
+    }
+    let found = choose(reruns, machine, |trace| match order.of(trace) {
+        Ok(ordered) => quick(&ordered.trace, machine),
+        Err(_) => Ok(None),
+    });
+    let mut found: Vec<LeftOut> =
+        found?.into_iter().take(PLANNED).map(|choice| choice.left_out).collect();
+    if found.is_empty() {
+        // Why nothing runs is said of the program's own.
+        found.push(LeftOut::default());
+    }
+    Ok(found)
+}
+
+/// What the best plan of a short search takes and writes; nothing where the step cannot run.
+fn quick(trace: &Trace, machine: &Machine) -> Result<Option<(Nanos, Bytes)>, SimulateError> {
+    match quick_simulator(trace, machine) {
+        Err(SimulateError::Refused { .. }) => Ok(None),
+        found => found.map(|found| Some((found.time, found.bytes.ssd_written))),
+    }
+}
+
+/// Plans and simulates by a short search.
+pub(crate) fn quick_simulator(
+    trace: &Trace,
+    machine: &Machine,
+) -> Result<Simulation, SimulateError> {
+    let mut search = Search::new(trace, machine, TidelogOptions::default())?;
+    search.advance(QUICK_STEPS)?;
+    Ok(search.best().expect("the first step of a search makes a plan").1)
+}
