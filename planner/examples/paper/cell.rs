@@ -157,13 +157,13 @@ pub(super) fn plan(
     }
     let file = |kind: &str| bounds.join(format!("{}-{}{kind}.json", part.file(), capacity / GIB));
     let search = || lower_bound(trace, &machine, EFFORT);
-    let proof = certificate(&file(""), trace, &machine, search)?;
+    let proof = certificate(&file(""), (trace, &machine, &[]), search)?;
     cell.bound = Some(proof.relaxation.value(&proof.prices)?.0.max(cell.ideal));
     if part.set.published.is_none() {
         return Ok(cell);
     }
     let search = || write_floor(trace, &machine, FLOOR_EFFORT);
-    let proof = certificate(&file("-written"), trace, &machine, search)?;
+    let proof = certificate(&file("-written"), (trace, &machine, &[]), search)?;
     let time = Nanos(cell.best_published().time);
     cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
     // What takes long is not done twice: the second stage says little more than the first.

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use std::path::Path;
-use tidelog_planner::bound::{Bound, Prices, Relaxation};
+use tidelog_planner::bound::{Bound, Prices, Relaxation, Skippable};
 use tidelog_planner::cost::{Machine, MachineError};
 use tidelog_planner::trace::Trace;
 
@@ -13,15 +13,14 @@ pub(super) struct Certificate {
     pub(super) prices: Prices,
 }
 
-/// The prices kept in `path` if they still prove something of this trace on this machine, else what
-/// `search` finds.
+/// The prices kept in `path` if they still prove something of this trace on this machine, whichever
+/// of some groups of ops it leaves out, else what `search` finds.
 pub(super) fn certificate(
     path: &Path,
-    trace: &Trace,
-    machine: &Machine,
+    (trace, machine, groups): (&Trace, &Machine, &[Skippable]),
     search: impl FnOnce() -> Result<Bound, MachineError>,
 ) -> Result<Certificate, super::Failure> {
-    if let Some(kept) = read(path, trace, machine) {
+    if let Some(kept) = read(path, trace, machine, groups) {
         return Ok(kept);
     }
     let Bound { relaxation, prices, rounds, .. } = search()?;
@@ -37,14 +36,19 @@ pub(super) fn certificate(
     Ok(Certificate { relaxation, prices })
 }
 
-fn read(path: &Path, trace: &Trace, machine: &Machine) -> Option<Certificate> {
+fn read(
+    path: &Path,
+    trace: &Trace,
+    machine: &Machine,
+    groups: &[Skippable],
+) -> Option<Certificate> {
     let kept: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
     if kept["of"] != name(trace, machine) {
         return None;
     }
     let wanted = u32::try_from(kept["instants"].as_u64()?).ok()?;
     let prices: Prices = serde_json::from_value(kept["prices"].clone()).ok()?;
-    let relaxation = Relaxation::new(trace, machine, wanted);
+    let relaxation = Relaxation::with_skips(trace, machine, wanted, groups);
     // Whatever the file says: only what `value` makes of it counts, for this trace and this
     // machine.
     relaxation.value(&prices).ok()?;

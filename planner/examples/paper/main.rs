@@ -2,7 +2,8 @@
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
 //! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
 //! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are
-//! planned; `orders` names all steps that are planned in every order.
+//! planned; `orders` names all steps that are planned in every order, `recompute` all that are
+//! planned with some of their layers computed again, `recompute:NAME` one of them.
 
 mod cell;
 mod certificates;
@@ -12,6 +13,7 @@ mod marks;
 mod orders;
 mod output;
 mod page;
+mod recompute;
 mod sets;
 mod small;
 mod snake;
@@ -19,6 +21,7 @@ mod snake;
 use cell::{Cell, Traces};
 use orders::Orders;
 use output::Results;
+use recompute::Recomputed;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
 use std::sync::Mutex;
@@ -40,8 +43,12 @@ fn main() -> Result<(), Failure> {
     };
     let ordered = orders::names();
     let sets = SETS.iter().map(|set| set.name);
-    let known: Vec<&str> =
-        sets.chain(ordered.iter().map(String::as_str)).chain([ALL_ORDERS]).collect();
+    let recomputed = recompute::names();
+    let one_by_one: Vec<String> = recomputed.iter().map(|name| recompute::asked_as(name)).collect();
+    let known: Vec<&str> = sets
+        .chain(ordered.iter().chain(&one_by_one).map(String::as_str))
+        .chain([ALL_ORDERS, recompute::ALL])
+        .collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
     }
@@ -50,6 +57,8 @@ fn main() -> Result<(), Failure> {
     let parts: Vec<TracePart> = SETS.iter().filter(wanted).flat_map(TracePart::of).collect();
     let ordered: Vec<String> =
         ordered.into_iter().filter(|name| asked(ALL_ORDERS) || asked(name)).collect();
+    let is_asked = |name: &String| asked(recompute::ALL) || asked(&recompute::asked_as(name));
+    let recomputed: Vec<String> = recomputed.into_iter().filter(is_asked).collect();
     let folder = Path::new(folder);
     let traces = parts.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
 
@@ -57,13 +66,16 @@ fn main() -> Result<(), Failure> {
     let bounds = folder.with_file_name("bounds");
     let cells = cells(&parts, &traces, &bounds)?;
     let orders = Orders::of(&ordered, folder, &bounds)?;
+    let recomputed = Recomputed::of(&recomputed, folder, &bounds)?;
     if parts.is_empty() && !names.is_empty() {
-        // Small instances and growth have nothing to do with orders.
-        let missed = orders.missed();
+        // Small instances and growth have nothing to do with these.
+        let missed: Vec<String> = orders.missed().into_iter().chain(recomputed.missed()).collect();
         for line in &missed {
             println!("falls short: {line}");
         }
-        let found = serde_json::json!({"orders": orders.json(), "falls_short": missed});
+        let found = serde_json::json!({
+            "orders": orders.json(), "recompute": recomputed.json(), "falls_short": missed,
+        });
         std::fs::write(output, format!("{found:#}\n"))?;
         std::process::exit(i32::from(!missed.is_empty()));
     }
@@ -73,9 +85,9 @@ fn main() -> Result<(), Failure> {
 
     let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes));
-    let missed = missed.chain(orders.missed()).collect();
+    let missed = missed.chain(orders.missed()).chain(recomputed.missed()).collect();
     let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
-    let results = Results { cells, orders, small, sizes, missed, out_of_reach };
+    let results = Results { cells, orders, recomputed, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
     for line in &results.out_of_reach {
         println!("out of reach: {line}");

@@ -21,10 +21,10 @@ use tidelog_planner::trace::Trace;
 const MODELS: [&str; 3] = ["llama3-8b", "granite-8b", "llama3-70b"];
 const MICRO_BATCHES: [u32; 3] = [1, 4, 16];
 
-const CAPACITY: u64 = 80 * GIB;
+pub(super) const CAPACITY: u64 = 80 * GIB;
 
 /// Six orders are searched where others are one.
-const PLANNED: u64 = 1_000_000;
+pub(super) const PLANNED: u64 = 1_000_000;
 
 /// The bound of the program's own order: where the first does not prove enough, the second is
 /// tried.
@@ -136,7 +136,7 @@ fn row(name: &str, folder: &Path, bounds: &Path) -> Result<OrderRow, Failure> {
     for (kind, effort) in EFFORTS {
         let path = bounds.join(format!("{name}{kind}.json"));
         let search = || lower_bound(&trace, &machine, effort);
-        let proof = certificate(&path, &trace, &machine, search)?;
+        let proof = certificate(&path, (&trace, &machine, &[]), search)?;
         bound = bound.max(proof.relaxation.value(&proof.prices)?.0);
         let is_limited_by_kernels = ratio(ideal, orders[0].time) > OVER_OWN;
         if is_limited_by_kernels || ratio(best, bound) <= OVER_OWN {

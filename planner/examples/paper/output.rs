@@ -4,6 +4,7 @@ use super::cell::{Cell, PolicyResult, Traces};
 use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
 use super::orders::Orders;
+use super::recompute::Recomputed;
 use super::sets::TracePart;
 use super::small::Small;
 use super::{GIB, ratio};
@@ -16,6 +17,7 @@ use tidelog_planner::lifetime::Lifetimes;
 pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     pub(super) orders: Orders,
+    pub(super) recomputed: Recomputed,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,
@@ -138,6 +140,7 @@ pub(super) fn json(results: &Results) -> Value {
     json!({
         "cells": cells,
         "orders": results.orders.json(),
+        "recompute": results.recomputed.json(),
         "small_instances": results.small,
         "growth": results.sizes,
         "falls_short": results.missed,

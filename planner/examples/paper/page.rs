@@ -41,6 +41,7 @@ pub(super) fn page(results: &Results, name: &str) -> String {
         table(cell, name, &mut out);
     }
     out += &super::orders::page(&results.orders);
+    out += &super::recompute::page(&results.recomputed);
     let _ = writeln!(out, "<h2>Small instances</h2>\n<p>{}</p>", small_in_words(&results.small));
     out.push_str("<h2>Longer traces</h2>\n");
     for size in &results.sizes {

@@ -1,0 +1,274 @@
+//! What computing again brings: steps with activation checkpointing, in which each layer is
+//! computed again, kept or moved, whichever is best, beside all and none of them, and what no plan
+//! of any choice can beat.
+
+use super::cell::{machine, timed};
+use super::certificates::certificate;
+use super::columns::gigabytes;
+use super::orders::{self, CAPACITY, PLANNED};
+use super::sets::SETS;
+use super::{Failure, ratio, side_by_side};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+use tidelog_planner::bound::{Effort, with_skips};
+use tidelog_planner::cost::Machine;
+use tidelog_planner::order::{MicroBatches, OpOrder, Updates};
+use tidelog_planner::recompute::{LeftOut, Reruns, choose};
+use tidelog_planner::simulate::SimulateError;
+use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::trace::Trace;
+
+const EFFORT: Effort = Effort { instants: 600, steps: 1000 };
+
+/// Of the choices that look best after a short search of so many steps, so many are planned in
+/// full.
+const QUICK_STEPS: u64 = 4;
+const PLANNED_IN_FULL: usize = 3;
+
+/// A step with some of its reruns left out.
+struct Outcome {
+    left_out: usize,
+    time: u64,
+    written: u64,
+}
+
+/// A step in one order: with all its reruns, with none, and with the best.
+struct InOrder {
+    order: OpOrder,
+    all: Option<Outcome>,
+    none: Option<Outcome>,
+    best: Outcome,
+    /// Seconds of a core for the best.
+    planning: f64,
+}
+
+struct Row {
+    name: String,
+    reruns: usize,
+    /// The kernels' time with all reruns, and with none.
+    kernels: [u64; 2],
+    /// What no plan in the program's order beats, whatever it computes again.
+    bound: u64,
+    orders: Vec<InOrder>,
+    /// Whether the step without any rerun is the recorded one without checkpointing, where there is
+    /// one.
+    is_plain: Option<bool>,
+}
+
+/// The name of all steps of this table, and what the name of one begins with.
+pub(super) const ALL: &str = "recompute";
+
+/// The first stages of the sets that somebody has published, and the steps that are planned in
+/// every order.
+pub(super) fn names() -> Vec<String> {
+    let published = SETS.iter().filter(|set| set.published.is_some());
+    let stages = published.map(|set| format!("{}-stage0", set.name));
+    stages.chain(orders::names()).collect()
+}
+
+/// What a step is called on the command line.
+pub(super) fn asked_as(name: &str) -> String {
+    format!("{ALL}:{name}")
+}
+
+/// Every step.
+pub(super) struct Recomputed {
+    rows: Vec<Row>,
+}
+
+impl Recomputed {
+    /// As many steps at a time as there are cores; told of as they are done.
+    pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
+        let rows = side_by_side(names.len(), |index| {
+            (format!("{}, computed again", names[index]), row(&names[index], folder, bounds))
+        })?;
+        for row in &rows {
+            print!("{}", row.text());
+        }
+        Ok(Self { rows })
+    }
+
+    /// What must not be.
+    pub(super) fn missed(&self) -> Vec<String> {
+        self.rows.iter().flat_map(Row::missed).collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        self.rows.iter().map(Row::json).collect()
+    }
+}
+
+fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
+    let trace = orders::read(folder, name)?;
+    let machine = machine(CAPACITY, None);
+    let reruns = Reruns::of(&trace);
+    let without_any = reruns.without(&reruns.every())?.trace;
+    let plain = std::fs::read_to_string(folder.join(format!("{name}.json"))).ok();
+    let plain = plain.map(|text| Trace::from_json(&text)).transpose()?;
+    let path = bounds.join(format!("{name}-recompute.json"));
+    let groups = reruns.skippable();
+    let search = || with_skips(&trace, &machine, EFFORT, &groups);
+    let proof = certificate(&path, (&trace, &machine, &groups), search)?;
+    let mut orders = vec![in_order(OpOrder::OWN, &reruns, &machine)?];
+    if orders::names().iter().any(|one| one == name) {
+        let updates = Updates::Early;
+        let layer_wise = OpOrder { micro_batches: MicroBatches::LayerWise, updates };
+        let early = OpOrder { micro_batches: MicroBatches::Own, updates };
+        let order = if layer_wise.of(&trace).is_ok() { layer_wise } else { early };
+        orders.push(in_order(order, &reruns, &machine)?);
+    }
+    Ok(Row {
+        name: name.to_owned(),
+        reruns: reruns.all().len(),
+        kernels: [trace.duration().0, without_any.duration().0],
+        bound: proof.relaxation.value(&proof.prices)?.0.max(without_any.duration().0),
+        orders,
+        is_plain: plain.map(|plain| plain.fingerprint() == without_any.fingerprint()),
+    })
+}
+
+fn in_order(order: OpOrder, reruns: &Reruns<'_>, machine: &Machine) -> Result<InOrder, Failure> {
+    let planned = |trace: &Trace, steps: u64| -> Result<Option<(u64, u64)>, SimulateError> {
+        let Ok(ordered) = order.of(trace) else { return Ok(None) };
+        let options = TidelogOptions { planned: PLANNED, ..TidelogOptions::thorough() };
+        let mut search = Search::new(&ordered.trace, machine, options)?;
+        match search.advance(steps) {
+            Err(SimulateError::Refused { .. }) => return Ok(None),
+            done => done?,
+        };
+        let best = search.best().map(|(_, simulation)| simulation);
+        Ok(best.map(|best| (best.time.0, best.bytes.ssd_written.0)))
+    };
+    let in_full = |left_out: &LeftOut| -> Result<Option<Outcome>, Failure> {
+        let found = planned(&reruns.without(left_out)?.trace, u64::MAX)?;
+        let left_out = left_out.0.len();
+        Ok(found.map(|(time, written)| Outcome { left_out, time, written }))
+    };
+    let all = in_full(&LeftOut::default())?;
+    let none = in_full(&reruns.every())?;
+    let (found, planning) = timed(|| -> Result<Vec<Outcome>, Failure> {
+        let found = choose(reruns, machine, |trace| planned(trace, QUICK_STEPS))?;
+        let few = found.iter().take(PLANNED_IN_FULL).map(|choice| in_full(&choice.left_out));
+        Ok(few.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    });
+    let best = found?.into_iter().min_by_key(|one| (one.time, one.written));
+    Ok(InOrder { order, all, none, best: best.ok_or("no choice runs")?, planning })
+}
+
+impl Row {
+    fn missed(&self) -> Vec<String> {
+        let mut missed = Vec::new();
+        if self.orders[0].best.time < self.bound {
+            missed.push(format!("{}: a plan beats the bound of all choices", self.name));
+        }
+        if self.is_plain == Some(false) {
+            missed.push(format!("{}: without reruns it is not the recorded step", self.name));
+        }
+        missed
+    }
+
+    fn text(&self) -> String {
+        let seconds = |time: u64| ratio(time, 1_000_000_000);
+        let mut text = format!(
+            "{}, 80.0 GiB, SSD only: kernels take {:.2} s with {} reruns, {:.2} s without; no plan in the program's \
+             order takes less than {:.2} s, whatever it computes again\n",
+            self.name,
+            seconds(self.kernels[0]),
+            self.reruns,
+            seconds(self.kernels[1]),
+            seconds(self.bound)
+        );
+        for one in &self.orders {
+            let name = one.order.name();
+            let of = |outcome: &Outcome| {
+                let (time, written) = (seconds(outcome.time), gigabytes(outcome.written));
+                format!("{time:.2} s ({written} GB written)")
+            };
+            let or_none =
+                |outcome: &Option<Outcome>| outcome.as_ref().map_or("does not run".to_owned(), of);
+            let runs = self.reruns - one.best.left_out;
+            let _ = writeln!(
+                text,
+                "    {name:17} all {}, none {}, best {} with {runs} of {} reruns, found in {:.1} s{}",
+                or_none(&one.all),
+                or_none(&one.none),
+                of(&one.best),
+                self.reruns,
+                one.planning,
+                if one.order == OpOrder::OWN {
+                    format!(", {:.3} of the bound", ratio(one.best.time, self.bound))
+                } else {
+                    String::new()
+                }
+            );
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        let outcome = |one: &Outcome| {
+            json!({
+                "reruns": self.reruns - one.left_out, "time_ns": one.time,
+                "ssd_written": one.written,
+            })
+        };
+        let orders = self.orders.iter().map(|one| {
+            json!({
+                "order": one.order.name(), "all": one.all.as_ref().map(outcome),
+                "none": one.none.as_ref().map(outcome), "best": outcome(&one.best),
+                "planning_s": one.planning,
+            })
+        });
+        json!({
+            "set": self.name, "capacity": CAPACITY, "reruns": self.reruns,
+            "kernels_ns": self.kernels[0], "kernels_without_reruns_ns": self.kernels[1],
+            "lower_bound_of_all_choices_ns": self.bound, "orders": orders.collect::<Vec<_>>(),
+            "without_reruns_it_is_the_plain_step": self.is_plain,
+        })
+    }
+
+    /// Rows of the page's table.
+    fn html(&self) -> String {
+        let seconds = |time: u64| format!("{:.1}", ratio(time, 1_000_000_000));
+        let cell = |outcome: Option<&Outcome>| {
+            outcome.map_or("<td>–</td><td>–</td>".to_owned(), |one| {
+                format!("<td>{}</td><td>{}</td>", seconds(one.time), gigabytes(one.written))
+            })
+        };
+        let mut html = String::new();
+        for one in &self.orders {
+            let is_own = one.order == OpOrder::OWN;
+            let bound = if is_own { seconds(self.bound) } else { "–".to_owned() };
+            let _ = write!(
+                html,
+                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}{}{}<td>{} of {}</td><td>{bound}</td></tr>",
+                self.name,
+                one.order,
+                seconds(self.kernels[0]),
+                seconds(self.kernels[1]),
+                cell(one.all.as_ref()),
+                cell(one.none.as_ref()),
+                cell(Some(&one.best)),
+                self.reruns - one.best.left_out,
+                self.reruns,
+            );
+        }
+        html
+    }
+}
+
+/// The page's table: seconds a step, GB written.
+pub(super) fn page(recomputed: &Recomputed) -> String {
+    if recomputed.rows.is_empty() {
+        return String::new();
+    }
+    format!(
+        "<h2>Computing again, keeping, moving</h2>\n<p class=\"quiet\">Seconds a step and GB written, 80 GiB, SSDs \
+         only, with activation checkpointing. The bound holds whatever is computed again, in the program's \
+         order.</p>\n<table><tr><th>step</th><th>order</th><th>kernels</th><th>without reruns</th><th>all run \
+         again</th><th>GB</th><th>none</th><th>GB</th><th>best</th><th>GB</th><th>reruns</th><th>bound</th></tr>\n{}\
+         </table>\n",
+        recomputed.rows.iter().map(Row::html).collect::<String>()
+    )
+}
