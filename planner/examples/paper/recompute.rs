@@ -14,7 +14,7 @@ use std::path::Path;
 use tidelog_planner::bound::{Effort, with_skips};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::order::{MicroBatches, OpOrder, Updates};
-use tidelog_planner::recompute::{LeftOut, Reruns, choose};
+use tidelog_planner::recompute::{LeftOut, Reruns, choose, finalists};
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::tidelog::{Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
@@ -149,8 +149,9 @@ fn in_order(order: OpOrder, reruns: &Reruns<'_>, machine: &Machine) -> Result<In
     let none = in_full(&reruns.every())?;
     let (found, planning) = timed(|| -> Result<Vec<Outcome>, Failure> {
         let found = choose(reruns, machine, |trace| planned(trace, QUICK_STEPS))?;
-        let few = found.iter().take(PLANNED_IN_FULL).map(|choice| in_full(&choice.left_out));
-        Ok(few.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let few = finalists(reruns, found, PLANNED_IN_FULL);
+        let few = few.iter().map(in_full).collect::<Result<Vec<_>, _>>()?;
+        Ok(few.into_iter().flatten().collect())
     });
     let best = found?.into_iter().min_by_key(|one| (one.time, one.written));
     Ok(InOrder { order, all, none, best: best.ok_or("no choice runs")?, planning })

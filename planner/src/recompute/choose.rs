@@ -49,6 +49,23 @@ pub fn choose<C: Ord + Clone, E: From<MachineError>>(
     Ok(found)
 }
 
+/// What is to be planned in full after short searches: the `count` choices that look best, and in
+/// any case all reruns and none, so that the best is never worse than either.
+pub fn finalists<C>(
+    reruns: &Reruns<'_>,
+    found: impl IntoIterator<Item = Choice<C>>,
+    count: usize,
+) -> Vec<LeftOut> {
+    let best = found.into_iter().take(count).map(|choice| choice.left_out);
+    let mut finalists = vec![LeftOut::default()];
+    for left_out in [reruns.every()].into_iter().chain(best) {
+        if !finalists.contains(&left_out) {
+            finalists.push(left_out);
+        }
+    }
+    finalists
+}
+
 /// Orders in which reruns may be left out, each as groups: one by one by what the prices say, and
 /// layer by layer, those first whose results are needed soonest.
 fn rankings(reruns: &Reruns<'_>, machine: &Machine) -> Result<[Vec<Vec<u32>>; 2], MachineError> {

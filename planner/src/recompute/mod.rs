@@ -27,7 +27,7 @@ use serde::Serialize;
 use std::fmt;
 
 pub use check::check;
-pub use choose::{Choice, choose};
+pub use choose::{Choice, choose, finalists};
 pub use reruns::Rerun;
 
 /// A step and what it runs twice.

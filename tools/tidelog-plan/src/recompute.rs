@@ -5,7 +5,7 @@ use crate::failure::PlanFailure;
 use crate::order::orders;
 use tidelog_planner::cost::Machine;
 use tidelog_planner::order::OpOrder;
-use tidelog_planner::recompute::{LeftOut, RecomputeError, Reruns, choose};
+use tidelog_planner::recompute::{LeftOut, RecomputeError, Reruns, choose, finalists};
 use tidelog_planner::simulate::{SimulateError, Simulation};
 use tidelog_planner::tidelog::{Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
@@ -76,13 +76,7 @@ fn choices(
         Ok(ordered) => quick(&ordered.trace, machine),
         Err(_) => Ok(None),
     });
-    let mut found: Vec<LeftOut> =
-        found?.into_iter().take(PLANNED).map(|choice| choice.left_out).collect();
-    if found.is_empty() {
-        // Why nothing runs is said of the program's own.
-        found.push(LeftOut::default());
-    }
-    Ok(found)
+    Ok(finalists(reruns, found?, PLANNED))
 }
 
 /// What the best plan of a short search takes and writes; nothing where the step cannot run.
