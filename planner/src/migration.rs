@@ -28,7 +28,7 @@ pub enum MigrationDirection {
 
 /// One migration in one direction, of a storage by its number in the trace. In a plan file storages
 /// have the names of the trace instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Migration<S = PlanStorage> {
     /// The op before which it begins. First, so that rows sort in the order they happen.

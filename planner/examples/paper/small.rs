@@ -5,13 +5,12 @@ use serde::Serialize;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
-use tidelog_planner::instances::{every_plan, freer, random_machine, random_trace};
+use tidelog_planner::instances::{every_plan, freer, small_steps};
 use tidelog_planner::policies::flashneuron;
 use tidelog_planner::simulate::{Policy, SimulateError, run_many, simulate};
 use tidelog_planner::tidelog::{Search, TidelogOptions, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
-use tidelog_random::Random;
 
 const INSTANCES: u32 = 1000;
 const SEED: u64 = 20_260;
@@ -49,13 +48,8 @@ pub(super) struct Small {
 }
 
 pub(super) fn small() -> Result<Small, SimulateError> {
-    let mut random = Random::new(SEED);
     let mut small = Small::default();
-    for number in 0..INSTANCES {
-        // Half of them small enough for every plan to be tried, most of the time.
-        let (ops, storages) = if number % 2 == 0 { (8, 5) } else { (12, 8) };
-        let trace = random_trace(&mut random, ops, storages);
-        let machine = random_machine(&mut random, &trace);
+    for (number, trace, machine) in small_steps(SEED, INSTANCES) {
         small.instances += 1;
         small.against_the_bound(number, &trace, &machine)?;
         if number % 2 == 0 {

@@ -5,7 +5,7 @@ mod checkpointed;
 
 use crate::cost::{HostLink, Machine, SsdLink};
 use crate::lifetime::{Lifetimes, PeriodEnd};
-use crate::migration::Migration;
+use crate::migration::{Migration, Target};
 use crate::plan::{Expectation, Plan};
 use crate::trace::{
     Access, Birth, Death, Identity, Op, PlanStorage, Storage, StorageKind, Trace, Use,
@@ -55,6 +55,18 @@ pub fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Tra
         }
     }
     b.finish()
+}
+
+/// So many small steps, each with a machine whose memory is short: what a seed gives never changes.
+/// Half of them are so small that every plan can be tried, most of the time.
+pub fn small_steps(seed: u64, count: u32) -> impl Iterator<Item = (u32, Trace, Machine)> {
+    let mut random = Random::new(seed);
+    (0..count).map(move |number| {
+        let (ops, storages) = if number % 2 == 0 { (8, 5) } else { (12, 8) };
+        let trace = random_trace(&mut random, ops, storages);
+        let machine = random_machine(&mut random, &trace);
+        (number, trace, machine)
+    })
 }
 
 /// A machine on which the trace runs, with less memory than it would take: from the least that does
@@ -310,7 +322,7 @@ pub fn every_plan(trace: &Trace, machine: &Machine) -> Option<Vec<Plan>> {
     let ops = trace.ops.len() as u32;
     let lifetimes = Lifetimes::of(trace);
     for period in lifetimes.periods.iter().filter(|period| period.end == PeriodEnd::Use) {
-        let choices: Vec<_> = period.choices(ops).collect();
+        let choices: Vec<_> = period.choices(ops, Target::Ssd).collect();
         if plans.len() * choices.len() > PLANS_MAX {
             return None;
         }

@@ -44,13 +44,12 @@ impl Period {
         (self.carried, self.from)
     }
 
-    /// What may be done in it in an iteration of `ops` ops: nothing, or out to the SSDs at its
+    /// What may be done in it in an iteration of `ops` ops: nothing, or out to `target` at its
     /// beginning and, if it ends with a use, back from some op on.
-    pub(crate) fn choices(self, ops: u32) -> impl Iterator<Item = Vec<Migration>> {
+    pub(crate) fn choices(self, ops: u32, target: Target) -> impl Iterator<Item = Vec<Migration>> {
         let Self { storage, from, to, end, .. } = self;
-        let way = move |direction, when| {
-            Migration::unrolled(storage, (direction, Target::Ssd), when, ops)
-        };
+        let way =
+            move |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
         let leaving = (from + 1..to).map(move |back| {
             vec![
                 way(MigrationDirection::Out, (from, back)),

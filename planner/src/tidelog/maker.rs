@@ -7,7 +7,7 @@ use super::variant::{Guess, VARIANTS};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::migration::Migration;
-use crate::trace::Trace;
+use crate::trace::{PlanStorage, Trace};
 
 pub(super) struct Maker<'a> {
     trace: &'a Trace,
@@ -41,6 +41,16 @@ impl<'a> Maker<'a> {
     pub(super) fn case(&self) -> RoundingCase<'_> {
         let (trace, machine) = (self.trace(), &self.machine);
         RoundingCase { trace, machine, lifetimes: &self.lifetimes }
+    }
+
+    /// Whether it plans the pieces of a tensor as the whole.
+    pub(super) fn is_of_wholes(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// The storages of the real trace that a storage stands for.
+    pub(super) fn members(&self, storage: PlanStorage) -> Vec<PlanStorage> {
+        self.whole.as_ref().map_or_else(|| vec![storage], |whole| whole.members(storage).to_vec())
     }
 
     /// The rows of the real trace that these rows stand for.

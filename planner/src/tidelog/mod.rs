@@ -60,7 +60,7 @@ impl Default for TidelogOptions {
             planned: 80_000,
             published: 100_000,
             goal: Goal::default(),
-            trials: 100_000,
+            trials: 200_000,
             runtime: Runtime::default(),
             without: None,
         }

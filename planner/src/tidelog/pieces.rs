@@ -60,6 +60,11 @@ impl Whole {
         Some(Self { trace: merged, members })
     }
 
+    /// The pieces that a storage stands for.
+    pub(super) fn members(&self, storage: PlanStorage) -> &[PlanStorage] {
+        &self.members[storage.0 as usize]
+    }
+
     /// The rows of all that each storage stands for.
     pub(super) fn rows(&self, rows: &[Migration]) -> Vec<Migration> {
         let members = |row: &Migration| self.members[row.storage.0 as usize].iter().copied();

@@ -6,21 +6,23 @@
 use super::agenda::{self, SearchJob};
 use super::candidates::{Candidate, Candidates};
 use super::maker::Maker;
+use super::pieces::Whole;
 use super::price::PlanPrice;
 use super::rounding::{Advance, RoundingLine};
 use super::sweep::Sweep;
+use super::trials::{self, Trials};
 use super::variant::{Guess, STALLED, STALLED_LIKE, VARIANTS};
-use super::{Goal, Idea, POLICY, TidelogOptions, trials};
+use super::{Goal, Idea, POLICY, TidelogOptions};
 use crate::algorithm1::{self, Score};
 use crate::cost::Machine;
-use crate::migration::Migration;
+use crate::migration::{Migration, Target};
 use crate::plan::{Expectation, Plan};
 use crate::simulate::{SimulateError, Simulation, Simulator};
 use crate::trace::Trace;
 use std::collections::VecDeque;
 
-/// Rows for each op of a plan that is still improved by trial: far more than ops use storages.
-const ROWS_TRIED: usize = 64;
+/// Where storages may go; where there is no host memory, the first alone.
+const TARGETS: [Target; 2] = [Target::Ssd, Target::Host];
 
 /// Searching prices takes about as long as making so many plans.
 const PRICES_TAKE: u64 = 5;
@@ -271,20 +273,44 @@ impl<'a> Search<'a> {
         Ok(true)
     }
 
-    /// Improves the fastest plan by trial where that is cheap.
+    /// Improves the fastest plans by trial where that is cheap.
     fn improve(&mut self) -> Result<bool, SimulateError> {
-        let Some(best) = self.found.best(Goal::Time) else { return Ok(false) };
-        // A plan that moves so much to and fro, since ops wait for ages, is simulated for long, and
-        // no trial saves it.
-        if best.rows.len() > ROWS_TRIED * self.trace.ops.len() {
+        let ops = self.trace.ops.len() as u32;
+        if !trials::are_cheap(ops, self.options.trials) {
             return Ok(false);
         }
-        let best = best.clone();
-        let lifetimes = &self.makers[0].lifetimes;
-        let trials = self.options.trials;
-        let found = trials::improve(self.trace, &self.simulator, lifetimes, best, trials)?;
-        self.found.offer(found);
+        if trials::are_plenty(ops, self.options.trials) {
+            for rows in self.narrower() {
+                self.try_rows(rows)?;
+            }
+        }
+        let has_host = self.machine.host.is_some_and(|host| host.memory.0 > 0);
+        let targets = if has_host { &TARGETS[..] } else { &TARGETS[..1] };
+        let wholes = self.makers.iter().filter(|maker| maker.is_of_wholes());
+        let makers: Vec<&Maker<'_>> = wholes.chain([&self.makers[0]]).collect();
+        let shape = (ops, self.trace.duration());
+        let mut trials = Trials::new(&self.simulator, targets, shape, self.options.trials);
+        let found = self.found.fastest_first();
+        let rows = trials.improve(&makers, found.iter().map(|one| one.rows.as_slice()))?;
+        self.try_rows(rows)?;
         Ok(true)
+    }
+
+    /// The plans for less freedom, which are possible here, as a search of its own finds them. None
+    /// where the step cannot run with less.
+    fn narrower(&self) -> Vec<Vec<Migration>> {
+        let found = |trace: &Trace, machine: &Machine| -> Vec<Vec<Migration>> {
+            let Ok(search) = searched(trace, machine, self.options) else { return Vec::new() };
+            search.found.fastest_first().into_iter().map(|one| one.rows.clone()).collect()
+        };
+        if let Some(whole) = Whole::of(self.trace) {
+            let plans = found(&whole.trace, self.machine);
+            return plans.iter().map(|rows| whole.rows(rows)).collect();
+        }
+        match self.machine.host {
+            Some(_) => found(self.trace, &Machine { host: None, ..*self.machine }),
+            None => Vec::new(),
+        }
     }
 
     pub(super) fn rounds(&self) -> u32 {

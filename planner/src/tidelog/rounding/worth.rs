@@ -101,11 +101,7 @@ impl Worth {
         let may_leave = |period: &&Period| {
             let storage = trace.storage(period.storage);
             let moves = storage.movable && storage.identity != Identity::Arrival;
-            // A constant that nothing uses: whatever is done with it costs nothing more in each
-            // iteration.
-            let is_known =
-                period.end == PeriodEnd::Use || period.version != ContentVersion::Constant;
-            moves && is_known && period.size.0 > small && period.from < period.to
+            moves && period.size.0 > small && period.from < period.to
         };
         let mut periods: Vec<Period> =
             lifetimes.periods.iter().filter(may_leave).copied().collect();

@@ -87,7 +87,7 @@ impl<'a> Sweep<'a> {
             at: 0,
             rows: Vec::new(),
         };
-        sweep.begin_globals();
+        sweep.begin_globals(lifetimes.peak().0 > capacity);
         sweep
     }
 
@@ -100,22 +100,29 @@ impl<'a> Sweep<'a> {
         self.rows
     }
 
-    /// Globals begin outside, with a copy; those that cannot move, or are not used, inside.
-    fn begin_globals(&mut self) {
+    /// Globals begin outside, with a copy; those that cannot move inside. What nothing uses stays
+    /// outside for good where memory is short: the row that says so is needed once.
+    fn begin_globals(&mut self, is_short: bool) {
         for storage in 0..self.trace.storages.len() as u32 {
             if !self.record.is_global(storage) {
                 continue;
             }
-            let moves = self.record.movable[storage as usize] && self.record.is_used(storage);
+            let is_used = self.record.is_used(storage);
+            let moves = self.record.movable[storage as usize] && (is_used || is_short);
             let place = if moves { SweepPlace::Out } else { SweepPlace::In };
             self.record.instances[storage as usize] =
                 StorageInstance::new(place, Some(Target::Ssd), 0);
-            if moves {
-                let next = self.record.next_use(storage);
-                self.record.absent.insert((next, storage));
-                self.project(storage, next, 1);
-            } else {
+            if !moves {
                 self.held += self.record.size(storage);
+                continue;
+            }
+            let next = self.record.next_use(storage);
+            self.project(storage, next, 1);
+            if is_used {
+                self.record.absent.insert((next, storage));
+            } else {
+                let (way, when) = ((MigrationDirection::Out, Target::Ssd), (0, self.ops));
+                self.rows.push(Migration::unrolled(PlanStorage(storage), way, when, self.ops));
             }
         }
     }
