@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidetest.updates import ALL, BUDGET, WIDTH, Program, early, trains
+from tidetest.updates import ALL, BUDGET, WIDTH, Halves, Program, early, tied, trains
 
 pytestmark = pytest.mark.host_memory("updates are not early on a GPU")
 
@@ -107,25 +107,6 @@ def test_a_scheduler_after_the_step(pool, schedule):
         return torch.optim.AdamW([{"params": [first], "lr": 0.1}, {"params": others, "betas": (0.5, 0.7)}], lr=1e-2)
 
     early(scenario, pool, optimizer=two_groups)
-
-
-def tied():
-    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    second.weight = first.weight
-    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(WIDTH, WIDTH))
-
-
-class Halves(nn.Module):
-    """Two parameters in one storage."""
-
-    def __init__(self):
-        super().__init__()
-        whole = torch.randn(2, WIDTH, WIDTH)
-        self.first, self.second = nn.Parameter(whole[0]), nn.Parameter(whole[1])
-        self.other = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return self.other(torch.tanh(x @ self.first) @ self.second)
 
 
 def test_tied_parameters(pool):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from tidelog import _element_wise
-from tidetest.updates import BUDGET, WIDTH, compare
+from tidetest.updates import BUDGET, WIDTH, Halves, compare, tied
 
 pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")
 
@@ -185,24 +185,6 @@ def test_two_optimizers_of_the_same_parameters(pool):
         other.step()
 
     compare(in_steps(work, lambda program: torch.optim.SGD(program.model.parameters(), 0.1, momentum=0.9)), pool)
-
-
-def tied():
-    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    second.weight = first.weight
-    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(WIDTH, WIDTH))
-
-
-class Halves(nn.Module):
-    """Two parameters in one storage."""
-
-    def __init__(self):
-        super().__init__()
-        whole = torch.randn(2, WIDTH, WIDTH)
-        self.first, self.second = nn.Parameter(whole[0]), nn.Parameter(whole[1])
-
-    def forward(self, x):
-        return torch.tanh(x @ self.first) @ self.second
 
 
 @pytest.mark.parametrize("model", [tied, Halves])

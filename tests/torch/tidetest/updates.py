@@ -21,6 +21,25 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
+def tied():
+    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(WIDTH, WIDTH))
+
+
+class Halves(nn.Module):
+    """Two parameters in one storage."""
+
+    def __init__(self):
+        super().__init__()
+        whole = torch.randn(2, WIDTH, WIDTH)
+        self.first, self.second = nn.Parameter(whole[0]), nn.Parameter(whole[1])
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.other(torch.tanh(x @ self.first) @ self.second)
+
+
 class Program:
     """A model, its optimizer, its data. Without a block it is what all else is compared with."""
 

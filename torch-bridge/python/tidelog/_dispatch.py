@@ -32,12 +32,9 @@ from tidelog._record import Storage
 from tidelog._unmet import Unmet
 
 if TYPE_CHECKING:
-    from tidelog._async_uses import AsyncUses
     from tidelog._figures import Dispatch
-    from tidelog._heap import Cache, Heap
     from tidelog._ledger import Ledger
     from tidelog._native import Session
-    from tidelog._performer import Performer
 _SOURCES = pathlib.Path(__file__).with_name("dispatch")
 _NAME = "_dispatch_kernels"
 # Ops that a distributed program's hook makes other ops of.
@@ -60,18 +57,9 @@ class Module(Unmet, Protocol):
         """Registers a kernel for an op; returns whether it has one now."""
 
     def open(
-        self,
-        hook: TorchDispatchMode,
-        ledger: Ledger,
-        steps: object,
-        heap: Heap | Cache,
-        session: Session,
-        performer: Performer,
-        async_uses: AsyncUses,
-        compiler: Callable[[], object],
-        attention: memoryview,
+        self, hook: TorchDispatchMode, ledger: Ledger, compiler: Callable[[], object], attention: memoryview
     ) -> None:
-        """A block begins."""
+        """A block begins. What else it has is found by attributes of the hook."""
 
     def close(self) -> None:
         """It ends."""
@@ -96,21 +84,12 @@ class Kernels:
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
 
-    def open(
-        self,
-        hook: TorchDispatchMode,
-        ledger: Ledger,
-        steps: object,
-        heap: Heap | Cache,
-        session: Session,
-        performer: Performer,
-        async_uses: AsyncUses,
-    ) -> None:
+    def open(self, hook: TorchDispatchMode, ledger: Ledger, session: Session) -> None:
         """From here on ops go past the hook that it would only pass on."""
         module = _built.get() if not self._on_gpu else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, steps, heap, session, performer, async_uses, get_compiler, session.attention)
+            module.open(hook, ledger, get_compiler, session.attention)
             ledger.meets_later(module)
             self._module, self._ledger = module, ledger
             self._why_not, self._before = "", module.passed()

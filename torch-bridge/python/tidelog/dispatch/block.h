@@ -14,22 +14,21 @@ namespace tidelog {
 
 class Kernel;
 
-constexpr int64_t CLEAN = 1;                        // `_record.CLEAN`
-constexpr int64_t TOLD_EVERY = 1 << 20;             // the heap hears of so many bytes at once
+constexpr int64_t CLEAN = 1;                       // `_record.CLEAN`
+constexpr int64_t TOLD_EVERY = 1 << 20;            // the heap hears of so many bytes at once
 constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of results' sizes starts afresh
 
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
-  Block(PyObject* hook, PyObject* ledger, PyObject* steps, PyObject* heap, PyObject* session, PyObject* performer,
-        PyObject* async_uses, const volatile uint32_t* attention)
+  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention)
       : hook(borrowed(hook)),
         ledger(borrowed(ledger)),
-        steps(borrowed(steps)),
-        heap(borrowed(heap)),
-        async_uses(borrowed(async_uses)),
+        steps(attribute(hook, names()._steps)),
+        heap(attribute(hook, names()._heap)),
+        async_uses(attribute(hook, names()._async_uses)),
         updates(attribute(hook, names().updates)),
         no_uses(checked(PyDict_New())),
-        session(session, ledger, performer),
+        session(attribute(hook, names()._session), ledger, attribute(steps.get(), names()._performer)),
         attention(attention) {}
 
   bool has_async_uses() const {

@@ -50,14 +50,12 @@ PyObject* adopt(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *steps, *heap, *session, *performer, *async_uses, *compiler, *attention;
-  if (!PyArg_ParseTuple(args, "OOOOOOOOO!", &hook, &ledger, &steps, &heap, &session, &performer, &async_uses, &compiler,
-                        &PyMemoryView_Type, &attention))
-    return nullptr;
+  PyObject *hook, *ledger, *compiler, *attention;
+  if (!PyArg_ParseTuple(args, "OOOO!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention)) return nullptr;
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
-  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, steps, heap, session, performer, async_uses, waits), End());
+  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, waits), End());
   is_open = true;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

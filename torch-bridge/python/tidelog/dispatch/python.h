@@ -77,12 +77,17 @@ class Gil {
 struct Names {
   PyObject* register_ = PyUnicode_InternFromString("register");
 #define NAME(text) PyObject* text = PyUnicode_InternFromString(#text)
+  NAME(_async_uses);
   NAME(_deaths);
   NAME(_free_ids);
+  NAME(_heap);
   NAME(_next_id);
   NAME(_on_death);
+  NAME(_performer);
   NAME(_record_type);
   NAME(_retired_ids);
+  NAME(_session);
+  NAME(_steps);
   NAME(_tide);
   NAME(_tide_update);
   NAME(_uses);

@@ -1,6 +1,7 @@
 // The library's session, called from here: what `Session` in `_native.py` does, for the calls that come with each op.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "unmet.h"
@@ -19,13 +20,13 @@ struct SessionBirth {
 // All is called with Python's lock held.
 class LibrarySession {
  public:
-  LibrarySession(PyObject* session, PyObject* ledger, PyObject* performer)
-      : session_(borrowed(session)),
+  LibrarySession(Held session, PyObject* ledger, Held performer)
+      : session_(std::move(session)),
         ledger_(borrowed(ledger)),
-        performer_(borrowed(performer)),
+        performer_(std::move(performer)),
         free_numbers_(attribute(ledger, names()._free_ids)),
         pending_(call(ledger, names().pending)) {
-    Held calls = call(session, names().calls);
+    Held calls = call(session_.get(), names().calls);
     auto each = [&](size_t place) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(calls.get(), place)); };
     handle_ = each(0);
     sync_ = reinterpret_cast<decltype(sync_)>(each(1));
