@@ -1,10 +1,12 @@
 """What a block costs: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and at 35 %.
 
-    python benches/overhead.py [qwen3 gpt2 mamba rwkv] [--threads 1] [--rounds 7] [--pool DIR] [--output json]
+    python benches/overhead.py [qwen3 gpt2 mamba rwkv gpt2-124m] [--threads 1] [--rounds 7] [--pool DIR] [--compiled]
 
 Each of the five is a process of its own with the same program; they take their steps in turn, one at a time. Figures
 are medians of the steps under the plan; `worst` is the worst step since the second. All losses must be the same, bit
 for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
+A compiled model has two of the five: under a mode that does nothing torch runs it eagerly, and budgets are parts of
+what the eager one needs.
 """
 
 import argparse
@@ -34,13 +36,17 @@ def main():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"of {', '.join((*MODELS, 'gpt2-124m'))}")
     parser.add_argument("--kinds", default=",".join(KINDS), help="some of the five; plain is always among them")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each kind under the plan (default 7)")
     parser.add_argument("--pool", default="/dev/shm", help="where the pools are made (default: memory)")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile the model; plain and above the peak")
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.compiled:
+        arguments.kinds = "above"
+    return arguments
 
 
 def rows_of(name, arguments):
@@ -57,7 +63,7 @@ def rows_of(name, arguments):
         processes = {}
         for kind, fraction in KINDS.items():
             if kind in ("plain", *arguments.kinds.split(",")):
-                processes[kind] = process = stack.enter_context(worker(name, arguments.threads))
+                processes[kind] = process = stack.enter_context(worker(name, arguments.threads, arguments.compiled))
                 if kind == "bare":
                     process.ask("bare")
                 elif fraction:
@@ -110,9 +116,9 @@ def median_of(steps, key):
     return statistics.median(step[key] for step in steps)
 
 
-def worker(name, threads):
+def worker(name, threads, compiled=False):
     """A process with one of the programs."""
-    return Process(HERE / "overhead_worker.py", name, str(threads), threads=threads)
+    return Process(HERE / "overhead_worker.py", name, str(threads), *["compiled"] * compiled, threads=threads)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ VOCABULARY = 4000
 # model type -> its config, the batch and the sequence. Few large ops first, many small ones last.
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "gpt2": ({"n_embd": 384, "n_layer": 6, "n_head": 6}, 4, 128),
+    "gpt2-124m": ({"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}, 2, 256),
     "qwen3": (
         {
             "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8,
@@ -29,7 +30,8 @@ def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[]
     """A model, its optimizer, and a step, which returns the loss. The same for every caller."""
     config, batch, sequence = MODELS[name]
     torch.manual_seed(0)
-    chosen = transformers.AutoConfig.for_model("gpt2" if name == "wide" else name, vocab_size=VOCABULARY, **config)
+    kind = "gpt2" if name in ("wide", "gpt2-124m") else name
+    chosen = transformers.AutoConfig.for_model(kind, **{"vocab_size": VOCABULARY, **config})
     chosen.use_cache = False
     model = transformers.AutoModelForCausalLM.from_config(chosen).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -25,8 +25,10 @@ WARM_STEPS_MAX = 12  # before there is a plan
 class Worker:
     """A program with what surrounds its steps: nothing, a mode that does nothing, or a block."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, compiled: bool = False) -> None:
         self.model, self.optimizer, self.train = overhead_models.make(name)
+        if compiled:
+            self.model.compile()
         self.tide: tidelog.Tide | None = None
         self.around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self.open = contextlib.ExitStack()
@@ -118,7 +120,7 @@ def counted(name, function, counts):
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
-    worker = Worker(sys.argv[1])
+    worker = Worker(sys.argv[1], compiled="compiled" in sys.argv[3:])
     with worker.open:
         for line in sys.stdin:
             command, arguments = json.loads(line)
