@@ -85,8 +85,10 @@ pub enum Noticed {
 
 const WRITES: u64 = 60;
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// A device that comes back takes some time to do so.
-const RETURN: Duration = Duration::from_secs(60);
+/// A device that comes back takes some time to do so. If it has lost a request, the kernel waits 30
+/// seconds for that, as long for an abort, and up to 60 for each command of the reset that follows;
+/// until then the pool that was closed keeps the share.
+const RETURN: Duration = Duration::from_secs(240);
 /// A machine that is emulated beside others takes minutes to let a device go and come.
 const LIMIT: Duration = Duration::from_secs(480);
 
@@ -132,7 +134,7 @@ impl Fault {
         }
         audited?;
         watchdog.note("the pool is opened again and read");
-        let pool = opened_again(stage)?;
+        let pool = opened_again(stage).map_err(|error| format!("{error}{closed}"))?;
         ledger.verify_durable(&pool, |_, _| false)?;
         pool.audit()?;
         pool.close()?;
