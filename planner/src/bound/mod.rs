@@ -24,7 +24,7 @@ use crate::trace::Trace;
 use crate::units::Nanos;
 use ascend::{Aim, DualAscent};
 pub use relax::{BadPrices, Prices, Relaxation};
-pub use skips::{Skippable, StandIn};
+pub use skips::{MadeTwice, Skippable};
 
 /// The number of instants that the search begins with; each further round doubles it.
 const INSTANTS_FIRST: u32 = 75;

@@ -19,18 +19,18 @@ pub struct Skippable {
     /// The ops.
     pub ops: Range<u32>,
     /// What they make.
-    pub stand_ins: Vec<StandIn>,
+    pub made: Vec<MadeTwice>,
 }
 
-/// What stands for a storage whose maker is left out.
+/// A storage that ops make which may be left out, and what stands for it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StandIn {
+pub struct MadeTwice {
     /// What the ops make.
-    pub made: PlanStorage,
+    pub again: PlanStorage,
     /// What holds the same bytes, made before.
-    pub instead: PlanStorage,
-    /// Whether it has to live on for that: nobody needs `made` otherwise.
-    pub kept: bool,
+    pub first: PlanStorage,
+    /// Whether `again` is used after these ops: `first` has to live on for that.
+    pub outlives: bool,
 }
 
 /// One of the two ways of a group: what it takes.
@@ -111,8 +111,8 @@ impl Skips {
                 let time = trace.ops[op as usize].duration.0;
                 skip.run.add_time(cut.interval(op) % cut.instants.len(), time);
             }
-            for one in &group.stand_ins {
-                let [made, instead] = [one.made, one.instead].map(|storage| storage.0 as usize);
+            for one in &group.made {
+                let [made, instead] = [one.again, one.first].map(|storage| storage.0 as usize);
                 let size = trace.storages[made].size.0;
                 let mut add = |way: &mut Way, life: Lifetime, uses: &[At]| {
                     if let Some((stretches, end)) = cut.stretches(life, uses) {
@@ -125,7 +125,7 @@ impl Skips {
                     continue;
                 }
                 add(&mut skip.run, lives.lifetimes[made], &lives.uses[made]);
-                if one.kept {
+                if one.outlives {
                     lives.is_optional[instead] = true;
                     let short = lives.lifetimes[instead];
                     add(&mut skip.run, short, &lives.uses[instead]);

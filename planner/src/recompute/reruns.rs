@@ -1,7 +1,7 @@
 //! The reruns of a step: ops that the backward pass runs again, since what they made was let go.
 
 use super::repetitions::Repetitions;
-use crate::bound::{Skippable, StandIn};
+use crate::bound::{MadeTwice, Skippable};
 use crate::lifetime::{At, uses_by_storage};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos};
@@ -24,15 +24,6 @@ pub struct Rerun {
     pub layer: u32,
     /// What the second run makes, and what the first one made in its place.
     pub(super) made: Vec<MadeTwice>,
-}
-
-/// A storage that the second run makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MadeTwice {
-    pub(super) again: PlanStorage,
-    pub(super) first: PlanStorage,
-    /// Whether it is there after the second run: then the first one would have to be kept.
-    pub(super) outlives: bool,
 }
 
 impl Rerun {
@@ -74,9 +65,7 @@ impl Rerun {
 
     /// The second run as the lower bound sees it: ops that may be left out.
     pub fn skippable(&self) -> Skippable {
-        let stand_in =
-            |one: &MadeTwice| StandIn { made: one.again, instead: one.first, kept: one.outlives };
-        Skippable { ops: self.again.clone(), stand_ins: self.made.iter().map(stand_in).collect() }
+        Skippable { ops: self.again.clone(), made: self.made.clone() }
     }
 }
 
