@@ -202,7 +202,7 @@ class Kernel final : public c10::OperatorKernel {
       ++slot;
     });
     block.remember(run.key, born);
-    if (run.index >= 0) {
+    if (run.index >= 0 && block.plan.get() == nullptr) {  // with a plan no step is profiled
       Held index = checked(PyLong_FromLongLong(run.index)), bytes = checked(PyLong_FromLongLong(born));
       call(steps, names().profiled, index.get(), func_.get(), bytes.get());
     }
