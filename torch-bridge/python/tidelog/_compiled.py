@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tidelog import _errors, _patches
+from tidelog import _backward, _errors, _patches
 from tidelog._access import Access
 from tidelog._launches import launch, launching
 from tidelog._ops import Args, Kwargs, Launch, storages_in
@@ -168,7 +168,7 @@ def _compiling(access: Access, original: Wrapper) -> Wrapper:
 
     def wrapper(*args: Any) -> Any:
         with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
-            compiled = original(*args)
+            compiled = _backward.with_mode(original)(*args)
         if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
             access.adopt_what_is_new()
         return compiled

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog import _backward
+from tidelog._backward import Engine
 from tidelog._ops import IN_CPP, Op, OpInfo, OpOverload, info_of
 from tidelog._record import Storage
 from tidelog._unmet import Unmet
@@ -50,7 +52,7 @@ class Followed(Protocol):
     due: bytes
 
 
-class Module(Unmet, Protocol):
+class Module(Unmet, Engine, Protocol):
     """What the module has for Python."""
 
     def adopt(self, func: OpOverload, text: str, name: str, overload: str, written: int, seed: int, looks: int) -> bool:
@@ -90,6 +92,7 @@ class Kernels:
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
             module.open(hook, ledger, get_compiler, session.attention)
+            _backward.install(module)
             ledger.meets_later(module)
             self._module, self._ledger = module, ledger
             self._why_not, self._before = "", module.passed()

@@ -9,6 +9,7 @@
 
 #include <unordered_map>
 
+#include "backward.h"
 #include "kernel.h"
 
 using namespace tidelog;
@@ -125,6 +126,34 @@ PyObject* follow(PyObject*, PyObject* plan) {
   END_HANDLE_TH_ERRORS
 }
 
+// Calls the first argument with the others, with other keys on this thread.
+PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
+  Held function = checked(PySequence_GetItem(args, 0));
+  Held others = checked(PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)));
+  c10::impl::ForceDispatchKeyGuard guard(keys);
+  return checked(PyObject_Call(function.get(), others.get(), kwargs)).release();
+}
+
+PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
+  if (block_of_this_thread() && !keys.excluded_.has(DispatchKey::Python) && can_run_without_mode())
+    keys = without_mode(keys);
+  return call_with(keys, args, kwargs);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* run_with_mode(PyObject*, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
+  return call_with(keys.included_.has(DispatchKey::Fake) ? with_mode(keys) : keys, args, kwargs);
+  END_HANDLE_TH_ERRORS
+}
+
+PyCFunction with_keywords(PyCFunctionWithKeywords function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
 PyMethodDef METHODS[] = {
     {"adopt", adopt, METH_VARARGS, "Registers a kernel for an op; returns whether it has one now."},
     {"open", open, METH_VARARGS, "A block begins."},
@@ -134,6 +163,10 @@ PyMethodDef METHODS[] = {
     {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
+    {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
+     "Calls what runs autograd's engine, which finds no mode."},
+    {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
+     "Calls what finds the mode there, too."},
     {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,0 +1,74 @@
+// Backward passes as autograd runs them where no dispatch mode is entered.
+//
+// Where a mode is entered, autograd adds gradients up out of place and computes many formulas in slower ways:
+// `dispatch_mode_enabled` asks whether there is a mode and the key `Python` is not excluded. So while the engine runs,
+// that key is excluded, and ops come by another one, `Fake`. Torch keeps that for modes in C++ that it does not have
+// yet. What is registered for it puts all back as it was and hands the op on, to the mode or to its kernel here.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <algorithm>
+
+#include "tensors.h"
+
+namespace tidelog {
+
+// Which keys a thread has while autograd's engine runs and finds no mode, and those that it would have otherwise.
+using ThreadKeys = c10::impl::LocalDispatchKeySet;
+
+ThreadKeys without_mode(ThreadKeys keys) {
+  keys.included_ = keys.included_.add(DispatchKey::Fake);
+  keys.excluded_ = keys.excluded_.add(DispatchKey::Python);
+  return keys;
+}
+
+ThreadKeys with_mode(ThreadKeys keys) {
+  keys.included_ = keys.included_.remove(DispatchKey::Fake);
+  // Torch's `_DisableTorchDispatch` excludes both.
+  if (!keys.excluded_.has(DispatchKey::PythonTLSSnapshot)) keys.excluded_ = keys.excluded_.remove(DispatchKey::Python);
+  return keys;
+}
+
+// What every op meets while the engine runs.
+class HandOn final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    auto thread = with_mode(c10::impl::tls_local_dispatch_key_set());
+    keys = keys.remove(DispatchKey::Fake);
+    if (!thread.excluded_.has(DispatchKey::Python) && is_for_python(op, *stack)) keys = keys.add(DispatchKey::Python);
+    c10::impl::ForceDispatchKeyGuard guard(thread);
+    op.redispatchBoxed(keys, stack);
+  }
+
+ private:
+  // Whether a mode or a tensor with a dispatch of its own is there. A hook may leave all modes for a while.
+  static bool is_for_python(const c10::OperatorHandle& op, const Stack& stack) {
+    size_t count = op.schema().arguments().size();
+    return c10::impl::TorchDispatchModeTLS::any_modes_set() || std::any_of(stack.end() - count, stack.end(), has_own);
+  }
+
+  static bool has_own(const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().defined() && value.toTensor().key_set().has(DispatchKey::Python);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return false;
+    auto items = value.toListRef();
+    return std::any_of(items.begin(), items.end(), has_own);
+  }
+};
+
+// Whether this torch has the key to itself; then it is ours from here on.
+bool can_run_without_mode() {
+  static bool can = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    if (dispatcher.hasBackendFallbackForDispatchKey(DispatchKey::Fake)) return false;
+    auto function = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<HandOn>());
+    // Never let go of, as kernels.
+    new auto(dispatcher.registerFallback(DispatchKey::Fake, std::move(function), "tidelog"));
+    return true;
+  }();
+  return can;
+}
+
+}  // namespace tidelog
