@@ -65,6 +65,7 @@ class Hook(TorchDispatchMode):
     """Asks the session before each op and reports to it afterwards."""
 
     sees_kernels = False  # of torch.compile; the block says so
+    supports_higher_order_operators = True  # torch asks; otherwise it refuses them
 
     def __init__(
         self,

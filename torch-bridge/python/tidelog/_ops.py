@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog._record import Storage, data_ptr, nbytes, untyped_storage
@@ -17,7 +18,7 @@ from tidelog._record import Storage, data_ptr, nbytes, untyped_storage
 OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
 Work: TypeAlias = "torch.distributed.Work"
 # What the hook is asked about, and its facts.
-Op: TypeAlias = "OpOverload | Launch"
+Op: TypeAlias = "OpOverload | Launch | HigherOrderOperator"
 Info: TypeAlias = "OpInfo | LaunchInfo"
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -266,8 +267,23 @@ class Launch:
         return 0
 
 
+class HigherOrder:
+    """An operator that calls functions, such as torch.cond: they are a part of it, as if it were a launch."""
+
+    def __init__(self, func: HigherOrderOperator) -> None:
+        self.name = f"{func.namespace}.{func.name()}"
+
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+        """The storages that it may write: functions have no schemas."""
+        return storages_of(args, kwargs)
+
+    def expect(self, args: Args) -> int:
+        """Bytes of the new storages that it will make: as many as it is given, before it was seen."""
+        return sum(map(nbytes, set(storages_of(args, {}))))
+
+
 class LaunchInfo:
-    """The same facts of a launch."""
+    """The same facts of a launch, or of an operator of higher order."""
 
     __slots__ = ("_launch", "name", "seed", "text")
 
@@ -275,7 +291,7 @@ class LaunchInfo:
     launches: Literal[False] = False
     written = True
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch | HigherOrder) -> None:
         self.name = launch.name
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
@@ -301,7 +317,11 @@ def info_of(func: Op) -> Info: ...
 def info_of(func: Op) -> Info:
     info = _infos.get(func)
     if info is None:
-        info = _infos[func] = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
+        if isinstance(func, HigherOrderOperator):
+            info = LaunchInfo(HigherOrder(func))
+        else:
+            info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
+        _infos[func] = info
     return info
 
 
