@@ -7,8 +7,11 @@ import warnings
 
 import pytest
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch.optim import optimizer
 
 import tidelog
+from tidelog._lazy import LazyUpdates
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.updates import Program, compare
@@ -42,6 +45,22 @@ def test_the_block_ends_with_updates_pending(pool, memory):
     program.tide = None
     program.steps(2)
     assert_as_after(6, program)
+
+
+def test_a_block_that_cannot_begin_leaves_no_hook_behind(pool, monkeypatch):
+    def fails(*_):
+        raise Boom
+
+    monkeypatch.setattr(LazyUpdates, "begin", fails)  # the last of what a block does to begin
+    program, hooks, modes = Program(), dict(optimizer._global_optimizer_post_hooks), _len_torch_dispatch_stack()
+    with pytest.raises(Boom), program.block(pool):
+        pass
+    assert optimizer._global_optimizer_post_hooks == hooks
+    assert _len_torch_dispatch_stack() == modes
+    monkeypatch.undo()
+    with program.block(pool, memory="1GiB"):
+        program.steps(3)
+    assert_as_after(3, program)
 
 
 def test_the_block_ends_by_an_exception_with_updates_pending(pool):

@@ -153,11 +153,13 @@ class Tide:
                 self._heap.take_over()
             ledger.restart_peak()
             self.steps.judge_quiet()
-            self.loop.__enter__()
-            self._open_kernels()
-            self._hook.__enter__()
-            if self._moves_updates:
-                self.updates.begin(self._hook)
+            with contextlib.ExitStack() as entered:
+                entered.enter_context(self.loop)
+                self._open_kernels()
+                entered.enter_context(self._hook)
+                if self._moves_updates:
+                    self.updates.begin(self._hook)
+                entered.pop_all()  # `__exit__` leaves them
         except BaseException as error:
             self._leave_ranks(error)
             self._end_block()

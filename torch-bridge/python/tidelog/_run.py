@@ -217,7 +217,7 @@ def _summary(figures: Figures) -> Iterator[str]:
     yield f"{_mib(totals['bytes_written'])} moved out, {_mib(totals['bytes_read'])} moved in, by {figures['data_path']}"
     stalled = totals["stall_ns"] / 1e9
     yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"
-    yield from figures["notices"]
+    # Notices are warnings of the logger, where the block ends.
 
 
 def _mib(size: int) -> str:
