@@ -1,10 +1,13 @@
 """What a block costs: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and at 35 %.
 
     python benches/overhead.py [qwen3 gpt2 mamba rwkv gpt2-124m] [--threads 1] [--rounds 7] [--pool DIR] [--compiled]
+                               [--bound]
 
 Each of the five is a process of its own with the same program; they take their steps in turn, one at a time. Figures
 are medians of the steps under the plan; `worst` is the worst step since the second. All losses must be the same, bit
 for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
+`bound` is what no plan can beat, certified for the trace that the plan was made for and the rates that were measured
+by then, as a multiple of that trace's ops alone: with `--bound`, which runs `tidelog-plan compare`.
 A compiled model has two of the five: under a mode that does nothing torch runs it eagerly, and budgets are parts of
 what the eager one needs.
 """
@@ -15,12 +18,14 @@ import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 
 from worker_process import Process
 
 HERE = pathlib.Path(__file__).resolve().parent
+PLANNER = HERE.parent / "target" / "release" / "tidelog-plan"
 MODELS = ("qwen3", "gpt2", "mamba", "rwkv")
 KINDS = {"plain": None, "bare": None, "above": 2.0, "half": 0.5, "tight": 0.35}  # budget: a part of the peak
 MIB = 1 << 20
@@ -42,6 +47,7 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=7, help="steps of each kind under the plan (default 7)")
     parser.add_argument("--pool", default="/dev/shm", help="where the pools are made (default: memory)")
     parser.add_argument("--compiled", action="store_true", help="torch.compile the model; plain and above the peak")
+    parser.add_argument("--bound", action="store_true", help="compare with the planner's certified bound, too")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     if arguments.compiled:
@@ -75,6 +81,7 @@ def rows_of(name, arguments):
         for _ in range(arguments.rounds):
             for kind, process in processes.items():
                 timed[kind].append(process.ask("step"))
+        bounds = {kind: bound_of(process, f"{folder}/{kind}") for kind, process in processes.items() if arguments.bound}
         calls = {kind: process.ask("calls")["calls"] for kind, process in processes.items()}
     expected = [step["loss"] for step in early["plain"] + timed["plain"]]
     plain = median_of(timed["plain"], "seconds")
@@ -87,13 +94,26 @@ def rows_of(name, arguments):
             "worst": max(step["seconds"] for step in early[kind][1:] + steps) / plain,
             "us_per_op": (seconds - plain) / needs["ops"] * 1e6,
             "early": [step["seconds"] / plain for step in early[kind]],
-            "calls": calls[kind],
+            "calls": calls[kind], "bound": bounds.get(kind),
         }  # fmt: skip
         for key in ("thread_seconds", "cpu_seconds", "faults", "moves", "stall_seconds", "handling_seconds"):
             row[key] = median_of(steps, key) if key in steps[0] else 0
         rows.append(row)
         print(text_of(row), file=sys.stderr)
     return rows
+
+
+def bound_of(process, name):
+    """The bound of a block's step, as a multiple of its ops alone; None where there is no plan."""
+    trace, machine = f"{name}.trace.json", f"{name}.machine.json"
+    inputs = process.ask("plan_inputs", trace=trace)
+    if inputs["machine"] is None:
+        return None
+    pathlib.Path(machine).write_text(json.dumps(inputs["machine"]))
+    # Plans are not what is asked for here: one is enough.
+    command = [PLANNER, "compare", trace, machine, "--within", "1ms", "--output", "json"]
+    rows = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return next(100 / row["percent_of_ideal"] for row in rows if row["policy"] == "lower bound")
 
 
 def text_of(row):
@@ -103,6 +123,8 @@ def text_of(row):
         f"worst {row['worst']:.2f}  first {early}  cpu {row['thread_seconds']:.3f} s, "
         f"of all threads {row['cpu_seconds']:.3f} s  faults {row['faults']:.0f}"
     )
+    if row["bound"]:
+        line += f"\n         bound {row['bound']:.3f} x, the step is {row['ratio'] / row['bound']:.2f} times it"
     if row["calls"]:
         calls = ", ".join(f"{name} {count:.0f}" for name, count in list(row["calls"].items())[:6])
         line += (

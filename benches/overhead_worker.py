@@ -97,6 +97,18 @@ class Worker:
                 break
         return {"steps": steps}
 
+    def plan_inputs(self, trace: str) -> dict[str, object]:
+        """Writes the trace that the plan was made for; returns the machine, as `tidelog-plan` reads it."""
+        plan = self.tide.stats()["plan"] if self.tide else None
+        if self.tide is None or plan is None:
+            return {"machine": None}
+        self.tide.trace(trace)
+        rates = {way: plan[f"{way}_bytes_per_second"] for way in ("read", "write")}
+        ssd = {**rates, "latency_ns": 200_000}  # the last two as sessions take them
+        return {
+            "machine": {"budget": self.tide.budget, "staging": self.tide.staging, "verify": 8_000_000_000, "ssd": ssd}
+        }
+
     def calls(self) -> dict[str, object]:
         """Which functions of the library two steps call, how often a step."""
         counts: Counter[str] = Counter()
