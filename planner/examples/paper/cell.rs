@@ -7,6 +7,7 @@ use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::hardware::{Drives, Hardware, MixedRate, settle};
 use tidelog_planner::instances::freer;
 use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
@@ -33,6 +34,9 @@ const PIECE: Bytes = Bytes(64 << 20);
 
 /// The plan of a search's first step.
 pub(super) const AT_ONCE: &str = "tidelog, at once";
+
+/// Tidelog's plan where the SSDs' reads and writes slow each other.
+const HALF_DUPLEX: &str = "tidelog, half-duplex SSDs";
 
 /// ZeRO may take all that the published machine had, half for each GPU.
 pub(super) const ZERO_HOST_BYTES: u64 = 750_000_000_000;
@@ -145,6 +149,7 @@ pub(super) fn plan(
         }
         cell.outcomes.push(outcome(name, &simulation, seconds));
     }
+    cell.outcomes.push(on_half_duplex_drives(trace, &machine)?);
     if host {
         return Ok(cell);
     }
@@ -188,6 +193,35 @@ pub(super) fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
         }),
         verify: Bandwidth(1_000_000_000_000),
     }
+}
+
+/// Where a drive has no more for both directions than for one: each of `machine`'s rates alone, half
+/// of each at once. Curves of real drives are not published as figures; a machine file takes those
+/// that are measured.
+fn on_half_duplex_drives(trace: &Trace, machine: &Machine) -> Result<PolicyResult, Failure> {
+    let SsdLink { read, write, latency } = machine.ssd;
+    let at_once = MixedRate { read: Bandwidth(read.0 / 2), write: Bandwidth(write.0 / 2) };
+    let drives = Drives {
+        read: Some(read),
+        write: Some(write),
+        latency_ns: Some(latency),
+        mixed: vec![at_once],
+        ..Drives::of("half duplex", 1)
+    };
+    let hardware = Hardware {
+        name: String::new(),
+        gpus: 1,
+        memory: machine.budget,
+        staging: machine.staging,
+        verify: machine.verify,
+        drives,
+        pcie: None,
+        host: machine.host,
+    };
+    let planner =
+        |trace: &Trace, machine: &Machine| tidelog(trace, machine, TidelogOptions::default());
+    let (made, seconds) = timed(|| settle(&hardware, trace, &planner));
+    Ok(outcome(HALF_DUPLEX, &made?.2, seconds))
 }
 
 type Zero = fn(&Trace, &Machine) -> Result<ZeroStep, ZeroError>;
