@@ -21,6 +21,7 @@ from catalog import PROGRAMS
 SHARE = 0.35  # of the peak
 WARM_UP_STEPS_MAX, PLANNED_STEPS, TIMED_STEPS = 8, 2, 6
 BUDGETS_MAX = 6  # that are tried where one op alone needs more than the share
+AGAIN_MAX = 8  # runs without Tidelog, where bits differ
 LIMIT_S = 400  # for one process
 AT_ONCE = 2  # processes in which peaks are measured: nothing is timed in them
 
@@ -159,7 +160,7 @@ class Measuring:
             for each in (plain, block):
                 each.receive()
             planned, phase = 0, ""
-            for _ in range(WARM_UP_STEPS_MAX):
+            for warm in range(1, WARM_UP_STEPS_MAX + 1):
                 plain.ask("step")
                 phase = block.ask("step")["phase"]
                 planned += phase == "planned"
@@ -167,7 +168,22 @@ class Measuring:
                     break
             pairs = [(plain.ask("step"), block.ask("step")) for _ in range(TIMED_STEPS)]
             expected, got = plain.ask("end"), block.ask("end")
-        return {**verdict.of(expected, got, budget), **verdict.times(pairs), "phase": phase, "budget_bytes": budget}
+        found = verdict.of(expected, got, budget)
+        if found["verdict"] == "other bits":
+            found |= self._of_itself(name, way, expected, warm + TIMED_STEPS)
+        return {**found, **verdict.times(pairs), "phase": phase, "budget_bytes": budget}
+
+    def _of_itself(self, name, way, expected, steps):
+        """What there is to say of other bits where a program that runs twice without Tidelog has other bits, too."""
+        for again in range(1, AGAIN_MAX + 1):
+            with self._child("plain", name, way) as plain:
+                plain.receive()
+                for _ in range(steps):
+                    plain.ask("step")
+                if plain.ask("end")["digests"] != expected["digests"]:
+                    reason = f"run {again + 1} without Tidelog has other bits than the first"
+                    return {"verdict": "not reproducible", "reason": reason}
+        return {}
 
     def _without_a_block(self, name, way, failure):
         """Why there are no figures: whether the program runs without Tidelog says whose failure it is."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
@@ -252,6 +253,16 @@ def kernels_of_inductor():
         for name, value in vars(module).items()
         if name.startswith(("cpp_fused", "empty_strided_cpu"))
     }
+
+
+def test_tensors_without_memory_that_compiling_left_behind_do_not_count(pool):
+    """Each is a plain tensor to Python, and has a storage with a size. Found with an autograd function of a model."""
+    with FakeTensorMode():
+        left = torch._to_functional_tensor(torch.ones(16 * MIB))
+    with tidelog.offload(pool=pool, memory=16 * MIB, staging=MIB, pool_size=64 * MIB) as tide:
+        assert left.untyped_storage().nbytes() == 64 * MIB
+        assert tide.live_bytes < 16 * MIB
+        assert torch.ones(4).sum() == 4
 
 
 def test_what_a_kernel_only_reads_is_not_written_out_again(pool):

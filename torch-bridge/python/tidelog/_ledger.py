@@ -184,8 +184,8 @@ class Ledger:
 
     def adopt(self, tensor: Tensor | None) -> Record | None:
         """The record of a tensor's storage, as by `record_of`. None also where there is no
-        storage."""
-        if tensor is not None:
+        storage, or one without memory: torch.compile leaves tensors behind that only stand for others."""
+        if tensor is not None and not torch._is_functional_tensor(tensor):
             try:
                 storage = untyped_storage(tensor)
             except RuntimeError:
