@@ -39,6 +39,7 @@ CONTENDERS = [
     Contender(REFERENCE, "ZeRO-Infinity, in little memory", "zero_infinity", tuned="lean"),
     Contender("tidelog", "Tidelog", "block", memory_part=1),
     Contender("tidelog-lazy", "Tidelog, lazy optimizer", "block", memory_part=1, options={"updates": "lazy"}),
+    Contender("tidelog-early", "Tidelog, early updates", "block", memory_part=1, options={"updates": "early"}),
     Contender("tidelog-layers", "Tidelog, layer-wise", "block_by_layers", memory_part=1, micro_batches_min=2),
     Contender(
         "tidelog-layers-lazy", "Tidelog, layer-wise, lazy optimizer", "block_by_layers",
