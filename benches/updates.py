@@ -1,4 +1,5 @@
-"""What `updates=` brings: steps of the same program in a third of its memory, in its own order, lazily and early, in turn.
+"""What `updates=` brings: steps of the same program in a third of its memory, in its own order, lazily and early, in
+turn.
 
     python benches/updates.py [wide gpt2 qwen3] [--memory 0.33] [--threads 1] [--rounds 15] [--pool DIR] [--output json]
 

@@ -119,8 +119,8 @@ def plans_are_awaited(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def threads_of_others_are_nobody(monkeypatch):
-    """A thread that is older than a block has fetches wait for the host. Those of pytest, and those that earlier tests have
-    left, launch nothing.
+    """A thread that is older than a block has fetches wait for the host. Those of pytest, and those that earlier tests
+    have left, launch nothing.
     """
     others, before = _device._others, threading.enumerate()
 

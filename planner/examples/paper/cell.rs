@@ -195,9 +195,9 @@ pub(super) fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
     }
 }
 
-/// Where a drive has no more for both directions than for one: each of `machine`'s rates alone, half
-/// of each at once. Curves of real drives are not published as figures; a machine file takes those
-/// that are measured.
+/// Where a drive has no more for both directions than for one: each of `machine`'s rates alone,
+/// half of each at once. Curves of real drives are not published as figures; a machine file takes
+/// those that are measured.
 fn on_half_duplex_drives(trace: &Trace, machine: &Machine) -> Result<PolicyResult, Failure> {
     let SsdLink { read, write, latency } = machine.ssd;
     let at_once = MixedRate { read: Bandwidth(read.0 / 2), write: Bandwidth(write.0 / 2) };
