@@ -1,5 +1,4 @@
-"""Backward passes: autograd finds no dispatch mode while its engine runs, as without a block; the block sees all ops.
-"""
+"""Backward passes: autograd finds no dispatch mode while its engine runs, as without a block; the block sees all ops."""
 
 import json
 import warnings
