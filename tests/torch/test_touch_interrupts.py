@@ -12,6 +12,7 @@ import torch
 import tidelog
 from tidelog import _record
 from tidetest import process
+from tidetest.requests import leave_to_python
 from tidetest.world import World
 
 
@@ -137,6 +138,8 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
         losses = len(world.losses)
         interrupts = 0
         performer = tide.performer
+        if place != "mark":
+            leave_to_python(tide)  # C++ has no such calls
         owner = {"mark": tide.ledger, "_await_loans": performer}.get(place, performer._mover)
         for _ in range(40):
             with monkeypatch.context() as patch:

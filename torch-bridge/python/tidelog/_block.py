@@ -103,7 +103,7 @@ class Tide:
         self._moves_updates = settings.updates != "own"
         hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
-        self._open_kernels = partial(kernels.open, self._hook, ledger, session)
+        self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._names = Names(lambda: (model, optimizer), ledger, session)

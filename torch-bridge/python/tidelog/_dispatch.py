@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidelog._figures import Dispatch
     from tidelog._ledger import Ledger
     from tidelog._native import Session
+    from tidelog._performer import Performer
 _SOURCES = pathlib.Path(__file__).with_name("dispatch")
 _NAME = "_dispatch_kernels"
 # Ops that a distributed program's hook makes other ops of.
@@ -69,6 +70,9 @@ class Module(Unmet, Engine, Protocol):
     def follow(self, plan: Followed) -> None:
         """The block follows this plan where `steps.plan` is it."""
 
+    def perform(self) -> bool:
+        """Does what the session asks for; returns whether that was all."""
+
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
 
@@ -86,21 +90,23 @@ class Kernels:
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
 
-    def open(self, hook: TorchDispatchMode, ledger: Ledger, session: Session) -> None:
-        """From here on ops go past the hook that it would only pass on."""
+    def open(self, hook: TorchDispatchMode, ledger: Ledger, performer: Performer, session: Session) -> None:
+        """From here on ops go past the hook that it would only pass on, and usual requests past the performer."""
         module = _built.get() if not self._on_gpu else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
             module.open(hook, ledger, get_compiler, session.attention)
             _backward.install(module)
             ledger.meets_later(module)
-            self._module, self._ledger = module, ledger
+            performer.perform_usual = module.perform
+            self._module, self._ledger, self._performer = module, ledger, performer
             self._why_not, self._before = "", module.passed()
 
     def close(self) -> None:
         """From here on none does."""
         if self._module is not None:
             self.figures()
+            self._performer.performs_all()
             self._ledger.meets_all()
             self._module.close()
             self._module = None

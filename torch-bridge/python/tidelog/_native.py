@@ -215,7 +215,10 @@ class Session:
     def calls(self) -> tuple[int, ...]:
         """The handle, and addresses of functions for who is written in C."""
         library: Any = self._library
-        functions = (library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end)
+        functions = (
+            *(library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end),
+            *(library.tide_session_resume, library.tide_session_next_action, library.tide_session_action_done),
+        )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 
     def refuse(self, status: int) -> NoReturn:

@@ -42,10 +42,12 @@ class Performer:
         self._ledger = ledger
         self._device = device
         self._mover = mover
+        self.swaps = mover is _movers.SwapMover  # what dispatch/performer.h does, too
         self._heap = heap
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
         self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self.performs_all()
 
     def drive(self, status: int) -> None:
         """Performs what the session asks for and waits where it waits, until it is ready."""
@@ -74,11 +76,16 @@ class Performer:
         while any(record.state == _record.LEAVING for record in records):
             self.drive(self._session.wait(_WAIT_MS))
 
+    def performs_all(self) -> None:
+        """From here on all is done here."""
+        # Does requests as long as they are usual; returns whether that was all (`_dispatch`).
+        self.perform_usual: Callable[[], bool] = bool
+
     def perform(self) -> None:
         """Performs what is asked for now. A request that an interrupt cut short is handed out again
         until it is reported done."""
         session = self._session
-        while (action := session.next_action()) is not None:
+        while not self.perform_usual() and (action := session.next_action()) is not None:
             record = self._ledger.record_at(action.storage)
             storage = record() if record is not None else None
             address = after = 0

@@ -4,7 +4,7 @@
 // take. For the ops of a program this module registers kernels of its own for the dispatch key `Python`. A kernel does
 // what `Hook.__torch_dispatch__` would do on its three paths, which `_hook.py` describes; wherever it is not sure, it
 // calls what torch has there, and by that the mode. So all that is decided here is decided in `_hook.py` too, in the
-// same way. What a session asks for, memory to give and to take, is done in Python (`_performer.py`). Without a block
+// same way. So is what a session asks for, memory to give and to take (`performer.h`, `_performer.py`). Without a block
 // the kernels only call what torch has there.
 
 #include <unordered_map>
@@ -97,6 +97,12 @@ PyObject* tell_unmet(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* perform(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(open_block() && open_block()->session.perform());
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* meet_numbered(PyObject*, PyObject* number) {
   HANDLE_TH_ERRORS
   c10::Storage storage = unmet().numbered(number_in(number));
@@ -162,6 +168,7 @@ PyMethodDef METHODS[] = {
     {"meet_all", meet_all, METH_NOARGS, "Gives each of them its record."},
     {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
+    {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
      "Calls what runs autograd's engine, which finds no mode."},

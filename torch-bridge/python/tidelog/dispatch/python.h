@@ -81,6 +81,7 @@ struct Names {
   NAME(_deaths);
   NAME(_free_ids);
   NAME(_heap);
+  NAME(_in_flight);
   NAME(_next_id);
   NAME(_on_death);
   NAME(_performer);
@@ -104,14 +105,18 @@ struct Names {
   NAME(flush);
   NAME(forked);
   NAME(funcs);
+  NAME(guard);
   NAME(has_grown);
   NAME(id);
   NAME(ledger);
   NAME(limit);
   NAME(live);
+  NAME(loans);
   NAME(made);
+  NAME(mark);
   NAME(modified);
   NAME(modifies);
+  NAME(movable);
   NAME(needs);
   NAME(next_op);
   NAME(note_peak);
@@ -119,15 +124,18 @@ struct Names {
   NAME(ops);
   NAME(peak);
   NAME(pending);
+  NAME(pins);
   NAME(plan);
   NAME(profiled);
   NAME(quiet);
+  NAME(record_at);
   NAME(record_of);
   NAME(records);
   NAME(refuse);
   NAME(reported);
   NAME(size);
   NAME(state);
+  NAME(swaps);
   NAME(updates);
 #undef NAME
 };

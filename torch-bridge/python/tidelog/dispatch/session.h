@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "performer.h"
 #include "unmet.h"
 
 namespace tidelog {
 
-constexpr int32_t READY = 0;                        // `Status.READY`
+constexpr int32_t READY = 0, ACTION = 1;            // `Status`
 constexpr uint32_t MODIFIES = 1u << 31;             // in a use: the op writes the storage
 constexpr uint64_t OUTSIDE_A_STEP = 0xFFFFFFFFull;  // the op index of a birth that no step has seen
 
@@ -23,7 +24,7 @@ class LibrarySession {
   LibrarySession(Held session, PyObject* ledger, Held performer)
       : session_(std::move(session)),
         ledger_(borrowed(ledger)),
-        performer_(std::move(performer)),
+        performer_(std::move(performer), ledger),
         free_numbers_(attribute(ledger, names()._free_ids)),
         pending_(call(ledger, names().pending)) {
     Held calls = call(session_.get(), names().calls);
@@ -32,6 +33,9 @@ class LibrarySession {
     sync_ = reinterpret_cast<decltype(sync_)>(each(1));
     op_begin_ = reinterpret_cast<decltype(op_begin_)>(each(2));
     op_end_ = reinterpret_cast<decltype(op_end_)>(each(3));
+    resume_ = reinterpret_cast<decltype(resume_)>(each(4));
+    next_action_ = reinterpret_cast<decltype(next_action_)>(each(5));
+    action_done_ = reinterpret_cast<decltype(action_done_)>(each(6));
     if (PyErr_Occurred()) torch::throw_python_error();
   }
 
@@ -80,6 +84,22 @@ class LibrarySession {
     drive(op_end_(handle_));
   }
 
+  // Does what it asks for, as `Performer.perform`. False: what comes next is for Python.
+  bool perform() const {
+    if (!is_usable()) return false;
+    for (;;) {
+      flush();
+      Action action;
+      int32_t status = next_action_(handle_, &action);
+      require(status);
+      if (status != ACTION) return true;
+      uint64_t address;
+      if (!performer_.perform(action, address)) return false;
+      flush();
+      require(action_done_(handle_, action.sequence, address, nullptr));
+    }
+  }
+
  private:
   std::vector<int64_t> take_numbers(size_t count) const {
     std::vector<int64_t> numbers;
@@ -102,18 +122,28 @@ class LibrarySession {
     if (status < 0) call(session_.get(), names().refuse, checked(PyLong_FromLong(status)).get());
   }
 
+  // As `Performer.drive`, which waits where it has to.
   void drive(int32_t status) const {
     require(status);
-    if (status != READY) call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get());
+    while (status == ACTION && perform()) {
+      flush();
+      status = resume_(handle_);
+      require(status);
+    }
+    if (status != READY) performer_.drive(status);
   }
 
-  const Held session_, ledger_, performer_;
+  const Held session_, ledger_;
+  const Performer performer_;
   const Held free_numbers_;  // a list
   const Held pending_;       // lists of what the session has not heard of, beside births
   uint64_t handle_;
   int32_t (*sync_)(uint64_t, const SessionBirth*, size_t, const uint32_t*, size_t);
   int32_t (*op_begin_)(uint64_t, int64_t, uint64_t, const char*, const uint32_t*, size_t, uint64_t);
   int32_t (*op_end_)(uint64_t);
+  int32_t (*resume_)(uint64_t);
+  int32_t (*next_action_)(uint64_t, Action*);
+  int32_t (*action_done_)(uint64_t, uint64_t, uint64_t, void*);
 };
 
 }  // namespace tidelog

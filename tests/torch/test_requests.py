@@ -1,0 +1,180 @@
+"""What a session asks for is done in C++ where it is usual: as in Python, request by request."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import tidelog
+from tidelog import _record
+from tidelog._native import Request
+from tidelog._performer import Performer
+from tidetest import KIB, MIB
+from tidetest.bits import assert_same, bits
+from tidetest.requests import Requests, leave_to_python, of_python
+
+pytestmark = [
+    pytest.mark.host_memory("with a GPU every request is done in Python"),
+    pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning"),
+]
+
+SIZE = 256 * KIB
+
+
+def block(pool, mover="swap", memory=64 * MIB, **options):
+    options = {"staging": MIB, "pool_size": 128 * MIB, "mode": "reactive", **options}
+    return tidelog.offload(pool=pool, memory=memory, mover=mover, **options)
+
+
+def moves(pool, in_python):
+    """Moves tensors that are new, changed, unchanged, shared by views, not seen by Python, and dead."""
+    torch.manual_seed(0)
+    opened = block(pool)
+    requests = Requests(opened)
+    if in_python:
+        opened.performer.swaps = False  # ops are as they are
+    with opened as tide:
+        tensors = [torch.randn(SIZE // 4) for _ in range(4)]
+        tensors.append(torch.nn.Parameter(torch.randn(64, 64)))
+        views = [tensor.view(2, -1) for tensor in tensors]
+        for _ in range(3):
+            for place, tensor in enumerate(tensors):
+                tide.evict(tensor)
+                assert tensor.sum().isfinite()
+                tide.evict(views[place])  # unchanged
+                with torch.no_grad():
+                    views[place].mul_(2)
+                tide.evict(tensor)
+        del tensors[0], views[0]  # it is out
+        fresh = [torch.ones(SIZE // 4) + number for number in range(3)]
+        for tensor in fresh:
+            tide.evict(tensor)
+            tide.evict(tensor.clone())
+        found = bits(torch.cat([tensor.flatten() for tensor in [*tensors, *fresh]]))
+        assert tide.ledger.marked == sum(record.state != 0 for record in tide.ledger.records.values())
+    return requests.answered, found
+
+
+def test_each_is_done_as_in_python(pool, tmp_path, monkeypatch):
+    moves(pool, in_python=True)  # the first time ops go through Python, which names what they make otherwise
+    in_python, expected = moves(pool, in_python=True)
+    other = tmp_path / "another"
+    other.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Performer, "_REQUESTS", {})  # none comes there
+        answered, found = moves(str(other), in_python=False)
+    for number, (ours, theirs) in enumerate(zip(answered, in_python, strict=False)):
+        assert ours == theirs, number
+    assert len(answered) == len(in_python) > 100
+    assert {request[0] for request in answered} == {*Request}
+    assert_same(found, expected, "what has moved")
+
+
+def test_resizes_are_left_to_python(pool, monkeypatch):
+    done = of_python(monkeypatch)
+    with block(pool, mover="resize") as tide:
+        tensor = torch.ones(SIZE)
+        tide.evict(tensor)
+        assert tensor.sum() == SIZE
+    assert done == [Request.EVICT, Request.RELEASE, Request.ALLOCATE, Request.SETTLE]
+
+
+@pytest.fixture
+def tide(pool):
+    with block(pool) as tide:
+        yield tide
+
+
+def borrowed(_tide, tensor):
+    """Another thread uses it: its memory stays until that thread has ended."""
+    record = tensor.untyped_storage()._tide
+    record.borrow(1)
+    timer = threading.Timer(0.2, lambda: record.borrow(-1))
+    timer.start()
+    return timer.join
+
+
+def resized(_tide, tensor):
+    """In C++, which nobody has heard of."""
+    torch._C.StorageBase.resize_(tensor.untyped_storage(), 2 * SIZE)
+    return None
+
+
+def pinned(_tide, tensor):
+    """In this moment."""
+    record = tensor.untyped_storage()._tide
+    record.pins += 1
+
+    def unpin():
+        record.pins -= 1
+
+    return unpin
+
+
+@pytest.mark.parametrize("become", [borrowed, resized, pinned])
+def test_what_is_unusual_is_left_to_python(tide, become, monkeypatch):
+    tensors = [torch.full((SIZE // 4,), float(number)) for number in range(3)]
+    for tensor in tensors:
+        tide.evict(tensor)
+        tensor.mul_(2)
+    done = of_python(monkeypatch)
+    end = become(tide, tensors[1])
+    status = [tide.session.evict(tensor.untyped_storage()._tide.id) for tensor in tensors][-1]
+    tide.performer.drive(status)
+    assert done[0] == Request.EVICT
+    assert done.count(Request.EVICT) == 1, "the others were usual"
+    if end is not None:
+        end()
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full((SIZE // 4,), 2.0 * number))
+        tide.evict(tensor)
+
+
+def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, monkeypatch):
+    tensor = torch.ones(SIZE // 4)
+    tide.evict(tensor)
+    tensor.mul_(2)
+    record = tensor.untyped_storage()._tide
+    status = tide.session.evict(record.id)
+    tide.performer.perform()
+    assert record.state == _record.LEAVING
+    done = of_python(monkeypatch)
+    end = borrowed(tide, tensor)
+    tide.performer.drive(status)
+    assert done == [Request.RELEASE]
+    end()
+    assert not tide.is_resident(tensor)
+    assert tensor.sum() == SIZE // 2
+
+
+def test_training_is_the_same_whoever_moves(pool):
+    def train(steps):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        yield model, optimizer
+        for _ in range(steps):
+            loss = model(torch.randn(64, 256)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss.item()
+
+    _, *expected = train(16)
+    training = train(16)
+    model, optimizer = next(training)
+    options = {"pool": pool, "memory": 3 * MIB, "staging": MIB // 2, "pool_size": 256 * MIB}
+    losses, moved = [], []
+    with tidelog.offload(model, optimizer, **options) as tide:
+        open_kernels = tide._open_kernels
+        for number in range(16):
+            tide._open_kernels = open_kernels
+            if number % 3 == 2:
+                leave_to_python(tide)
+            with tide.step():
+                losses.append(next(training))
+            moved.append(tide.last_step()["evictions"])
+        assert tide.phase == "planned"
+        assert min(moved[4:]) > 0, moved
+    assert losses == expected

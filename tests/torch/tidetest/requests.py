@@ -1,0 +1,77 @@
+"""What the session of a block asks for, request by request, and how things stand when each is answered."""
+
+import ctypes
+
+from tidelog import _record
+from tidelog._library import Status
+from tidelog._native import Action
+from tidelog._performer import Performer
+from tidetest.ledger import _pointer
+
+_next_action = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Action))
+_action_done = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+
+
+def leave_to_python(tide):
+    """From here on no op and no request of an open block goes past Python."""
+    tide._kernels.close()
+    tide._open_kernels = lambda: None
+
+
+def of_python(monkeypatch):
+    """The list of kinds of requests that Python does from here on."""
+    done = []
+
+    def noted(kind, does):
+        return lambda *arguments: (done.append(kind), does(*arguments))[1]
+
+    requests = {kind: noted(kind, does) for kind, does in Performer._REQUESTS.items()}
+    monkeypatch.setattr(Performer, "_REQUESTS", requests)
+    return done
+
+
+class Requests:
+    """Stands between a block that is not open yet and the library, whoever calls that."""
+
+    def __init__(self, block):
+        self.answered = []  # a tuple for each
+        self._tide, self._asked, self._places = block, Action(), {}
+        library = block.session._library
+        self._ask, self._answer = library.tide_session_next_action, library.tide_session_action_done
+        library.tide_session_next_action = _next_action(self._next_action)
+        library.tide_session_action_done = _action_done(self._action_done)
+
+    def _next_action(self, handle, action):
+        status = self._ask(handle, action)
+        if status == Status.ACTION:
+            ctypes.pointer(self._asked)[0] = action.contents
+        return status
+
+    def _action_done(self, handle, sequence, address, after):
+        self.answered.append(self._now(sequence, address, after))
+        return self._answer(handle, sequence, address, after)
+
+    def _now(self, sequence, address, after):
+        ledger, asked = self._tide.ledger, self._asked
+        record = ledger.record_at(asked.storage)
+        place = self._places.setdefault(asked.storage, len(self._places))
+        request = asked.kind, place, asked.size, sequence == asked.sequence, after
+        storage = record() if record is not None else None
+        if storage is None:
+            return *request, address, ledger.marked, ledger.quiet
+        try:
+            guard = bool(_record.data_ptr(storage)) or None
+        except RuntimeError as error:
+            guard = str(error)
+        memory = bool(address), address in (0, _pointer(storage)), _record.nbytes(storage), bool(_pointer(storage))
+        in_flight = asked.storage in self._tide.performer._in_flight
+        return (
+            *request,
+            *memory,
+            _record.resizable(storage),
+            guard,
+            record.state,
+            in_flight,
+            ledger.marked,
+            ledger.quiet,
+        )

@@ -1,0 +1,186 @@
+// What a session asks for, done from here: what `Performer` in `_performer.py` does, where that is usual. It is done in
+// the same order and by the same marks of the ledger, so that Python can go on from any request.
+#pragma once
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/Storage.h>
+
+#include "python.h"
+
+namespace tidelog {
+
+// `Request`.
+constexpr uint32_t EVICT = 1, RELEASE = 2, ALLOCATE = 3, SETTLE = 4;
+// `_record.SETTLED` and the others.
+constexpr int64_t SETTLED = 0, CLEAN = 1, LEAVING = 2, OUT = 4, COMING = 8, AWAY = OUT | COMING;
+
+// `tide_action`.
+struct Action {
+  uint64_t sequence, size;
+  uint32_t kind, storage;
+};
+
+// As `SwapMover`, for torch of this version.
+template <class Impl>
+class Swap {
+ public:
+  static constexpr bool is_there = requires(Impl & storage) {
+    storage.clear_data_ptr_access_error_msg_();
+    storage.swap_data_ptr(storage);
+  };
+
+  // It has a size, and no memory; whoever touches it meets the message.
+  static void take(Impl& storage, std::optional<std::string> message) {
+    c10::Storage empty(c10::Storage::use_byte_size_t(), storage.nbytes(), c10::DataPtr(nullptr, c10::DeviceType::CPU));
+    swap(storage, empty, std::move(message));
+  }
+
+  // It gets memory again, whose address is returned; the guard stays up.
+  static uint64_t give(Impl& storage, uint64_t size, std::optional<std::string> message) {
+    auto* allocator = c10::GetDefaultCPUAllocator();
+    c10::Storage fresh(c10::Storage::use_byte_size_t(), static_cast<int64_t>(size), allocator, /*resizable=*/true);
+    auto address = reinterpret_cast<uint64_t>(fresh.mutable_data());
+    swap(storage, fresh, std::move(message));
+    return address;
+  }
+
+  static void open_to_reads(Impl& storage) {
+    if constexpr (is_there) storage.clear_data_ptr_access_error_msg_();
+  }
+
+ private:
+  static void swap(Impl& storage, const c10::Storage& other, std::optional<std::string> message) {
+    if constexpr (is_there) {
+      storage.clear_data_ptr_access_error_msg_();
+      storage.swap_data_ptr(*other.unsafeGetStorageImpl());
+      if (message) storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
+    }
+  }
+};
+
+using Mover = Swap<c10::StorageImpl>;
+
+// All is called with Python's lock held.
+class Performer {
+ public:
+  Performer(Held performer, PyObject* ledger)
+      : performer_(std::move(performer)),
+        ledger_(borrowed(ledger)),
+        heap_(attribute(performer_.get(), names()._heap)),
+        in_flight_(attribute(performer_.get(), names()._in_flight)),
+        swaps_(Mover::is_there && is_true(performer_.get(), names().swaps)) {}
+
+  // Does what is asked for, and says at which address. False: Python has to do it, from its beginning.
+  bool perform(const Action& action, uint64_t& address) const {
+    address = 0;
+    if (!swaps_) return false;
+    Held number = checked(PyLong_FromUnsignedLong(action.storage));
+    Held record = call(ledger_.get(), names().record_at, number.get());
+    if (record.get() == Py_None) return true;
+    Held storage = checked(PyObject_CallNoArgs(record.get()));
+    if (storage.get() == Py_None) return true;
+    if (attribute(storage.get(), names()._tide_update).get() != Py_None) return false;
+    const Asked asked{record.get(), storage.get(), number.get(), action.size, impl_of(storage.get())};
+    switch (action.kind) {
+      case EVICT:
+        return evict(asked, address);
+      case RELEASE:
+        return release(asked);
+      case ALLOCATE:
+        return allocate(asked, address);
+      case SETTLE:
+        return settle(asked);
+    }
+    return false;
+  }
+
+  // Goes on in Python, from a status that is not `READY`.
+  void drive(int32_t status) const {
+    call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get());
+  }
+
+ private:
+  struct Asked {
+    PyObject *record, *storage, *number;
+    uint64_t size;
+    c10::StorageImpl& impl;
+  };
+
+  static c10::StorageImpl& impl_of(PyObject* storage) { return *THPStorage_Unpack(storage).unsafeGetStorageImpl(); }
+
+  bool evict(const Asked& asked, uint64_t& address) const {
+    int64_t before = number(asked.record, names().state);
+    // First the mark, then the look, as there.
+    mark(asked, LEAVING);
+    bool is_movable = call(ledger_.get(), names().movable, asked.storage).get() == Py_True;
+    if (!is_movable || has_users(asked) || number(asked.record, names().pins) != 0 || asked.impl.nbytes() != asked.size) {
+      mark(asked, before);
+      return false;
+    }
+    begins(asked);
+    address = reinterpret_cast<uint64_t>(asked.impl.mutable_data());
+    return true;
+  }
+
+  bool release(const Asked& asked) const {
+    PyObject* moving = in_flight(asked);
+    if (moving == nullptr) return true;
+    if (moving != asked.storage) return false;
+    mark(asked, OUT);
+    if (has_users(asked)) return false;
+    Mover::take(asked.impl, guard(asked));
+    ended(asked);
+    return true;
+  }
+
+  bool allocate(const Asked& asked, uint64_t& address) const {
+    try {
+      address = Mover::give(asked.impl, asked.size, guard(asked));
+    } catch (const c10::OutOfMemoryError&) {
+      return false;  // what is kept for later makes way first
+    }
+    mark(asked, COMING);
+    begins(asked);
+    call(heap_.get(), names().allocated, checked(PyLong_FromUnsignedLongLong(asked.size)).get());
+    return true;
+  }
+
+  bool settle(const Asked& asked) const {
+    PyObject* moving = in_flight(asked);
+    if (moving != nullptr && moving != asked.storage) return false;
+    if ((number(asked.record, names().state) & AWAY) != 0) Mover::open_to_reads(asked.impl);
+    mark(asked, asked.size != 0 ? CLEAN : SETTLED);
+    if (moving != nullptr) ended(asked);
+    return true;
+  }
+
+  void mark(const Asked& asked, int64_t state) const {
+    call(ledger_.get(), names().mark, asked.record, checked(PyLong_FromLongLong(state)).get());
+  }
+
+  // Whether other threads use it right now.
+  static bool has_users(const Asked& asked) { return number(asked.record, names().loans) != 0; }
+
+  static std::optional<std::string> guard(const Asked& asked) {
+    Held text = call(asked.record, names().guard);
+    if (text.get() == Py_None) return std::nullopt;
+    const char* message = PyUnicode_AsUTF8(text.get());
+    if (message == nullptr) torch::throw_python_error();
+    return message;
+  }
+
+  PyObject* in_flight(const Asked& asked) const {
+    PyObject* found = PyDict_GetItemWithError(in_flight_.get(), asked.number);
+    if (found == nullptr && PyErr_Occurred()) torch::throw_python_error();
+    return found;
+  }
+  void begins(const Asked& asked) const { checked(PyDict_SetItem(in_flight_.get(), asked.number, asked.storage)); }
+  void ended(const Asked& asked) const { checked(PyDict_DelItem(in_flight_.get(), asked.number)); }
+
+  const Held performer_, ledger_, heap_;
+  const Held in_flight_;  // a dict
+  const bool swaps_;      // whether the block moves by swaps of pointers
+};
+
+}  // namespace tidelog
