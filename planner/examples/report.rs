@@ -23,7 +23,8 @@ impl Writer {
     }
 
     fn storage(&mut self, identity: Identity, size: u64, kind: StorageKind) -> PlanStorage {
-        self.0.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
+        let (size, part, movable) = (Bytes(size), None, true);
+        self.0.storages.push(Storage { identity, size, part, kind, movable });
         PlanStorage(self.0.storages.len() as u32 - 1)
     }
 

@@ -14,6 +14,7 @@ pub mod instances;
 pub mod lifetime;
 pub mod migration;
 pub mod order;
+pub mod parts;
 pub mod plan;
 pub mod policies;
 pub mod recompute;

@@ -28,8 +28,7 @@ pub enum MigrationDirection {
 
 /// One migration in one direction, of a storage by its number in the trace. In a plan file storages
 /// have the names of the trace instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Migration<S = PlanStorage> {
     /// The op before which it begins. First, so that rows sort in the order they happen.
     pub start: OpIndex,
@@ -37,7 +36,6 @@ pub struct Migration<S = PlanStorage> {
     /// iteration.
     pub deadline: OpIndex,
     /// Out or in.
-    #[serde(rename = "action")]
     pub direction: MigrationDirection,
     /// Where to, or where from.
     pub target: Target,

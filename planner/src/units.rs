@@ -39,6 +39,30 @@ impl Bandwidth {
     }
 }
 
+/// Bytes of a storage that lie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByteRange {
+    /// The first of them, counted from the storage's beginning.
+    pub begin: Bytes,
+    /// How many there are.
+    pub length: Bytes,
+}
+
+impl ByteRange {
+    /// The first byte after them.
+    pub const fn end(self) -> Bytes {
+        Bytes(self.begin.0.saturating_add(self.length.0))
+    }
+}
+
+impl fmt::Display for ByteRange {
+    /// `2 to 64 MiB`. Parts begin at whole MiB; the last of a storage may end between two.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} to {} MiB", self.begin.0 >> 20, self.end().0.div_ceil(1 << 20))
+    }
+}
+
 impl fmt::Display for Bytes {
     /// Binary units with one decimal: `96 B`, `1.5 KiB`, `20.0 GiB`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

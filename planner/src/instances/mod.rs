@@ -86,7 +86,8 @@ pub fn random_machine(random: &mut Random, trace: &Trace) -> Machine {
 /// image reads, and reads a weight that the mirror image updates.
 pub fn deep_network(half: usize) -> Trace {
     let mut trace = Trace { name: "deep".to_owned(), ..Trace::default() };
-    let storage = |identity, size, kind| Storage { identity, size, kind, movable: true };
+    let storage =
+        |identity, size, kind| Storage { identity, size, part: None, kind, movable: true };
     for op in 0..half {
         let weight = Identity::Name(format!("weight{op}"));
         trace.storages.push(storage(weight, Bytes(1_000_000 + op as u64), StorageKind::Parameter));
@@ -290,6 +291,23 @@ pub fn split(trace: &Trace, size: Bytes) -> Trace {
     split
 }
 
+/// The same step on the same links with all bytes and all times `times` as large. Small steps
+/// become so large that their storages have parts.
+pub fn magnified(trace: &Trace, machine: &Machine, times: u64) -> (Trace, Machine) {
+    let (mut trace, mut machine) = (trace.clone(), *machine);
+    trace.storages.iter_mut().for_each(|storage| storage.size.0 *= times);
+    trace.ops.iter_mut().for_each(|op| op.duration.0 *= times);
+    for bytes in [&mut machine.budget, &mut machine.staging] {
+        bytes.0 *= times;
+    }
+    machine.ssd.latency.0 *= times;
+    if let Some(host) = &mut machine.host {
+        host.memory.0 *= times;
+        host.latency.0 *= times;
+    }
+    (trace, machine)
+}
+
 /// The same step, or machine, with more freedom: whatever could be done before still can. Each with
 /// what is freer. Pieces are of at most `size`.
 pub fn freer(trace: &Trace, machine: &Machine, size: Bytes) -> Vec<(&'static str, Trace, Machine)> {
@@ -379,7 +397,8 @@ impl Builder {
 
     fn storage(&mut self, identity: Identity, size: u64, kind: StorageKind) -> PlanStorage {
         let index = PlanStorage(self.trace.storages.len() as u32);
-        self.trace.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
+        let (size, part, movable) = (Bytes(size), None, true);
+        self.trace.storages.push(Storage { identity, size, part, kind, movable });
         index
     }
 

@@ -11,7 +11,19 @@ use std::sync::Arc;
 /// The schedule that follows `plan` in iterations like `trace`, which must be the trace that the
 /// plan was made from. The machine also takes from it what is used when, for all storages: that is
 /// how it chooses on demand where the plan says nothing.
+///
+/// # Errors
+/// It is another trace's plan, or one that moves parts of storages: those are for the simulation
+/// alone, since nothing in training can take a part of a storage's memory away yet.
 pub fn compile(plan: &Plan, trace: &Trace) -> Result<Schedule, PlanError> {
+    if plan.rows_of_parts > 0 {
+        return Err(PlanError::Parts { rows: plan.rows_of_parts });
+    }
+    simulated(plan, trace)
+}
+
+/// [`compile`] for the simulation, which moves parts of storages, too.
+pub(crate) fn simulated(plan: &Plan, trace: &Trace) -> Result<Schedule, PlanError> {
     plan.check_trace(trace)?;
     Compiler::new(trace)?.compile(&plan.rows)
 }
@@ -78,7 +90,9 @@ fn births(trace: &Trace) -> Vec<ScheduledBirth> {
 }
 
 fn names(trace: &Trace) -> Vec<(String, PlanStorage)> {
-    let named = trace.storages.iter().enumerate().filter_map(|(index, storage)| {
+    // Parts have no name of their own: who moves them tells the machine which they are.
+    let whole = trace.storages.iter().enumerate().filter(|(_, storage)| storage.part.is_none());
+    let named = whole.filter_map(|(index, storage)| {
         let Identity::Name(name) = &storage.identity else { return None };
         Some((name.clone(), PlanStorage(index as u32)))
     });

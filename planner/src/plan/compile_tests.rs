@@ -46,7 +46,7 @@ fn a_row_that_cannot_be_followed_is_refused_by_name() {
         trace.storages[0].movable = movable;
         plan.fingerprint = trace.fingerprint();
         let mut file = plan.named(&trace);
-        file.rows[2].storage = storage;
+        file.rows[2].storage = storage.into();
         file.numbered(&trace).and_then(|plan| compile(&plan, &trace)).unwrap_err().to_string()
     };
     let unknown = refusal(Identity::Name("elsewhere".to_owned()), true);

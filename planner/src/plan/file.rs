@@ -1,12 +1,15 @@
 //! A plan as its file has it: rows name storages as the trace does, by a stable name or by the
-//! (op, output slot) that makes them.
+//! (op, output slot) that makes them, and the bytes of them that move where these are not all.
 
-use super::{Expectation, Plan, PlanError};
+use super::{Expectation, Plan, PlanError, ranges};
 use crate::cost::Machine;
-use crate::migration::Migration;
-use crate::trace::{Header, Identity, PlanStorage, Trace, json};
-use serde::{Deserialize, Serialize};
+use crate::migration::{Migration, MigrationDirection, Target};
+use crate::parts::PartedStep;
+use crate::trace::{Header, Identity, PlanStorage, Storage, Trace, json};
+use crate::units::{ByteRange, OpIndex};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::HashMap;
+use std::fmt;
 
 /// What the `format` field of a plan file says.
 pub const FORMAT: &str = "tidelog-plan";
@@ -15,7 +18,37 @@ pub const FORMAT: &str = "tidelog-plan";
 pub const VERSION: u32 = 1;
 
 /// A plan whose rows name storages.
-pub type PlanFile = Plan<Identity>;
+pub type PlanFile = Plan<NamedBytes>;
+
+/// What a row of a file moves.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamedBytes {
+    /// A storage by its name.
+    pub storage: Identity,
+    /// Which bytes of it; `None`: all.
+    pub bytes: Option<ByteRange>,
+}
+
+impl NamedBytes {
+    fn of(storage: &Storage) -> Self {
+        Self { storage: storage.identity.clone(), bytes: storage.part }
+    }
+}
+
+impl From<Identity> for NamedBytes {
+    fn from(storage: Identity) -> Self {
+        Self { storage, bytes: None }
+    }
+}
+
+impl fmt::Display for NamedBytes {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            Some(bytes) => write!(out, "{}, {bytes}", self.storage),
+            None => self.storage.fmt(out),
+        }
+    }
+}
 
 /// The file's shape.
 #[derive(Serialize, Deserialize)]
@@ -32,7 +65,48 @@ struct Shape {
     expects: Expectation,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<u32>,
-    rows: Vec<Migration<Identity>>,
+    rows: Vec<Migration<NamedBytes>>,
+}
+
+/// A row's shape.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    start: OpIndex,
+    deadline: OpIndex,
+    #[serde(rename = "action")]
+    direction: MigrationDirection,
+    target: Target,
+    storage: Identity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<ByteRange>,
+}
+
+impl From<Migration<NamedBytes>> for Row {
+    fn from(row: Migration<NamedBytes>) -> Self {
+        let Migration { start, deadline, direction, target, storage } = row;
+        let NamedBytes { storage, bytes } = storage;
+        Self { start, deadline, direction, target, storage, bytes }
+    }
+}
+
+impl From<Row> for Migration<NamedBytes> {
+    fn from(row: Row) -> Self {
+        let Row { start, deadline, direction, target, storage, bytes } = row;
+        Self { start, deadline, direction, target, storage: NamedBytes { storage, bytes } }
+    }
+}
+
+impl Serialize for Migration<NamedBytes> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Row::from(self.clone()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Migration<NamedBytes> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Row::deserialize(deserializer).map(Self::from)
+    }
 }
 
 impl Plan {
@@ -43,10 +117,16 @@ impl Plan {
             deadline: row.deadline,
             direction: row.direction,
             target: row.target,
-            storage: trace.storage(row.storage).identity.clone(),
+            storage: NamedBytes::of(trace.storage(row.storage)),
         };
         let rows = self.rows.iter().map(named).collect();
         self.clone().with_rows(rows)
+    }
+
+    /// The same for a plan that was made from a step in parts: the file is for the step with whole
+    /// storages, and its rows say what the parts are.
+    pub fn named_in_parts(&self, step: &PartedStep) -> PlanFile {
+        PlanFile { fingerprint: step.whole_fingerprint(), ..self.named(&step.trace) }
     }
 }
 
@@ -63,14 +143,26 @@ impl PlanFile {
         let Shape { policy, trace, fingerprint, ops, machine, expects, left_out, rows, .. } =
             serde_json::from_str(text)?;
         machine.check()?;
-        let plan = Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows };
+        let rows_of_parts = count_parts(&rows);
+        let plan = Self {
+            policy,
+            trace,
+            fingerprint,
+            ops,
+            machine,
+            expects,
+            left_out,
+            rows_of_parts,
+            rows,
+        };
         plan.check_rows()?;
+        ranges::by_storage(&plan.rows)?;
         Ok(plan)
     }
 
     /// The file's text: one row per line, the same bytes for the same plan.
     pub fn to_json(&self) -> String {
-        let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows } =
+        let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows, .. } =
             self.clone();
         let (format, version) = (FORMAT.to_owned(), VERSION);
         json::to_text(&Shape {
@@ -90,17 +182,18 @@ impl PlanFile {
     /// The plan with the numbers that `trace`, from which it must have been made, gives storages.
     pub fn numbered(self, trace: &Trace) -> Result<Plan, PlanError> {
         self.check_trace(trace)?;
-        let of_identity: HashMap<&Identity, PlanStorage> = trace
+        let known: HashMap<NamedBytes, PlanStorage> = trace
             .storages
             .iter()
             .enumerate()
             .filter(|(_, storage)| storage.identity != Identity::Arrival)
-            .map(|(index, storage)| (&storage.identity, PlanStorage(index as u32)))
+            .map(|(index, storage)| (NamedBytes::of(storage), PlanStorage(index as u32)))
             .collect();
-        let numbered = |(index, row): (usize, &Migration<Identity>)| {
-            let Some(&storage) = of_identity.get(&row.storage) else {
+        let numbered = |(index, row): (usize, &Migration<NamedBytes>)| {
+            let Some(&storage) = known.get(&row.storage) else {
                 let why = match row.storage {
-                    Identity::Arrival => super::ARRIVAL,
+                    NamedBytes { storage: Identity::Arrival, .. } => super::ARRIVAL,
+                    NamedBytes { bytes: Some(_), .. } => "is a part, and storages are whole here",
                     _ => "the trace does not have",
                 };
                 return Err(PlanError::Storage {
@@ -113,7 +206,20 @@ impl PlanFile {
             Ok(Migration { start, deadline, direction, target, storage })
         };
         let rows = self.rows.iter().enumerate().map(numbered).collect::<Result<_, _>>()?;
-        Ok(self.with_rows(rows))
+        Ok(Plan { rows_of_parts: count_parts(&self.rows), ..self.with_rows(rows) })
+    }
+
+    /// The step with the parts that the plan moves, and the plan for it. `whole` is the step with
+    /// whole storages, from which the plan must have been made.
+    ///
+    /// # Errors
+    /// It is another step's plan, or what it moves are no parts of the step's storages.
+    pub fn in_parts(self, whole: &Trace) -> Result<(PartedStep, Plan), PlanError> {
+        self.check_trace(whole)?;
+        let step = PartedStep::of(whole, &ranges::cuts(&self.rows, whole)?);
+        let of_step = Self { fingerprint: step.trace.fingerprint(), ..self };
+        let plan = of_step.numbered(&step.trace)?;
+        Ok((step, plan))
     }
 
     fn check_rows(&self) -> Result<(), PlanError> {
@@ -130,4 +236,8 @@ impl PlanFile {
         }
         Ok(())
     }
+}
+
+fn count_parts(rows: &[Migration<NamedBytes>]) -> usize {
+    rows.iter().filter(|row| row.storage.bytes.is_some()).count()
 }

@@ -6,17 +6,18 @@
 
 mod compile;
 mod file;
+mod ranges;
 
 use crate::cost::{Machine, MachineError};
 use crate::migration::{Migration, Target};
 use crate::residency::ScheduleError;
 use crate::trace::{PlanStorage, Trace};
-use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+use crate::units::{Bandwidth, ByteRange, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 
 pub use compile::compile;
-pub(crate) use compile::{Compiler, born_bytes};
-pub use file::{FORMAT, PlanFile, VERSION};
+pub(crate) use compile::{Compiler, born_bytes, simulated};
+pub use file::{FORMAT, NamedBytes, PlanFile, VERSION};
 
 /// Why a row cannot name a storage that each iteration makes anew.
 const ARRIVAL: &str = "differs from iteration to iteration and cannot be planned";
@@ -116,6 +117,8 @@ pub struct Plan<S = PlanStorage> {
     /// Which reruns of the program the iteration is without ([`crate::recompute`]): the trace it
     /// was made from is the program's without these.
     pub left_out: Vec<u32>,
+    /// How many of the rows move a part of a storage; 0 where storages move whole.
+    pub rows_of_parts: usize,
     /// The migrations, in the order they begin.
     pub rows: Vec<Migration<S>>,
 }
@@ -179,6 +182,26 @@ pub enum PlanError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A row moves bytes that are no part of a storage, or of which another row moves some.
+    #[error("row {row} moves {} bytes from byte {} of {storage} on, {why}", bytes.length.0, bytes.begin.0)]
+    Range {
+        /// Which row, counted from 0.
+        row: usize,
+        /// Whose bytes.
+        storage: String,
+        /// Which of them.
+        bytes: ByteRange,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// A training session is to follow a plan that moves parts.
+    #[error(
+        "{rows} rows of the plan move parts of storages, and training moves storages whole: plan again without --parts"
+    )]
+    Parts {
+        /// How many rows do.
+        rows: usize,
+    },
     /// The machine that it was made for cannot be.
     #[error("the plan's machine: {0}")]
     Machine(#[from] MachineError),
@@ -196,11 +219,15 @@ impl Plan {
         mut rows: Vec<Migration>,
         expects: Expectation,
     ) -> Self {
-        let identity = |row: &Migration| &trace.storage(row.storage).identity;
+        let name = |row: &Migration| {
+            let storage = trace.storage(row.storage);
+            (&storage.identity, storage.part)
+        };
         rows.sort_by(|one, other| {
             let when = |row: &Migration| (row.start, row.deadline, row.direction, row.target);
-            when(one).cmp(&when(other)).then_with(|| identity(one).cmp(identity(other)))
+            when(one).cmp(&when(other)).then_with(|| name(one).cmp(&name(other)))
         });
+        let rows_of_parts = rows.iter().filter(|row| name(row).1.is_some()).count();
         Self {
             policy: policy.to_owned(),
             trace: trace.name.clone(),
@@ -209,6 +236,7 @@ impl Plan {
             machine: *machine,
             expects: expects.with_rates(),
             left_out: Vec::new(),
+            rows_of_parts,
             rows,
         }
     }
@@ -231,8 +259,10 @@ impl<S> Plan<S> {
 
     /// The same plan with other rows.
     fn with_rows<T>(self, rows: Vec<Migration<T>>) -> Plan<T> {
-        let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows: _ } = self;
-        Plan { policy, trace, fingerprint, ops, machine, expects, left_out, rows }
+        let Self {
+            policy, trace, fingerprint, ops, machine, expects, left_out, rows_of_parts, ..
+        } = self;
+        Plan { policy, trace, fingerprint, ops, machine, expects, left_out, rows_of_parts, rows }
     }
 }
 

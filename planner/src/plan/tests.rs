@@ -1,7 +1,9 @@
 use super::*;
 use crate::algorithm1::{Algorithm1Options, algorithm1};
 use crate::migration::MigrationDirection;
+use crate::parts::{Cuts, PART_UNIT, PartedStep};
 use crate::testing::{Builder, machine, training};
+use crate::trace::Identity;
 
 fn plan() -> PlanFile {
     let trace = training(12, 40, 100, 60);
@@ -68,4 +70,92 @@ fn a_plan_is_refused_for_another_iteration() {
     assert!(plan.check_trace(&training(12, 40, 100, 999)).is_ok(), "times may differ");
     let error = plan.check_trace(&training(13, 40, 100, 60)).unwrap_err();
     assert!(matches!(error, PlanError::OtherTrace { .. }));
+}
+
+const MIB: u64 = 1 << 20;
+
+/// A step with storages of 10 MiB and one of 9, in parts of 4 MiB, and a plan that moves the second
+/// part of each.
+fn in_parts() -> (Trace, PartedStep, Plan) {
+    let mut b = Builder::default();
+    let sizes = [10 * MIB, 9 * MIB, MIB];
+    for (index, size) in sizes.into_iter().enumerate() {
+        b.global(&format!("weight{index}"), size);
+    }
+    b.ops(4, 10);
+    b.birth(1, 10 * MIB);
+    let trace = b.finish();
+    let step = PartedStep::of(&trace, &Cuts::into_parts_of(&trace, Bytes(4 * MIB)));
+    let second = |part: &&u32| {
+        let part = step.trace.storages[**part as usize].part;
+        part.is_some_and(|part| part.begin == Bytes(4 * MIB) || part.begin == Bytes(6 * MIB))
+    };
+    let all: Vec<u32> = (0..step.trace.storages.len() as u32).collect();
+    let parts = all.iter().filter(second).map(|part| PlanStorage(*part));
+    let way = (MigrationDirection::Out, Target::Ssd);
+    let rows = parts.map(|part| Migration::unrolled(part, way, (2, 3), 4)).collect();
+    let plan = Plan::new("made", &step.trace, &machine(900), rows, Expectation::default());
+    (trace, step, plan)
+}
+
+#[test]
+fn rows_of_parts_name_the_storage_and_its_bytes() {
+    let (trace, step, plan) = in_parts();
+    let file = plan.named_in_parts(&step);
+    assert!(file.rows_of_parts >= 3 && file.rows_of_parts == file.rows.len());
+    assert!(file.check_trace(&trace).is_ok(), "it is for the step with whole storages");
+    let text = file.to_json();
+    assert!(text.contains(r#""bytes": {"begin": 4194304, "length""#), "{text}");
+    let read = PlanFile::from_json(&text).unwrap();
+    assert_eq!((read.to_json(), &read), (text, &file));
+    let (again, of_parts) = read.clone().in_parts(&trace).unwrap();
+    let moved: Vec<_> = of_parts.rows.iter().map(|row| again.trace.label(row.storage)).collect();
+    let wanted: Vec<_> = plan.rows.iter().map(|row| step.trace.label(row.storage)).collect();
+    assert_eq!(moved, wanted);
+    assert!(moved.contains(&"weight0, 4 to 8 MiB".to_owned()), "{moved:?}");
+    // Who moves storages whole cannot follow it, and says so.
+    let refused = read.numbered(&trace).unwrap_err().to_string();
+    assert!(refused.contains("is a part, and storages are whole here"), "{refused}");
+    let refused = compile(&of_parts, &trace).unwrap_err().to_string();
+    assert!(refused.contains("training moves storages whole"), "{refused}");
+    // A plan of whole storages is none of parts.
+    let whole = self::plan();
+    let trace = training(12, 40, 100, 60);
+    let (step, numbered) = whole.clone().in_parts(&trace).unwrap();
+    assert_eq!((step.trace, numbered.named(&trace)), (trace, whole));
+}
+
+#[test]
+fn bytes_that_are_no_part_are_refused() {
+    let (trace, step, plan) = in_parts();
+    let file = plan.named_in_parts(&step);
+    // What is said where the second of two rows of a storage moves these bytes.
+    let told = |begin: u64, length: Option<u64>| {
+        let mut file = file.clone();
+        let of = |bytes| NamedBytes { storage: Identity::Name("weight1".to_owned()), bytes };
+        let range = |begin, length| ByteRange { begin: Bytes(begin), length: Bytes(length) };
+        file.rows.truncate(2);
+        file.rows[0].storage = of(Some(range(4 * MIB, 2 * MIB)));
+        file.rows[1].storage = of(length.map(|length| range(begin, length)));
+        let read = PlanFile::from_json(&file.to_json());
+        let made = read.and_then(|read| read.in_parts(&trace));
+        made.map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(told(4 * MIB, Some(2 * MIB)), Ok(()), "the same part twice");
+    assert_eq!(told(0, Some(4 * MIB)), Ok(()));
+    assert_eq!(told(6 * MIB, Some(3 * MIB)), Ok(()), "the last ends where the storage does");
+    for (begin, length, why) in [
+        (MIB, Some(MIB), "begins at a multiple of 2097152 bytes"),
+        (0, Some(0), "but a part has bytes"),
+        (0, Some(MIB), "all parts but the last are multiples of 2097152 bytes"),
+        (0, Some(6 * MIB), "which row 0 moves, too"),
+        (4 * MIB, Some(4 * MIB), "which row 0 moves, too"),
+        (6 * MIB, Some(4 * MIB), "which has 9437184"),
+        (10 * MIB, Some(PART_UNIT), "which has 9437184"),
+        (6 * MIB, Some(u64::MAX), "which has 9437184"),
+        (0, None, "and row 1 moves all of it"),
+    ] {
+        let error = told(begin, length).unwrap_err();
+        assert!(error.contains(why) && error.contains("weight1"), "{why}: {error}");
+    }
 }

@@ -4,7 +4,7 @@ use super::links::SimulatedLinks;
 use super::world::World;
 use super::{OpStall, Policy, Runtime, SimulateError, Simulation};
 use crate::cost::Machine;
-use crate::plan::{born_bytes, compile};
+use crate::plan::{born_bytes, simulated};
 use crate::residency::{Config, OpBegin, OpProgress, OpUse, Residency, Schedule, StorageId};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -41,7 +41,7 @@ impl<'a> SimulationRun<'a> {
         }
         machine.check_for(trace)?;
         let schedule = match policy {
-            Policy::Planned(plan) => Some(Arc::new(compile(plan, trace)?)),
+            Policy::Planned(plan) => Some(Arc::new(simulated(plan, trace)?)),
             _ => None,
         };
         Self::new(runtime, trace, machine, schedule.as_ref())

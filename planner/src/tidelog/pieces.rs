@@ -1,8 +1,9 @@
 //! Pieces of one tensor, planned as the whole.
 //!
 //! Pieces are freer than the whole: each plan for it is one for them. So those plans are made, too.
-//! Pieces are neighbours of one size (the last may be smaller) that the same ops make, use and
-//! free, and whose names differ in a number at their end; outputs have no names.
+//! Pieces are the parts of a storage ([`crate::parts`]). In a trace without parts they are
+//! neighbours of one size (the last may be smaller) that the same ops make, use and free, and whose
+//! names differ in a number at their end; outputs have no names.
 
 use crate::migration::Migration;
 use crate::trace::{Identity, PlanStorage, Storage, Trace};
@@ -19,6 +20,7 @@ impl Whole {
     /// None where no storage is in pieces.
     pub(super) fn of(trace: &Trace) -> Option<Self> {
         let lives = lives(trace);
+        let is_in_parts = trace.is_in_parts();
         let mut members: Vec<Vec<PlanStorage>> = Vec::new();
         let mut storages: Vec<Storage> = Vec::new();
         let mut of: Vec<u32> = Vec::new();
@@ -26,13 +28,16 @@ impl Whole {
             let goes_on = index > 0 && {
                 let before = &trace.storages[index - 1];
                 let first = &trace.storages[members[members.len() - 1][0].0 as usize];
-                lives[index] == lives[index - 1]
-                    && before.size == first.size
-                    && storage.size <= first.size
-                    && are_pieces(before, storage)
+                let look_alike = || {
+                    lives[index] == lives[index - 1]
+                        && before.size == first.size
+                        && storage.size <= first.size
+                        && are_pieces(before, storage)
+                };
+                if is_in_parts { are_parts(before, storage) } else { look_alike() }
             };
             if !goes_on {
-                storages.push(Storage { size: Bytes(0), ..storage.clone() });
+                storages.push(Storage { size: Bytes(0), part: None, ..storage.clone() });
                 members.push(Vec::new());
             }
             let place = storages.len() - 1;
@@ -87,6 +92,12 @@ fn are_pieces(before: &Storage, storage: &Storage) -> bool {
     is_alike && before.movable && storage.movable
 }
 
+/// Whether two storages are neighbouring parts of one.
+fn are_parts(before: &Storage, storage: &Storage) -> bool {
+    let both = before.part.is_some() && storage.part.is_some();
+    both && before.identity == storage.identity
+}
+
 /// A name without the number at its end, and what is around that.
 fn stem(name: &str) -> &str {
     let is_mark = |c: char| !c.is_alphanumeric();
@@ -118,6 +129,7 @@ fn lives(trace: &Trace) -> Vec<Vec<Event>> {
 mod tests {
     use super::*;
     use crate::instances::split;
+    use crate::parts::{Cuts, PartedStep};
     use crate::testing::training;
 
     fn sizes(trace: &Trace) -> Vec<u64> {
@@ -136,6 +148,23 @@ mod tests {
             whole.trace.validate().expect("so is this");
             assert_eq!(sizes(&whole.trace), sizes(&trace));
             assert_eq!(whole.members.concat().len(), pieces.storages.len());
+        }
+    }
+
+    /// Two storages that only look like pieces stay apart where there are parts.
+    #[test]
+    fn parts_are_put_together_again() {
+        let trace = training(6, 40 << 20, 100 << 20, 60_000);
+        let pieces = split(&trace, Bytes(24 << 20));
+        for trace in [trace, pieces] {
+            let step = PartedStep::of(&trace, &Cuts::into_parts_of(&trace, Bytes(8 << 20)));
+            assert!(step.trace.is_in_parts());
+            let whole = Whole::of(&step.trace).expect("there are parts");
+            assert_eq!(whole.trace.storages, trace.storages);
+            let uses = |trace: &Trace| -> Vec<_> {
+                trace.ops.iter().map(|op| (op.uses.clone(), op.deaths.clone())).collect()
+            };
+            assert_eq!(uses(&whole.trace), uses(&trace));
         }
     }
 

@@ -13,7 +13,7 @@
 pub(crate) mod json;
 mod validate;
 
-use crate::units::{Bytes, Nanos, OpIndex};
+use crate::units::{ByteRange, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -80,6 +80,10 @@ pub struct Storage {
     pub identity: Identity,
     /// Its largest size in the iteration.
     pub size: Bytes,
+    /// The bytes that it is of what `identity` names; `None`: all of them. Files have whole
+    /// storages alone: [`crate::parts`] divides them.
+    #[serde(skip)]
+    pub part: Option<ByteRange>,
     /// What it holds.
     pub kind: StorageKind,
     /// Whether its memory can be taken away and given back.
@@ -230,15 +234,25 @@ impl Trace {
         &self.storages[index.0 as usize]
     }
 
-    /// What people call a storage: its name, or the op that made it.
+    /// What people call a storage: its name, or the op that made it; and which part of it it is.
     pub fn label(&self, storage: PlanStorage) -> String {
-        match &self.storage(storage).identity {
+        let Storage { identity, part, .. } = self.storage(storage);
+        let whole = match identity {
             Identity::Output { op, slot } => {
                 let made_by = self.ops.get(op.0 as usize).map_or("", |op| op.name.as_str());
                 format!("output {slot} of {made_by} (op {})", op.0)
             }
             named => named.to_string(),
+        };
+        match part {
+            Some(part) => format!("{whole}, {part}"),
+            None => whole,
         }
+    }
+
+    /// Whether some of its storages are parts of storages.
+    pub fn is_in_parts(&self) -> bool {
+        self.storages.iter().any(|storage| storage.part.is_some())
     }
 
     /// The time of one iteration if nothing ever waits.
@@ -264,6 +278,9 @@ impl Trace {
             }
             hash.write(&storage.size.0.to_le_bytes());
             hash.write(&[u8::from(storage.movable)]);
+            if let Some(part) = storage.part {
+                hash.write(&part.begin.0.to_le_bytes());
+            }
         }
         hash.0
     }

@@ -4,7 +4,10 @@ use tidelog_planner::algorithm1::{Algorithm1Options, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::hardware::{MachineFile, Mix};
-use tidelog_planner::plan::{Plan, PlanFile, compile};
+use tidelog_planner::instances::magnified;
+use tidelog_planner::migration::{Migration, MigrationDirection, Target};
+use tidelog_planner::parts::{Cuts, PART_UNIT, PartedStep};
+use tidelog_planner::plan::{Expectation, Plan, PlanFile, compile};
 use tidelog_planner::simulate::{Policy, SimulateError, simulate};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{
@@ -14,6 +17,9 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
 /// Longer iterations are only read: planning them takes its time and shows nothing new.
 const LENGTH_MAX: usize = 64;
+
+/// So many times as large the trace's storages have three parts and a bit.
+const LARGE: u64 = 1 << 16;
 
 /// A trace file's text.
 pub(super) fn run_trace(bytes: &[u8]) {
@@ -59,6 +65,7 @@ pub(super) fn run_plan(bytes: &[u8]) {
         assert!(!error.to_string().is_empty());
     }
     (file.fingerprint, file.ops) = (trace.fingerprint(), trace.ops.len() as u32);
+    run_plan_in_parts(file.clone());
     let plan = match file.numbered(&trace) {
         Ok(plan) => plan,
         Err(error) => return assert!(!error.to_string().is_empty()),
@@ -70,6 +77,23 @@ pub(super) fn run_plan(bytes: &[u8]) {
         for machine in [machine(350), plan.machine] {
             refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
         }
+    }
+}
+
+/// The same for a trace whose storages are large enough to have parts.
+fn run_plan_in_parts(mut file: PlanFile) {
+    let (trace, machine) = magnified(&trace(), &machine(350), LARGE);
+    file.fingerprint = trace.fingerprint();
+    let (step, plan) = match file.in_parts(&trace) {
+        Ok(made) => made,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let again = PlanFile::from_json(&plan.named_in_parts(&step).to_json());
+    let (_, again) = again.expect("what we write we read").in_parts(&trace).expect("and follow");
+    assert_eq!(again.rows.len(), plan.rows.len());
+    assert_eq!(compile(&plan, &trace).is_ok(), plan.rows_of_parts == 0, "training has no parts");
+    if plan.rows.len() <= LENGTH_MAX {
+        refuse_bugs(simulate(&step.trace, &machine, Policy::Planned(&plan)).map(drop));
     }
 }
 
@@ -142,7 +166,8 @@ fn machine(budget: u64) -> Machine {
 /// Two layers there and back: four ops, what each kind of storage is, and a death one iteration
 /// late.
 pub(super) fn trace() -> Trace {
-    let storage = |identity, kind| Storage { identity, size: Bytes(100), kind, movable: true };
+    let (size, part, movable) = (Bytes(100), None, true);
+    let storage = |identity, kind| Storage { identity, size, part, kind, movable };
     let made = |op| Identity::Output { op: OpIndex(op), slot: 0 };
     let uses = |storages: &[u32], access| {
         let of = |&storage| Use { storage: PlanStorage(storage), access, previous: false };
@@ -177,6 +202,27 @@ pub(super) fn trace() -> Trace {
         storage(Identity::Arrival, StorageKind::Other),
     ];
     Trace { name: "two layers".into(), storages, ops }
+}
+
+/// A plan for it, as large as it must be for parts, that moves a part of everything that can move.
+pub(super) fn plan_in_parts() -> PlanFile {
+    let (trace, machine) = magnified(&trace(), &machine(350), LARGE);
+    let step = PartedStep::of(&trace, &Cuts::into_parts_of(&trace, Bytes(PART_UNIT)));
+    let movable = (0..trace.storages.len() as u32).map(PlanStorage).filter(|storage| {
+        let storage = trace.storage(*storage);
+        storage.movable && storage.identity != Identity::Arrival
+    });
+    let ways = [(MigrationDirection::Out, 1), (MigrationDirection::In, 2)];
+    let rows = movable.flat_map(|whole| {
+        let storage = step.parts(whole).last().expect("a storage has a part");
+        ways.map(|(direction, op)| {
+            let (start, deadline, target) = (OpIndex(op), OpIndex(op + 1), Target::Ssd);
+            Migration { start, deadline, direction, target, storage }
+        })
+    });
+    let rows = rows.collect();
+    let plan = Plan::new("made", &step.trace, &machine, rows, Expectation::default());
+    plan.named_in_parts(&step)
 }
 
 /// A plan for it.

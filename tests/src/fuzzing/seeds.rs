@@ -57,6 +57,7 @@ pub fn seeds() -> Vec<Seed> {
     add("index", "payload", &[1, 2], &payload(&puts));
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().named(&planner::trace()).to_json().as_bytes());
+    add("plan", "in-parts", &[], planner::plan_in_parts().to_json().as_bytes());
     for (name, text) in planner::machines() {
         add("machine", name, &[], text.as_bytes());
     }

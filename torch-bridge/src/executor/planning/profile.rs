@@ -270,7 +270,7 @@ impl Names<'_> {
         if let Identity::Output { op, slot } = identity {
             self.by_place.insert((op, slot), (named, storage));
         }
-        self.storages.push(Storage { identity, size, kind, movable });
+        self.storages.push(Storage { identity, size, part: None, kind, movable });
         Meaning { storage: named, previous: false }
     }
 
