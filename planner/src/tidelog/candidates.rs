@@ -72,6 +72,12 @@ impl Candidates {
         found
     }
 
+    /// The same with rows for another trace, in which all that they move is moved alike.
+    pub(super) fn map(&self, rows: impl Fn(&[Migration]) -> Vec<Migration>) -> Self {
+        let mapped = |one: &Candidate| Candidate { rows: rows(&one.rows), ..one.clone() };
+        Self { kept: self.kept.iter().map(mapped).collect(), published: self.published }
+    }
+
     /// The best so far; none if there is no plan yet.
     pub(super) fn best(&self, goal: Goal) -> Option<&Candidate> {
         let shortest = self.kept.iter().map(Candidate::time).min()?;

@@ -5,6 +5,7 @@
 
 mod agenda;
 mod candidates;
+mod in_parts;
 mod maker;
 mod pieces;
 mod price;
@@ -19,6 +20,7 @@ use crate::cost::Machine;
 use crate::plan::Plan;
 use crate::simulate::{Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
+pub use in_parts::{PartedPlan, in_parts};
 pub use price::PlanPrice;
 pub use search::Search;
 
@@ -156,6 +158,9 @@ mod tests;
 
 #[cfg(test)]
 mod exhaustive_tests;
+
+#[cfg(test)]
+mod in_parts_tests;
 
 #[cfg(test)]
 mod same_bytes_tests;

@@ -3,8 +3,9 @@
 //! Work is a list of jobs in a fixed order, each done in small steps. What has been found after so
 //! many steps depends on nothing else: no clock is read here.
 
-use super::agenda::{self, SearchJob};
+use super::agenda::{self, Altered, SearchJob};
 use super::candidates::{Candidate, Candidates};
+use super::in_parts::Joining;
 use super::maker::Maker;
 use super::pieces::Whole;
 use super::price::PlanPrice;
@@ -51,6 +52,8 @@ pub struct Search<'a> {
     pub(super) machine: &'a Machine,
     pub(super) options: TidelogOptions,
     simulator: Simulator<'a>,
+    /// Where the trace is one in parts: what makes plans of few parts of its plans.
+    joining: Option<Joining<'a>>,
     /// Who makes plans: the first for the trace and the machine as they are.
     pub(super) makers: Vec<Maker<'a>>,
     agenda: VecDeque<SearchJob>,
@@ -74,7 +77,34 @@ impl<'a> Search<'a> {
         let makers = vec![Maker::of(trace, *machine)];
         let agenda = agenda::jobs(trace, options);
         let found = Candidates::default();
-        Ok(Self { trace, machine, options, simulator, makers, agenda, found, steps: 0, planned: 0 })
+        let joining = None;
+        Ok(Self {
+            trace,
+            machine,
+            options,
+            simulator,
+            joining,
+            makers,
+            agenda,
+            found,
+            steps: 0,
+            planned: 0,
+        })
+    }
+
+    /// A search for the same step in parts, which begins with all that this one has found.
+    pub(super) fn in_parts<'b>(
+        &'b self,
+        joining: Joining<'b>,
+    ) -> Result<Search<'b>, SimulateError> {
+        // The published algorithm has been tried: it takes longest of all where storages are many.
+        let options = TidelogOptions { published: 0, ..self.options };
+        let step = joining.step;
+        let mut search = Search::new(&step.trace, self.machine, options)?;
+        search.agenda.retain(|job| !matches!(job, SearchJob::Altered(Altered::Wholes)));
+        search.joining = Some(joining);
+        search.found = self.found.map(|rows| step.rows(rows));
+        Ok(search)
     }
 
     /// Goes on for so many steps. Returns whether there is more to do.
@@ -279,7 +309,8 @@ impl<'a> Search<'a> {
         if !trials::are_cheap(ops, self.options.trials) {
             return Ok(false);
         }
-        if trials::are_plenty(ops, self.options.trials) {
+        // Of a search in parts the plans for whole storages are there.
+        if trials::are_plenty(ops, self.options.trials) && self.joining.is_none() {
             for rows in self.narrower() {
                 self.try_rows(rows)?;
             }
@@ -320,7 +351,10 @@ impl<'a> Search<'a> {
 
     /// Offers the plan of these rows, and returns when its ops run.
     fn try_rows(&mut self, rows: Vec<Migration>) -> Result<Guess, SimulateError> {
-        let simulation = self.simulator.simulate(POLICY, &rows)?;
+        let simulation = match &self.joining {
+            Some(joining) => joining.simulate(&rows)?.simulation,
+            None => self.simulator.simulate(POLICY, &rows)?,
+        };
         let guess = Guess::of(self.trace, &simulation);
         self.found.offer(Candidate { rows, expects: Expectation::default(), simulation });
         Ok(guess)
