@@ -17,7 +17,7 @@ use tidelog_planner::tidelog::{Goal, Idea, Search, TidelogOptions, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
-const EFFORT: Effort = Effort { instants: 2400, steps: 1500 };
+pub(super) const EFFORT: Effort = Effort { instants: 2400, steps: 1500 };
 
 /// The floor under bytes written needs fewer instants, since time plays no part in it, and more
 /// steps.

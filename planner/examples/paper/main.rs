@@ -3,7 +3,8 @@
 //! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
 //! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are
 //! planned; `orders` names all steps that are planned in every order, `recompute` all that are
-//! planned with some of their layers computed again, `recompute:NAME` one of them.
+//! planned with some of their layers computed again, `recompute:NAME` one of them, and so do
+//! `parts` and `parts:NAME` for steps that are planned with parts of storages.
 
 mod cell;
 mod certificates;
@@ -13,6 +14,7 @@ mod marks;
 mod orders;
 mod output;
 mod page;
+mod parts;
 mod recompute;
 mod sets;
 mod small;
@@ -21,6 +23,7 @@ mod snake;
 use cell::{Cell, Traces};
 use orders::Orders;
 use output::Results;
+use parts::Parts;
 use recompute::Recomputed;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
@@ -44,37 +47,45 @@ fn main() -> Result<(), Failure> {
     let ordered = orders::names();
     let sets = SETS.iter().map(|set| set.name);
     let recomputed = recompute::names();
-    let one_by_one: Vec<String> = recomputed.iter().map(|name| recompute::asked_as(name)).collect();
+    let parted = parts::names();
+    let one_by_one = recomputed.iter().map(|name| recompute::asked_as(name));
+    let one_by_one = one_by_one.chain(parted.iter().map(|name| parts::asked_as(name)));
+    let one_by_one: Vec<String> = one_by_one.collect();
     let known: Vec<&str> = sets
         .chain(ordered.iter().chain(&one_by_one).map(String::as_str))
-        .chain([ALL_ORDERS, recompute::ALL])
+        .chain([ALL_ORDERS, recompute::ALL, parts::ALL])
         .collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
     }
     let asked = |name: &str| names.is_empty() || names.iter().any(|one| one == name);
     let wanted = |set: &&'static Set| asked(set.name);
-    let parts: Vec<TracePart> = SETS.iter().filter(wanted).flat_map(TracePart::of).collect();
+    let stages: Vec<TracePart> = SETS.iter().filter(wanted).flat_map(TracePart::of).collect();
     let ordered: Vec<String> =
         ordered.into_iter().filter(|name| asked(ALL_ORDERS) || asked(name)).collect();
     let is_asked = |name: &String| asked(recompute::ALL) || asked(&recompute::asked_as(name));
     let recomputed: Vec<String> = recomputed.into_iter().filter(is_asked).collect();
+    let is_asked = |name: &String| asked(parts::ALL) || asked(&parts::asked_as(name));
+    let parted: Vec<String> = parted.into_iter().filter(is_asked).collect();
     let folder = Path::new(folder);
-    let traces = parts.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
+    let traces = stages.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
 
     let began = Instant::now();
     let bounds = folder.with_file_name("bounds");
-    let cells = cells(&parts, &traces, &bounds)?;
+    let cells = cells(&stages, &traces, &bounds)?;
     let orders = Orders::of(&ordered, folder, &bounds)?;
     let recomputed = Recomputed::of(&recomputed, folder, &bounds)?;
-    if parts.is_empty() && !names.is_empty() {
+    let parts = Parts::of(&parted, folder, &bounds)?;
+    if stages.is_empty() && !names.is_empty() {
         // Small instances and growth have nothing to do with these.
-        let missed: Vec<String> = orders.missed().into_iter().chain(recomputed.missed()).collect();
+        let missed = orders.missed().into_iter().chain(recomputed.missed());
+        let missed: Vec<String> = missed.chain(parts.missed()).collect();
         for line in &missed {
             println!("falls short: {line}");
         }
         let found = serde_json::json!({
-            "orders": orders.json(), "recompute": recomputed.json(), "falls_short": missed,
+            "orders": orders.json(), "recompute": recomputed.json(), "parts": parts.json(),
+            "falls_short": missed,
         });
         std::fs::write(output, format!("{found:#}\n"))?;
         std::process::exit(i32::from(!missed.is_empty()));
@@ -85,9 +96,10 @@ fn main() -> Result<(), Failure> {
 
     let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes));
-    let missed = missed.chain(orders.missed()).chain(recomputed.missed()).collect();
+    let missed = missed.chain(orders.missed()).chain(recomputed.missed());
+    let missed = missed.chain(parts.missed()).collect();
     let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
-    let results = Results { cells, orders, recomputed, small, sizes, missed, out_of_reach };
+    let results = Results { cells, orders, recomputed, parts, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
     for line in &results.out_of_reach {
         println!("out of reach: {line}");

@@ -4,6 +4,7 @@ use super::cell::{Cell, PolicyResult, Traces};
 use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
 use super::orders::Orders;
+use super::parts::Parts;
 use super::recompute::Recomputed;
 use super::sets::TracePart;
 use super::small::Small;
@@ -18,6 +19,7 @@ pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     pub(super) orders: Orders,
     pub(super) recomputed: Recomputed,
+    pub(super) parts: Parts,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,
@@ -141,6 +143,7 @@ pub(super) fn json(results: &Results) -> Value {
         "cells": cells,
         "orders": results.orders.json(),
         "recompute": results.recomputed.json(),
+        "parts": results.parts.json(),
         "small_instances": results.small,
         "growth": results.sizes,
         "falls_short": results.missed,

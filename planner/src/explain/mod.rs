@@ -4,6 +4,7 @@
 //! simulated, nothing is extrapolated.
 
 mod orders;
+mod parts;
 mod recomputation;
 mod storage;
 mod text;
@@ -20,6 +21,7 @@ use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
 pub use orders::{OrderAnswer, orders};
+pub use parts::PartsAnswer;
 pub use recomputation::{RecomputeAnswer, recomputation};
 pub use storage::{Absence, KeptInMemory, StorageAnswer};
 pub use wait::{Cause, OpAnswer, WaitTarget, WaitedTime};

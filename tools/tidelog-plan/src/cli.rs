@@ -36,6 +36,8 @@ Examples:
   tidelog-plan record llama3-8b --checkpointing -o trace.json
   tidelog-plan plan trace.json machine.json --recompute best > plan.json
       what is checkpointed is computed again, kept or moved, whichever is fastest
+  tidelog-plan plan trace.json machine.json --parts best > plan.json
+      parts of storages leave alone where that is better than all or nothing
   tidelog-plan explain trace.json machine.json --plan plan.json
       where the time goes, and what another SSD, more memory or another order would bring
   tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
@@ -111,6 +113,21 @@ pub(crate) struct Inputs {
     /// here
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) recompute: RecomputeName,
+    /// Whether storages move whole, or parts of them alone where that is better. Training moves
+    /// them whole: a plan with parts can be simulated, not followed. "explain" shows what parts
+    /// bring here
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    pub(crate) parts: PartsName,
+}
+
+/// What may move of a storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PartsName {
+    /// All of it or nothing
+    #[default]
+    Whole,
+    /// A part of it, a multiple of 2 MiB, where that makes the step faster or writes less
+    Best,
 }
 
 /// What runs again.

@@ -1,6 +1,6 @@
 //! What the commands read: a trace, a machine, a plan or who makes one.
 
-use crate::cli::{Inputs, PlanSource, PolicyName};
+use crate::cli::{Inputs, PartsName, PlanSource, PolicyName};
 use crate::failure::PlanFailure;
 use crate::recompute::{ArrangedStep, arranged, steps};
 use std::cell::RefCell;
@@ -13,10 +13,11 @@ use tidelog_planner::endurance::{StepChoice, unbeaten};
 use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, rounds_at_most, settle};
 use tidelog_planner::order::OpOrder;
+use tidelog_planner::parts::PartedStep;
 use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::recompute::{LeftOut, Reruns};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
-use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
+use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Nanos;
 
@@ -37,6 +38,9 @@ pub(crate) struct LoadedStep {
     pub(crate) base: Trace,
     /// That in the order that is planned.
     pub(crate) order: OpOrder,
+    pub(crate) ordered: Trace,
+    /// That in the parts that the plan moves, if it moves any, and what is planned.
+    pub(crate) parts: Option<PartedStep>,
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
@@ -63,7 +67,7 @@ impl LoadedStep {
         }
         let mut fastest: Option<Self> = None;
         for arranged in steps(&program, &file.machine, inputs)? {
-            let step = Self::planned(&program, &arranged, &file, source.policy, inputs.within)?;
+            let step = Self::planned(&program, &arranged, &file, source.policy, inputs)?;
             if fastest.as_ref().is_none_or(|best| step.simulation.time < best.simulation.time) {
                 fastest = Some(step);
             }
@@ -84,8 +88,10 @@ impl LoadedStep {
         let left_out = LeftOut(named.left_out.clone());
         let base = arranged(&Reruns::of(&program), left_out.clone(), OpOrder::OWN)?.base;
         let of_plan = OpOrder::with_fingerprint(&base, named.fingerprint);
-        let (order, trace) = of_plan.unwrap_or_else(|| (OpOrder::OWN, base.clone()));
-        let plan = named.numbered(&trace).map_err(wrong)?;
+        let (order, ordered) = of_plan.unwrap_or_else(|| (OpOrder::OWN, base.clone()));
+        let (parts, plan) = named.in_parts(&ordered).map_err(wrong)?;
+        let trace = parts.trace.clone();
+        let parts = Some(parts).filter(|_| trace.is_in_parts());
         let machine = file.machine;
         let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
             Err(SimulateError::Plan(source)) => return Err(wrong(source)),
@@ -101,6 +107,8 @@ impl LoadedStep {
             left_out,
             base,
             order,
+            ordered,
+            parts,
             trace,
             machine,
             hardware,
@@ -119,16 +127,22 @@ impl LoadedStep {
         ArrangedStep { left_out, base, order, trace }: &ArrangedStep,
         file: &MachineFile,
         policy: PolicyName,
-        within: Option<Duration>,
+        &Inputs { within, parts, .. }: &Inputs,
     ) -> Result<Self, PlanFailure> {
+        if parts == PartsName::Best && policy != PolicyName::Tidelog {
+            let why = "--parts best goes with --policy tidelog alone: no other plans parts";
+            return Err(PlanFailure::Usage(why.to_owned()));
+        }
         let MachineFile { machine, hardware } = file.clone();
         let file = file.clone();
-        let of = |policy, machine, plan, simulation, (found, prices)| Self {
+        let of = |policy, machine, plan, simulation, Found { choices, prices, parts }| Self {
             program: program.clone(),
             left_out: left_out.clone(),
             base: base.clone(),
             order: *order,
-            trace: trace.clone(),
+            ordered: trace.clone(),
+            trace: parts.as_ref().map_or(trace, |parts: &PartedStep| &parts.trace).clone(),
+            parts,
             machine,
             hardware: hardware.clone(),
             file,
@@ -136,22 +150,32 @@ impl LoadedStep {
             plan,
             simulation,
             within,
-            found,
+            found: choices,
             prices,
         };
         if policy == PolicyName::Lru {
             let simulation = simulate(trace, &machine, simulate::Policy::Lru)?;
-            return Ok(of(policy, machine, None, simulation, Default::default()));
+            return Ok(of(policy, machine, None, simulation, Found::default()));
         }
         let rounds = hardware.as_ref().map_or(Ok(1), rounds_at_most)?;
         let within_each = within.map(|within| within / rounds);
-        let last = RefCell::default();
+        let last: RefCell<Found> = RefCell::default();
         let planner = |trace: &Trace, machine: &Machine| {
             if policy != PolicyName::Tidelog {
                 return planner(policy, within_each)(trace, machine);
             }
+            if parts == PartsName::Best {
+                let (search, found) = searched_in_parts(trace, machine, within_each)?;
+                if let Some(PartedPlan { step, plan, simulation, prices }) = found {
+                    let parts = Some(step);
+                    *last.borrow_mut() = Found { choices: Vec::new(), prices, parts };
+                    return Ok((plan, simulation));
+                }
+                *last.borrow_mut() = Found::of(&search);
+                return Ok(best(&search));
+            }
             let search = searched(trace, machine, within_each)?;
-            *last.borrow_mut() = (choices(&search), search.prices());
+            *last.borrow_mut() = Found::of(&search);
             Ok(best(&search))
         };
         let (machine, plan, simulation) = if let Some(hardware) = &hardware {
@@ -176,7 +200,10 @@ impl LoadedStep {
 
     /// The file of a plan for this step.
     pub(crate) fn file_of(&self, plan: &Plan) -> String {
-        let mut named = plan.named(&self.trace);
+        let mut named = match &self.parts {
+            Some(parts) => plan.named_in_parts(parts),
+            None => plan.named(&self.trace),
+        };
         named.left_out.clone_from(&self.left_out.0);
         named.to_json()
     }
@@ -188,6 +215,21 @@ impl LoadedStep {
             plan: self.plan.as_ref(),
             simulation: &self.simulation,
         }
+    }
+}
+
+/// What a search leaves behind beside its best plan.
+#[derive(Default)]
+struct Found {
+    choices: Vec<StepChoice>,
+    prices: Vec<PlanPrice>,
+    /// The step in the parts that the best plan moves, if it moves any.
+    parts: Option<PartedStep>,
+}
+
+impl Found {
+    fn of(search: &Search<'_>) -> Self {
+        Self { choices: choices(search), prices: search.prices(), parts: None }
     }
 }
 
@@ -235,7 +277,21 @@ fn searched<'a>(
     Ok(search)
 }
 
-fn best(search: &Search<'_>) -> (Plan, Simulation) {
+/// The same search, and then one for plans that move parts of storages, each for half the time.
+/// Nothing comes of the second where whole storages are as good.
+pub(crate) fn searched_in_parts<'a>(
+    trace: &'a Trace,
+    machine: &'a Machine,
+    within: Option<Duration>,
+) -> Result<(Search<'a>, Option<PartedPlan>), SimulateError> {
+    let half = within.map(|within| within / 2);
+    let search = searched(trace, machine, half)?;
+    let begun = Instant::now();
+    let found = in_parts(&search, |_| half.is_none_or(|half| begun.elapsed() < half))?;
+    Ok((search, found))
+}
+
+pub(crate) fn best(search: &Search<'_>) -> (Plan, Simulation) {
     search.best().expect("the first step of a search makes a plan")
 }
 

@@ -4,6 +4,8 @@ mod common;
 
 use common::{file, json, run, text};
 use tidelog_planner::instances::{CheckpointedStep, LayeredStep, deep_network};
+use tidelog_planner::trace::Trace;
+use tidelog_planner::units::Bytes;
 
 /// A network of which about half fits.
 fn inputs(name: &str) -> (String, String) {
@@ -140,4 +142,65 @@ fn what_is_computed_again_is_chosen_and_a_plan_finds_its_own() {
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("recorded without activation checkpointing"), "{said}");
+}
+
+/// Storages of tens of MiB, and a little less memory than all of them take.
+#[test]
+fn parts_move_where_that_is_better_and_a_plan_finds_its_own() {
+    let mut large: Trace = deep_network(8);
+    large.storages.iter_mut().for_each(|storage| storage.size = Bytes(32 * storage.size.0));
+    let trace = file("parts-trace.json", &large.to_json());
+    let machine = r#"{"budget": 600000000, "staging": 0, "verify": 1000000000000,
+        "ssd": {"read": 300000000000, "write": 250000000000, "latency_ns": 1000}}"#;
+    let machine = file("parts-machine.json", machine);
+    let plan = |parts: &str| json(&run(&["plan", &trace, &machine, "--parts", parts]));
+    let [whole, best] = ["whole", "best"].map(plan);
+    let figures = |plan: &serde_json::Value| {
+        let of = |what: &serde_json::Value| what.as_u64().unwrap();
+        (of(&plan["expects"]["bytes"]["ssd_written"]), of(&plan["expects"]["time_ns"]))
+    };
+    assert_eq!(whole, json(&run(&["plan", &trace, &machine])));
+    assert!(figures(&best) < figures(&whole), "{best} {whole}");
+    assert_eq!(best["fingerprint"], whole["fingerprint"], "it is for the same step");
+    let of_parts = |plan: &serde_json::Value| {
+        plan["rows"].as_array().unwrap().iter().filter(|row| row["bytes"].is_object()).count()
+    };
+    assert!(of_parts(&best) > 0 && of_parts(&whole) == 0, "{best}");
+    // Nobody has to say again that it is in parts.
+    let kept = file("parts-plan.json", &best.to_string());
+    let with_plan = ["simulate", &trace, &machine, "--plan", &kept, "--output", "json"];
+    let simulated = json(&run(&with_plan));
+    assert_eq!(simulated[0]["time_ns"].as_u64(), Some(figures(&best).1));
+    assert_eq!(simulated[0]["ssd_written"].as_u64(), Some(figures(&best).0));
+    let said = text(&run(&["explain", &trace, &machine]));
+    for what in ["whole (storages move whole): ", "best  (", "(--parts)"] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+    let explained = json(&run(&["explain", &trace, &machine, "--plan", &kept, "--output", "json"]));
+    assert_eq!(explained["parts"][1]["time_ns"].as_u64(), Some(figures(&best).1));
+    let count = |what: &str| explained["parts"][1][what].as_u64();
+    assert!(count("parts_of_storages") > count("storages_in_parts"), "{}", explained["parts"]);
+    let names = explained["storages"].as_array().unwrap();
+    assert!(names.iter().any(|one| one["name"].as_str().unwrap().ends_with(" MiB")), "{names:?}");
+    let compare = ["compare", &trace, &machine, "--parts", "best", "--output", "json"];
+    let compared = json(&run(&compare));
+    let row = |name: &str| {
+        let found = compared.as_array().unwrap().iter().find(|row| row["policy"] == name);
+        found.unwrap_or_else(|| panic!("{name}: {compared}"))["time_ns"].as_u64()
+    };
+    assert_eq!(row("tidelog, in parts"), Some(figures(&best).1));
+    assert!(row("lower bound") <= row("tidelog, in parts"));
+    let refused = run(&["plan", &trace, &machine, "--parts", "best", "--policy", "algorithm1"]);
+    assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+    let mut wrong = best.clone();
+    for row in wrong["rows"].as_array_mut().unwrap() {
+        if let Some(begin) = row.pointer_mut("/bytes/begin") {
+            *begin = (begin.as_u64().unwrap() + 4096).into();
+        }
+    }
+    let wrong = file("parts-wrong.json", &wrong.to_string());
+    let refused = run(&["simulate", &trace, &machine, "--plan", &wrong]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("parts-wrong.json: row ") && said.contains("multiple"), "{said}");
 }

@@ -1,15 +1,16 @@
 //! `explain`: why, and what if.
 
 use super::table::table;
-use crate::cli::ExplainArgs;
+use crate::cli::{ExplainArgs, PolicyName};
 use crate::failure::PlanFailure;
-use crate::inputs::{LoadedStep, simulator};
+use crate::inputs::{LoadedStep, best, searched_in_parts, simulator};
 use crate::recompute::quick_simulator;
 use serde_json::json;
 use std::fmt::{self, Write};
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::explain::{
-    MachineChange, OpAnswer, SimulateFn, StorageAnswer, find, orders, recomputation, what_if,
+    MachineChange, OpAnswer, PartsAnswer, SimulateFn, StorageAnswer, find, orders, recomputation,
+    what_if,
 };
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
@@ -64,6 +65,7 @@ pub(crate) fn explain(
             (&quick_simulator, &simulator(step.policy, step.within));
         recomputation(&step.program, step.order, &step.machine, simulators)?
     };
+    let parts = if asked || arguments.no_what_if { Vec::new() } else { parts(&step)? };
     if output == OutputFormat::Json {
         let answer = json!({
             "trace": step.trace.name,
@@ -78,6 +80,7 @@ pub(crate) fn explain(
             "what_if": found,
             "orders": orders,
             "recompute": recomputed,
+            "parts": parts,
             "prices": step.prices,
         });
         return Ok(format!("{answer:#}\n"));
@@ -111,7 +114,26 @@ pub(crate) fn explain(
         text += &recomputed.iter().map(|one| compared(&step, one, one.time)).collect::<String>();
         text += "  tidelog-plan compare --recompute best shows what no plan with any of them can beat\n";
     }
+    if !parts.is_empty() {
+        text += "With parts of storages that move alone, planned and simulated again (--parts)\n";
+        text += &parts.iter().map(|one| compared(&step, one, Some(one.time))).collect::<String>();
+    }
     Ok(text)
+}
+
+/// What moving parts of storages brings beside moving them whole. Nothing where our policy does not
+/// plan: no other one plans parts.
+fn parts(step: &LoadedStep) -> Result<Vec<PartsAnswer>, PlanFailure> {
+    if step.policy != PolicyName::Tidelog {
+        return Ok(Vec::new());
+    }
+    let (search, found) = searched_in_parts(&step.ordered, &step.machine, step.within)?;
+    let whole = PartsAnswer::of("whole", &best(&search).1, (0, 0));
+    let in_parts = match &found {
+        Some(found) => PartsAnswer::of("best", &found.simulation, found.step.counts()),
+        None => PartsAnswer { parts: "best", ..whole.clone() },
+    };
+    Ok(vec![whole, in_parts])
 }
 
 fn overview(step: &LoadedStep, text: &mut String) {

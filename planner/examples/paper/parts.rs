@@ -1,0 +1,193 @@
+//! What moving parts of storages brings: first stages, planned with whole storages and with parts,
+//! and what no plan with either can beat.
+
+use super::cell::{EFFORT, machine, timed};
+use super::certificates::certificate;
+use super::columns::gigabytes;
+use super::marks::exceeded;
+use super::orders::CAPACITY;
+use super::sets::SETS;
+use super::{Failure, GIB, ratio, side_by_side};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+use tidelog_planner::bound::lower_bound;
+use tidelog_planner::simulate::{SimulateError, Simulation};
+use tidelog_planner::tidelog::{PartedPlan, Search, TidelogOptions, in_parts};
+use tidelog_planner::trace::Trace;
+
+/// The name of all steps of this table, and what the name of one begins with.
+pub(super) const ALL: &str = "parts";
+
+/// The first stages of the sets that somebody has published.
+pub(super) fn names() -> Vec<String> {
+    let published = SETS.iter().filter(|set| set.published.is_some());
+    published.map(|set| format!("{}-stage0", set.name)).collect()
+}
+
+/// What a step is called on the command line.
+pub(super) fn asked_as(name: &str) -> String {
+    format!("{ALL}:{name}")
+}
+
+/// What a plan takes and writes.
+struct Outcome {
+    time: u64,
+    written: u64,
+    /// Seconds of a core.
+    planning: f64,
+}
+
+impl Outcome {
+    fn of(simulation: &Simulation, planning: f64) -> Self {
+        Self { time: simulation.time.0, written: simulation.bytes.ssd_written.0, planning }
+    }
+}
+
+struct Row {
+    name: String,
+    bound: u64,
+    whole: Outcome,
+    /// With how many storages, in how many parts; as with whole storages where no parts are better.
+    parts: Outcome,
+    cut: (usize, usize),
+    storages: usize,
+}
+
+/// Every step.
+pub(super) struct Parts {
+    rows: Vec<Row>,
+}
+
+impl Parts {
+    /// As many steps at a time as there are cores; told of as they are done.
+    pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
+        let rows = side_by_side(names.len(), |index| {
+            (format!("{}, in parts", names[index]), row(&names[index], folder, bounds))
+        })?;
+        for row in &rows {
+            print!("{}", row.text());
+        }
+        Ok(Self { rows })
+    }
+
+    /// What must not be.
+    pub(super) fn missed(&self) -> Vec<String> {
+        self.rows.iter().flat_map(Row::missed).collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        self.rows.iter().map(Row::json).collect()
+    }
+}
+
+fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
+    let path = folder.join(format!("{name}.json"));
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        format!("{}: {error}; benches/paper/record.py records it", path.display())
+    })?;
+    let trace = Trace::from_json(&text)?;
+    let machine = machine(CAPACITY, None);
+    let (made, seconds) = timed(|| -> Result<_, SimulateError> {
+        let mut search = Search::new(&trace, &machine, TidelogOptions::thorough())?;
+        search.run(|_| true)?;
+        Ok(search)
+    });
+    let search = made?;
+    let whole = search.best().ok_or("a search makes a plan")?.1;
+    let (made, more) = timed(|| in_parts(&search, |_| true));
+    let (parts, cut) = match made? {
+        Some(PartedPlan { step, simulation, .. }) => (simulation, step.counts()),
+        None => (whole.clone(), (0, 0)),
+    };
+    // The bound of the cell of this step: what storages are cut into makes no difference to it.
+    let path = bounds.join(format!("{name}-{}.json", CAPACITY / GIB));
+    let search = || lower_bound(&trace, &machine, EFFORT);
+    let proof = certificate(&path, (&trace, &machine, &[]), search)?;
+    Ok(Row {
+        name: name.to_owned(),
+        bound: proof.relaxation.value(&proof.prices)?.0.max(trace.duration().0),
+        whole: Outcome::of(&whole, seconds),
+        parts: Outcome::of(&parts, seconds + more),
+        cut,
+        storages: trace.storages.len(),
+    })
+}
+
+impl Row {
+    fn missed(&self) -> Vec<String> {
+        let found = ratio(self.bound, self.parts.time);
+        let what = format!("{}: the bound over the time in parts", self.name);
+        exceeded(&what, found, 1.0).into_iter().collect()
+    }
+
+    fn text(&self) -> String {
+        let seconds = |time: u64| ratio(time, 1_000_000_000);
+        let mut text = format!(
+            "{}, 80.0 GiB, SSD only: no plan takes less than {:.2} s, in parts or not\n",
+            self.name,
+            seconds(self.bound)
+        );
+        for (name, one) in [("whole", &self.whole), ("in parts", &self.parts)] {
+            let _ = write!(
+                text,
+                "    {name:9} {:8.3} s, {:.4} of the bound, {} GB written, planned in {:.1} s",
+                seconds(one.time),
+                ratio(one.time, self.bound),
+                gigabytes(one.written),
+                one.planning
+            );
+            text.push('\n');
+        }
+        let (storages, parts) = self.cut;
+        let _ = writeln!(
+            text,
+            "    {storages} of {} storages move in {parts} parts; {:.3} of the time, {:.3} of the bytes",
+            self.storages,
+            ratio(self.parts.time, self.whole.time),
+            ratio(self.parts.written, self.whole.written.max(1))
+        );
+        text
+    }
+
+    fn json(&self) -> Value {
+        let outcome = |one: &Outcome| json!({"time_ns": one.time, "ssd_written": one.written, "planning_s": one.planning});
+        json!({
+            "set": self.name, "capacity": CAPACITY, "lower_bound_ns": self.bound,
+            "whole": outcome(&self.whole), "parts": outcome(&self.parts),
+            "storages_in_parts": self.cut.0, "parts_of_storages": self.cut.1,
+            "storages": self.storages,
+        })
+    }
+
+    /// A row of the page's table.
+    fn html(&self) -> String {
+        let seconds = |time: u64| format!("{:.2}", ratio(time, 1_000_000_000));
+        let cell = |one: &Outcome| {
+            format!("<td>{}</td><td>{}</td>", seconds(one.time), gigabytes(one.written))
+        };
+        let (storages, parts) = self.cut;
+        format!(
+            "<tr><td>{}</td><td>{}</td>{}{}<td>{storages} of {}</td><td>{parts}</td></tr>",
+            self.name,
+            seconds(self.bound),
+            cell(&self.whole),
+            cell(&self.parts),
+            self.storages
+        )
+    }
+}
+
+/// The page's table: seconds a step, GB written.
+pub(super) fn page(parts: &Parts) -> String {
+    if parts.rows.is_empty() {
+        return String::new();
+    }
+    format!(
+        "<h2>Parts of storages</h2>\n<p class=\"quiet\">Seconds a step and GB written, 80 GiB, SSDs only: storages that \
+         move whole, and storages of which parts move alone. The bound is for both.</p>\n<table><tr><th>step</th>\
+         <th>bound</th><th>whole</th><th>GB</th><th>in parts</th><th>GB</th><th>storages in parts</th><th>parts</th>\
+         </tr>\n{}</table>\n",
+        parts.rows.iter().map(Row::html).collect::<String>()
+    )
+}
