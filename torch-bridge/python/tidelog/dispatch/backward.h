@@ -4,6 +4,9 @@
 // `dispatch_mode_enabled` asks whether there is a mode and the key `Python` is not excluded. So while the engine runs,
 // that key is excluded, and ops come by another one, `Fake`. Torch keeps that for modes in C++ that it does not have
 // yet. What is registered for it puts all back as it was and hands the op on, to the mode or to its kernel here.
+//
+// That is only done while all fits. Whether a sum is in place depends on whether its storage has an object in Python, and
+// what has moved has one: steps would differ by what moved, and no plan would hold.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -143,7 +143,9 @@ PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
 PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
-  if (block_of_this_thread() && !keys.excluded_.has(DispatchKey::Python) && can_run_without_mode())
+  auto block = block_of_this_thread();
+  if (block && is_true(block->ledger.get(), names().quiet) && !keys.excluded_.has(DispatchKey::Python) &&
+      can_run_without_mode())
     keys = without_mode(keys);
   return call_with(keys, args, kwargs);
   END_HANDLE_TH_ERRORS
