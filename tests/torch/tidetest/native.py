@@ -15,7 +15,7 @@ def build(folder, name, source, *words, compiler="cc"):
     text = Path(folder, f"{name}.{'c' if compiler == 'cc' else 'cpp'}")
     text.write_text(source)
     built = text.with_suffix(".so")
-    command = [compiler, "-O1", "-g", "-shared", "-fPIC", "-pthread", *words, str(text), "-o", str(built)]
+    command = [compiler, "-O1", "-g", "-shared", "-fPIC", "-pthread", str(text), "-o", str(built), *words]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except FileNotFoundError:
