@@ -27,13 +27,17 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
 
 
 def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
-    """A model, its optimizer, and a step, which returns the loss. The same for every caller."""
+    """A model, its optimizer, and a step, which returns the loss. The same for every caller. With "+checkpointing"
+    behind its name a model computes its layers again in the backward pass."""
+    name, _, checkpointing = name.partition("+")
     config, batch, sequence = MODELS[name]
     torch.manual_seed(0)
     kind = "gpt2" if name in ("wide", "gpt2-124m") else name
     chosen = transformers.AutoConfig.for_model(kind, **{"vocab_size": VOCABULARY, **config})
     chosen.use_cache = False
     model = transformers.AutoModelForCausalLM.from_config(chosen).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     inputs = torch.randint(0, VOCABULARY, (batch, sequence))
 

@@ -19,7 +19,7 @@ import tidelog
 from memory import LiveStorages
 from tidelog import _native
 
-WARM_STEPS_MAX = 12  # before there is a plan
+WARM_STEPS_MAX = 60  # before there is a plan, and what is computed again is chosen
 
 
 class Worker:
@@ -93,9 +93,14 @@ class Worker:
             steps.append(self.step())
             if self.tide:
                 self.tide.await_plan()
-            if steps[-1].get("phase") == "planned" and len(steps) > 2:
+            if steps[-1].get("phase") == "planned" and len(steps) > 2 and self.is_settled():
                 break
-        return {"steps": steps}
+        return {"steps": steps, "recompute": self.tide.stats()["recompute"] if self.tide else None}
+
+    def is_settled(self) -> bool:
+        """Whether what is computed again is chosen, if that is a choice."""
+        figures = self.tide.stats()["recompute"] if self.tide else None
+        return figures is None or figures["settled"]
 
     def plan_inputs(self, trace: str) -> dict[str, object]:
         """Writes the trace that the plan was made for; returns the machine, as `tidelog-plan` reads it."""

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 import tidelog  # noqa: E402
 from tidelog import _device, _dispatch  # noqa: E402
 import tidetest.compare  # noqa: E402
-from tidetest import device, plans  # noqa: E402
+from tidetest import device, plans, regions, world  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
@@ -54,10 +54,12 @@ MODES = ("reactive", "auto")
 def pytest_addoption(parser):
     parser.addoption("--device", choices=device.NAMES, default="cpu", help="what the touch suite's tensors are made on")
     parser.addoption("--updates", choices=("own", "lazy"), default="own", help="when its parameters are updated")
+    parser.addoption("--recompute", choices=("own", "best"), default="own", help="best: with regions that run once")
 
 
 def pytest_configure(config):
     device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
+    device.recompute = config.getoption("--recompute")
     if not hasattr(config, "workerinput"):  # once, before any worker begins
         assert _dispatch.build() in ("", "TIDELOG_DISPATCH=python"), _dispatch.build()
 
@@ -115,6 +117,13 @@ def plans_are_awaited(monkeypatch):
     luck.
     """
     monkeypatch.setattr(tidelog.Tide, "_end_step", plans.awaited(tidelog.Tide._end_step))
+
+
+@pytest.fixture(autouse=True)
+def regions_run_once(monkeypatch):
+    """With `--recompute best` all layers of the touch suite's model do, whatever the planner says."""
+    if device.recompute == "best":
+        regions.choosing(monkeypatch, range(world.LAYERS))
 
 
 @pytest.fixture(autouse=True)

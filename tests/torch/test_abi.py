@@ -33,6 +33,7 @@ STRUCTS = {
     "tide_tensor": _seals.Tensor,
     "tide_birth": _native.Birth,
     "tide_action": _native.Action,
+    "tide_region": _native.Region,
 }
 CONSTANTS = {
     **_library.Status.__members__,
@@ -238,9 +239,12 @@ ARGUMENTS = {
     "action_done": (1, 0, 0),
     "allocated": (1, 0, 0, 0),
     "async_use": (1, 1),
+    "choose_regions": ([(0, 1, 2, 3)],),
+    "chosen_regions": (),
     "durations": ([1],),
     "evict": (1,),
     "hold_plan": (False,),
+    "learn_again": (),
     "leave_plan": (),
     "lift_budget": (),
     "modified": (1,),

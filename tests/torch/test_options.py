@@ -19,6 +19,7 @@ DEFAULTS = {
     "policy": "auto",
     "mover": "auto",
     "updates": "own",
+    "recompute": "own",
     "pool_size": None,
     "staging": None,
     "data_path": "auto",

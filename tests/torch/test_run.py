@@ -109,6 +109,19 @@ def test_a_program_gives_the_same_bits_and_a_summary(program, tidelog_run, tmp_p
     assert "3.weight" in report.read_text()  # the loop's own names
 
 
+def test_what_is_computed_again_is_the_planners_choice(program, tidelog_run, tmp_path):
+    text = TRAIN.replace(
+        "loss = model(torch.randn(64, 128))",
+        "loss = checkpoint_sequential(model, 4, torch.randn(64, 128), use_reentrant=False)",
+    )
+    path, stats = program("from torch.utils.checkpoint import checkpoint_sequential\n" + text), tmp_path / "stats.json"
+    plain = run(path, "--steps", 16)
+    code, out, err = run(*tidelog_run, "--recompute", "best", "--stats", stats, path, "--steps", 16)
+    assert (code, out) == (0, plain[1]), err
+    figures = json.loads(stats.read_text())["recompute"]
+    assert figures["kept"] + figures["again"] == 3 or not figures["settled"], figures
+
+
 def test_a_module_finds_its_arguments_and_its_package(program, tidelog_run, tmp_path):
     program("import helper, sys; print(__name__, sys.argv[1:], helper.ANSWER)", "job.py")
     program("ANSWER = 42", "helper.py")

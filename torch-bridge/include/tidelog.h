@@ -338,6 +338,29 @@ typedef struct tide_action {
 } tide_action;
 
 /**
+ * A part of the model that a step runs twice, as activation checkpointing does: ops of the first
+ * run and of the second one, each from its first to before its last.
+ */
+typedef struct tide_region {
+  /**
+   * The first op of the first run.
+   */
+  uint32_t first_begin;
+  /**
+   * Behind its last.
+   */
+  uint32_t first_end;
+  /**
+   * The first op of the second run, which may end before the first run did.
+   */
+  uint32_t again_begin;
+  /**
+   * Behind its last.
+   */
+  uint32_t again_end;
+} tide_region;
+
+/**
  * A tensor's id in the log. Zeroes stand for none.
  */
 typedef struct tide_tensor {
@@ -866,6 +889,38 @@ int32_t tide_session_hold_plan(uint64_t session, int32_t on);
  * `due` points to one pointer and `count` to one `uint64_t`.
  */
 int32_t tide_session_plan(uint64_t session, const uint8_t **due, uint64_t *count);
+
+/**
+ * Which of these regions of the planned step are better run once, so that what they make stays or
+ * moves: looked for from here on, beside the training. Refused before there is a plan.
+ *
+ * # Safety
+ * `regions` has `count` items.
+ */
+int32_t tide_session_choose_regions(uint64_t session,
+                                    const struct tide_region *regions,
+                                    size_t count);
+
+/**
+ * The choice that was asked for, as JSON, written to `buffer`: `once`, the regions that are better
+ * run once, by their places; `refused`, a list of places each with why that region cannot be;
+ * `tried` and `without_room`, how many choices were looked at and how many of them the pool has no
+ * room for; `own_ns` and `best_ns`, what a step is expected to take with all run twice and with that choice.
+ * Or `why_not` alone; null while it is being made. Returns the text's length, 0 for a stale
+ * handle.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_session_chosen_regions(uint64_t session,
+                                   char *buffer,
+                                   size_t capacity);
+
+/**
+ * Between two steps: those to come are others. There is no plan from here on; they are recorded
+ * and planned for as the first ones were.
+ */
+int32_t tide_session_learn_again(uint64_t session);
 
 /**
  * The id that the name of a tensor stands for, in `tensor`.

@@ -5,10 +5,10 @@
 //! kernels and saves memory, or what moving would take. Where memory and links have room, what the
 //! first run made is better kept, so that the second run is not needed.
 //!
-//! A trace of such a program shows its reruns: the same ops of the same values twice. A choice of
-//! reruns that are left out is a trace of its own ([`Reruns::without`]), planned, bounded and
-//! simulated like any other. What makes it lawful is `check`: it follows which op wrote what each
-//! op reads, in both.
+//! A trace of such a program shows its reruns: the same ops of the same values twice. Or the
+//! program names them ([`CheckpointedRegion`]). A choice of reruns that are left out is a trace of
+//! its own ([`Reruns::without`]), planned, bounded and simulated like any other. What makes it
+//! lawful is `check`: it follows which op wrote what each op reads, in both.
 //!
 //! An op is taken to make the same of the same bytes. Random numbers are no storages of a trace:
 //! whoever checkpoints gives the second run the generator's state that the first one had, as
@@ -17,6 +17,7 @@
 mod check;
 mod choose;
 mod keep;
+mod regions;
 mod repetitions;
 mod reruns;
 
@@ -28,6 +29,7 @@ use std::fmt;
 
 pub use check::check;
 pub use choose::{Choice, choose, finalists};
+pub use regions::{CheckpointedRegion, NoRerun, without_aliases};
 pub use reruns::Rerun;
 
 /// A step and what it runs twice.
@@ -134,5 +136,7 @@ impl fmt::Display for LeftOut {
 
 #[cfg(test)]
 mod property_tests;
+#[cfg(test)]
+mod region_tests;
 #[cfg(test)]
 mod tests;

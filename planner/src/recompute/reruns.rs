@@ -1,9 +1,11 @@
 //! The reruns of a step: ops that the backward pass runs again, since what they made was let go.
 
+use super::CheckpointedRegion;
+use super::regions::NoRerun;
 use super::repetitions::Repetitions;
 use crate::bound::{MadeTwice, Skippable};
 use crate::lifetime::{At, uses_by_storage};
-use crate::trace::{Identity, PlanStorage, Trace};
+use crate::trace::{Identity, Op, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -36,7 +38,7 @@ impl Rerun {
     pub fn all(trace: &Trace) -> Vec<Self> {
         let repetitions = Repetitions::of(trace);
         let facts = Facts::of(trace);
-        let (mut taken, mut layers) = (vec![false; trace.ops.len()], HashMap::new());
+        let (mut taken, mut layers) = (vec![false; trace.ops.len()], Layers::default());
         let mut found = Vec::new();
         for (first, again, ops) in repetitions.runs() {
             let (first, again) = (first..first + ops, again..again + ops);
@@ -45,17 +47,27 @@ impl Rerun {
                 continue;
             }
             let Some(parameters) = facts.parameters(&repetitions, again.clone()) else { continue };
-            let Some(made) = facts.made(first.clone(), again.clone()) else { continue };
+            let Ok(made) = facts.made(first.clone(), again.clone()) else { continue };
             first.clone().chain(again.clone()).for_each(|op| taken[op as usize] = true);
-            let next = layers.len() as u32;
-            let layer = *layers.entry(parameters).or_insert(next);
-            let kept = made.iter().filter(|one| one.outlives);
-            let bytes = Bytes(kept.map(|one| trace.storage(one.first).size.0).sum());
-            let ops = &trace.ops[again.start as usize..again.end as usize];
-            let time = Nanos(ops.iter().map(|op| op.duration.0).sum());
-            found.push(Self { first, again, time, bytes, layer, made });
+            found.push(facts.rerun(first, again, layers.of(parameters), made));
         }
         found
+    }
+
+    /// The second run of a region that the program names, if it can be left out.
+    pub(super) fn of_region(
+        facts: &Facts<'_>,
+        layers: &mut Layers,
+        region: &CheckpointedRegion,
+    ) -> Result<Self, NoRerun> {
+        let again = region.again.clone();
+        // The second run may end before the first did: with the last that is needed of it.
+        let first = region.first.start..(region.first.start + again.len() as u32);
+        facts.same_ops(region, &first)?;
+        let parameters = facts.named(again.clone());
+        facts.changes_nothing_else(again.clone())?;
+        let made = facts.made(first.clone(), again.clone())?;
+        Ok(facts.rerun(first, again, layers.of(parameters), made))
     }
 
     /// How many ops what is kept has to wait.
@@ -69,8 +81,19 @@ impl Rerun {
     }
 }
 
+/// Numbers layers by the parameters that they use.
+#[derive(Default)]
+pub(super) struct Layers(HashMap<Vec<u32>, u32>);
+
+impl Layers {
+    fn of(&mut self, parameters: Vec<u32>) -> u32 {
+        let next = self.0.len() as u32;
+        *self.0.entry(parameters).or_insert(next)
+    }
+}
+
 /// What is asked of a trace again and again.
-struct Facts<'a> {
+pub(super) struct Facts<'a> {
     trace: &'a Trace,
     uses: Vec<Vec<At>>,
     /// Where each storage dies, if it does so in the iteration that makes it.
@@ -78,7 +101,7 @@ struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    fn of(trace: &'a Trace) -> Self {
+    pub(super) fn of(trace: &'a Trace) -> Self {
         let mut deaths = vec![None; trace.storages.len()];
         for (index, op) in trace.ops.iter().enumerate() {
             for death in op.deaths.iter().filter(|death| !death.previous) {
@@ -88,9 +111,26 @@ impl<'a> Facts<'a> {
         Self { trace, uses: uses_by_storage(trace), deaths }
     }
 
+    fn ops(&self, ops: Range<u32>) -> &'a [Op] {
+        &self.trace.ops[ops.start as usize..ops.end as usize]
+    }
+
     fn births(&self, ops: Range<u32>) -> impl Iterator<Item = PlanStorage> {
-        let ops = &self.trace.ops[ops.start as usize..ops.end as usize];
-        ops.iter().flat_map(|op| op.births.iter().map(|birth| birth.storage))
+        self.ops(ops).iter().flat_map(|op| op.births.iter().map(|birth| birth.storage))
+    }
+
+    fn rerun(
+        &self,
+        first: Range<u32>,
+        again: Range<u32>,
+        layer: u32,
+        made: Vec<MadeTwice>,
+    ) -> Rerun {
+        let kept = made.iter().filter(|one| one.outlives);
+        let bytes = Bytes(kept.map(|one| self.trace.storage(one.first).size.0).sum());
+        let ops = self.ops(again.clone());
+        let time = Nanos(ops.iter().map(|op| op.duration.0).sum());
+        Rerun { first, again, time, bytes, layer, made }
     }
 
     /// The named storages that the ops read; `None` where they are no part of a model that is run
@@ -118,28 +158,75 @@ impl<'a> Facts<'a> {
         is_model.then(|| parameters.into_iter().collect())
     }
 
-    /// What the second run makes and what the first made in its place; `None` where that cannot
-    /// stand for it.
-    fn made(&self, first: Range<u32>, again: Range<u32>) -> Option<Vec<MadeTwice>> {
+    /// The named storages that the ops use.
+    fn named(&self, ops: Range<u32>) -> Vec<u32> {
+        let used = self.ops(ops).iter().flat_map(|op| op.uses.iter().map(|used| used.storage));
+        let is_named = |storage: &PlanStorage| {
+            matches!(self.trace.storage(*storage).identity, Identity::Name(_))
+        };
+        let named: BTreeSet<u32> = used.filter(is_named).map(|storage| storage.0).collect();
+        named.into_iter().collect()
+    }
+
+    /// Both runs of a region, as far as the second one goes, are of the same ops.
+    fn same_ops(&self, region: &CheckpointedRegion, first: &Range<u32>) -> Result<(), NoRerun> {
+        let CheckpointedRegion { first: whole, again } = region;
+        let is_in_order = whole.start <= whole.end && whole.end <= again.start;
+        if again.is_empty() || !is_in_order || again.end as usize > self.trace.ops.len() {
+            return Err(NoRerun::Nothing);
+        }
+        let pairs = self.ops(first.clone()).iter().zip(self.ops(again.clone()));
+        let is_alike = |(one, other): (&Op, &Op)| {
+            let of = |op: &Op| (op.fingerprint, op.births.len(), op.uses.len());
+            let accesses = |op: &Op| op.uses.iter().map(|used| used.access).collect::<Vec<_>>();
+            one.name == other.name && of(one) == of(other) && accesses(one) == accesses(other)
+        };
+        match pairs.clone().position(|pair| !is_alike(pair)) {
+            None if first.end <= whole.end => Ok(()),
+            at => {
+                let at = at.unwrap_or(whole.len());
+                let op = self.ops(again.clone()).get(at).map_or("", |op| op.name.as_str());
+                Err(NoRerun::OtherOps { op: op.to_owned() })
+            }
+        }
+    }
+
+    /// The ops change nothing but what they make themselves.
+    fn changes_nothing_else(&self, ops: Range<u32>) -> Result<(), NoRerun> {
+        let born: BTreeSet<u32> = self.births(ops.clone()).map(|storage| storage.0).collect();
+        let mut all = self.ops(ops).iter().flat_map(|op| &op.uses);
+        match all.find(|used| used.access.modifies() && !born.contains(&used.storage.0)) {
+            Some(used) => Err(NoRerun::Changes { storage: self.trace.label(used.storage) }),
+            None => Ok(()),
+        }
+    }
+
+    /// What the second run makes and what the first made in its place, where that can stand for it.
+    fn made(&self, first: Range<u32>, again: Range<u32>) -> Result<Vec<MadeTwice>, NoRerun> {
         let births = self.births(again.clone()).zip(self.births(first.clone()));
         let made: Vec<MadeTwice> = births
             .map(|(again_made, first_made)| {
-                let death = self.deaths[again_made.0 as usize]?;
+                let label = || self.trace.label(again_made);
+                let death = self.deaths[again_made.0 as usize];
+                let death = death.ok_or_else(|| NoRerun::LivesOn { storage: label() })?;
                 let outlives = death >= again.end;
                 let one = MadeTwice { again: again_made, first: first_made, outlives };
-                self.can_stand_in(one, first.end, again.start).then_some(one)
+                let can = self.can_stand_in(one, first.end, again.start);
+                if can { Ok(one) } else { Err(NoRerun::Replaced { storage: label() }) }
             })
-            .collect::<Option<_>>()?;
+            .collect::<Result<_, _>>()?;
         let of: HashMap<PlanStorage, PlanStorage> =
             made.iter().map(|one| (one.again, one.first)).collect();
         // Equal values in other storages are not what this is about.
         let uses = |ops: Range<u32>| {
-            let ops = &self.trace.ops[ops.start as usize..ops.end as usize];
-            ops.iter().flat_map(|op| op.uses.iter().map(|used| used.storage))
+            self.ops(ops).iter().flat_map(|op| op.uses.iter().map(|used| used.storage))
         };
         let mut both = uses(again).zip(uses(first));
-        let is_alike = both.all(|(again, first)| *of.get(&again).unwrap_or(&again) == first);
-        (is_alike && made.iter().any(|one| one.outlives)).then_some(made)
+        let other = both.find(|(again, first)| of.get(again).unwrap_or(again) != first);
+        if let Some((again, _)) = other {
+            return Err(NoRerun::Reads { storage: self.trace.label(again) });
+        }
+        if made.iter().any(|one| one.outlives) { Ok(made) } else { Err(NoRerun::Nothing) }
     }
 
     /// Whether what the first run has made holds the same bytes after it, and was let go before the

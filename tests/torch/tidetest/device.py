@@ -24,6 +24,7 @@ FORK = "a process that has used CUDA cannot go on using it in a forked child"
 RANKS = "ranks on GPUs need NCCL and a GPU each"
 
 updates = "own"  # when parameters are updated (`pytest --updates`)
+recompute = "own"  # "best": layers are under torch.utils.checkpoint, and run once (`pytest --recompute`)
 name = "cpu"  # set once, before the tests are imported; what they rest on is imported before
 _gpu = _beside = None
 

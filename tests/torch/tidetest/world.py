@@ -7,6 +7,7 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tidelog
 from tidetest import KIB, MIB, device as made_on
@@ -18,6 +19,7 @@ TENSORS = 224 * KIB  # a quarter of what lives (16 KiB a matrix, 5 kinds, 8 laye
 BUDGET = made_on.STAGING + TENSORS  # where staging buffers are in the same memory
 POOL_SIZE = 64 * MIB
 WARM_UP_STEPS_MAX = 10
+CHOICE_STEPS_MAX = 40  # until regions run once
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed", "activation")
 
 
@@ -41,6 +43,11 @@ class Block(nn.Module):
         self.register_buffer("scale", 1 + torch.rand(WIDTH, WIDTH) / 64)
 
     def forward(self, x):
+        if made_on.recompute == "best":
+            return checkpoint(self.layer, x, use_reentrant=False)
+        return self.layer(x)
+
+    def layer(self, x):
         return torch.tanh(self.linear(x) @ self.scale)
 
 
@@ -69,6 +76,7 @@ class World:
         """An offload block over this world. A keyword overrides what is usual in the tests."""
         memory = made_on.budget(TENSORS) if memory is None else memory
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
+        options.setdefault("recompute", made_on.recompute)
         with tidelog.offload(
             self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
         ) as self.tide:
@@ -103,9 +111,12 @@ class World:
 
     def warm_up(self, mode):
         """Steps until an "auto" block executes a plan. Returns their number, for the plain run to repeat."""
-        for count in range(1, WARM_UP_STEPS_MAX + 1):
+        chooses = mode != "reactive" and made_on.recompute == "best"
+        for count in range(1, (CHOICE_STEPS_MAX if chooses else WARM_UP_STEPS_MAX) + 1):
             self.step()
-            if count >= 2 and (mode == "reactive" or self.tide.phase == "planned"):
+            is_chosen = not chooses or self.tide.stats()["recompute"]["settled"]
+            if count >= 2 and (mode == "reactive" or self.tide.phase == "planned") and is_chosen:
+                assert not chooses or self.tide.stats()["recompute"]["kept"], self.tide.stats()["recompute"]
                 return count
         raise AssertionError(f"no plan after {WARM_UP_STEPS_MAX} equal steps; the phase is {self.tide.phase!r}")
 

@@ -34,6 +34,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         policy="tidelog",
         mover="resize",
         updates="lazy",
+        recompute="own",
         pool_size="1TiB",
         staging=None,
         data_path="uring",

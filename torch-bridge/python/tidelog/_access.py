@@ -51,6 +51,10 @@ class Access:
         """Whether this is another thread than the block's own."""
         return threading.get_ident() not in (self._thread, self._thread_instead)
 
+    def is_instead(self) -> bool:
+        """Whether it is one that does the work of the block's own."""
+        return threading.get_ident() != self._thread
+
     def goes_on_in(self, thread: int | None) -> None:
         """Meanwhile another thread, which has the same modes, does the work of the block's own, which waits."""
         self._thread_instead = thread

@@ -38,6 +38,8 @@ from tidelog._performer import Performer
 from tidelog._progress import Progress
 from tidelog._ranks import Ranks
 from tidelog._record import Record, Storage
+from tidelog._recompute import Recompute
+from tidelog._regions import Regions
 from tidelog._resume import Resumed
 from tidelog._steps import Steps
 from tidelog._updates import Updates, UpdatesHook
@@ -45,6 +47,7 @@ from tidelog._updates import Updates, UpdatesHook
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 
+RecomputeName: TypeAlias = Literal["own", "best"]
 UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
@@ -65,6 +68,7 @@ class Settings:
     mover: type[Mover]
     outside: str  # where what is out is, in words
     updates: UpdatesName
+    recompute: RecomputeName
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -106,6 +110,11 @@ class Tide:
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
+        self._regions, self._recompute = Regions(self.steps, self.access), None
+        if settings.recompute == "best":
+            why_never = self._why_no_choice(settings)
+            self._recompute = Recompute(self._regions, self.steps, session, why_never, self.steps.notices.append)
+            self._hook.looks_on = self._regions.saw if self._regions.looks else None
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
@@ -159,6 +168,8 @@ class Tide:
                 entered.enter_context(self._hook)
                 if self._moves_updates:
                     self.updates.begin(self._hook)
+                if self._regions.looks:
+                    self._regions.begin()
                 entered.pop_all()  # `__exit__` leaves them
         except BaseException as error:
             self._leave_ranks(error)
@@ -321,6 +332,8 @@ class Tide:
     def _step(self) -> Iterator[None]:
         steps = self.steps
         started = time.perf_counter()
+        if self._recompute is not None:
+            self._recompute.begin_step()
         self._open_kernels()
         steps.begin()
         completed = False
@@ -328,14 +341,28 @@ class Tide:
             yield
             completed = True
         finally:
+            is_planned = steps.plan is not None
             steps.leave_step()
             if self.access.is_live():
-                self._end_step(completed, started)
+                self._end_step(completed, started, is_planned)
 
-    def _end_step(self, completed: bool, started: float) -> None:
+    def _end_step(self, completed: bool, started: float, is_planned: bool) -> None:
         if not self.ledger.quiet:
             self._names.name_states()
         self.steps.end(completed, started)
+        if self._recompute is not None:
+            self._recompute.end_step(time.perf_counter() - started if completed else None, is_planned)
+            self._hook.looks_on = self._regions.saw if self._regions.looks else None
+
+    def _why_no_choice(self, settings: Settings) -> str | None:
+        """Why all regions run as the program has them, if that is so."""
+        if self.mode != "auto":
+            return f"mode={self.mode!r}: nothing is planned"
+        if self.device.option:
+            return "on a GPU that is not done yet"
+        if settings.updates == "lazy":
+            return 'updates="lazy": updates run in the regions\' first runs'
+        return None
 
     def _is_distributed(self) -> None:
         self._hook.expect_collectives()
@@ -435,12 +462,13 @@ class Tide:
             self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made, and nothing is compiled for the block. Steps go on meanwhile,
-        as they are; what is to be timed under the plan, or compared step by step, waits for it between
-        two of them. Where nothing is planned, there is no plan to wait for."""
+        """Waits until no plan is being made, no regions are chosen, and nothing is compiled for the block. Steps go on
+        meanwhile, as they are; what is to be timed under the plan, or compared step by step, waits for it between two
+        of them. Where nothing is planned, there is no plan to wait for.
+        """
         self._require_open()
         self._kernels.await_built()
-        while self.session.stats()["planning"]:
+        while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):
             time.sleep(_PLAN_POLL_SECONDS)
 
     @property
@@ -469,6 +497,7 @@ class Tide:
         stats["notices"] += self.steps.notices
         stats["dispatch"] = self._kernels.figures()
         stats["updates"] = self.updates.figures()
+        stats["recompute"] = self._recompute.figures() if self._recompute is not None else None
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = [
             record.describe()

@@ -95,7 +95,8 @@ class Kernels:
         module = _built.get() if not self._on_gpu else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, get_compiler, session.attention)
+            self._reopen = functools.partial(module.open, hook, ledger, get_compiler, session.attention)
+            self._reopen()
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -110,6 +111,14 @@ class Kernels:
             self._ledger.meets_all()
             self._module.close()
             self._module = None
+
+    def forget_plan(self) -> None:
+        """Steps follow no plan until `follow` is called again."""
+        self._followed = None
+        if self._module is not None:
+            self._ledger.meets_all()
+            self._module.close()
+            self._reopen()
 
     def await_built(self) -> None:
         """Waits until they are there, or cannot be had."""
@@ -151,7 +160,7 @@ _adopted: set[Op] = set()
 
 
 def _may_pass(info: OpInfo) -> bool:
-    return not info.special and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
+    return not (info.special or info.draws) and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
 
 
 def _looks(info: OpInfo) -> int:

@@ -138,6 +138,30 @@ class UpdateFigures(TypedDict):
     early: int  # that have run before it
 
 
+class RegionChoice(TypedDict, total=False):
+    """What the library says of regions: `why_not` alone, or all the others but perhaps the times."""
+
+    why_not: str
+    once: list[int]  # regions that are better run once, by their places
+    refused: list[tuple[int, str]]  # those that cannot be, each with why
+    tried: int  # choices that were looked at
+    without_room: int  # of them, those that the pool has no room for
+    own_ns: int | None  # a step with all regions run twice, as the planner expects it
+    best_ns: int  # and with this choice
+
+
+class RecomputeFigures(TypedDict):
+    """What becomes of regions under torch.utils.checkpoint, in a step as the last one."""
+
+    kept: int  # that run once
+    again: int  # that run again in the backward pass, as the program has it
+    settled: bool  # whether that stays so
+    why: str  # what led to that, or what is waited for
+    refused: list[str]  # regions that have to run again, each with why
+    own_seconds: float | None  # a step as the program has it: the median of those that were compared
+    kept_seconds: float | None  # and one with regions that run once
+
+
 class Space(TypedDict):
     """The space of the share."""
 
@@ -248,6 +272,7 @@ class Stats(TypedDict):
     resident_bytes: int
     machine: MachineFigures
     updates: UpdateFigures | None  # with updates="lazy" or "early"
+    recompute: RecomputeFigures | None  # with recompute="best"
     planning: bool  # whether a plan is being made
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None

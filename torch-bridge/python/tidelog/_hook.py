@@ -86,6 +86,7 @@ class Hook(TorchDispatchMode):
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
         self.updates: Mapping[int, object] = {}  # of an optimizer, that have not run: what they use comes here
+        self.looks_on: Callable[[Op, Args, Kwargs], None] | None = None  # at each op that is looked at in full
         self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
@@ -322,6 +323,8 @@ class Hook(TorchDispatchMode):
         born = self._register(result, index, info)
         if info.launches:
             self._async_uses.began(info, args, kwargs, result)
+        if self.looks_on is not None:
+            self.looks_on(func, args, kwargs)
         if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
             self._foresight.clear()
         self._foresight[foreseen] = born
@@ -347,8 +350,7 @@ class Hook(TorchDispatchMode):
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
         """Only what writes nothing, and draws no random numbers, gives the same a second time."""
         info = info_of(func)
-        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        if info.written or info.launches or info.nests or draws:
+        if info.written or info.launches or info.nests or info.draws:
             raise error
 
     # -- records ----------------------------------------------------------------------------------

@@ -27,6 +27,11 @@ def plan_followed(ops: int) -> None:
     _log.info("a plan of %d ops is ready, and steps follow it from here on", ops)
 
 
+def regions_run_once(text: str) -> None:
+    """From here on some regions under torch.utils.checkpoint run once."""
+    _log.info("%s", text)
+
+
 def block_ends(peak: int, stats: Stats) -> None:
     """The loop has ended; what is out comes back next."""
     for notice in stats["notices"]:

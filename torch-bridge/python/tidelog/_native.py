@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, NoReturn, Protocol, cast
 
 from tidelog import _errors
-from tidelog._figures import Simulated, Stats, StrPath
+from tidelog._figures import RegionChoice, Simulated, Stats, StrPath
 from tidelog._library import Signatures, Status, declare, last_error, load_library, read_json
 
 
@@ -114,6 +114,10 @@ class Action(ctypes.Structure):
     storage: int
 
 
+class Region(ctypes.Structure):
+    _fields_ = [("first_begin", _u32), ("first_end", _u32), ("again_begin", _u32), ("again_end", _u32)]
+
+
 SIGNATURES: Signatures = {
     "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
@@ -142,6 +146,9 @@ SIGNATURES: Signatures = {
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
+    "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
+    "tide_session_chosen_regions": (_size, [_u64, _text, _size]),
+    "tide_session_learn_again": (_i32, [_u64]),
     "tide_session_stats": (_size, [_u64, _text, _size]),
     "tide_session_simulate": (_size, [_u64, _text, _size]),
     "tide_session_report": (_i32, [_u64, _text]),
@@ -344,6 +351,20 @@ class Session:
         due, count = _pointer(), _u64()
         self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
         return ctypes.string_at(due, count.value) if count.value else b""
+
+    def choose_regions(self, regions: Sequence[tuple[int, int, int, int]]) -> None:
+        """From here on it is looked for which regions of the planned step are better run once. Of each: its ops of
+        the first run, from and before, and those of the second one."""
+        packed = (Region * len(regions))(*(Region(*region) for region in regions))
+        self._library.tide_session_choose_regions(self._flushed(), ctypes.addressof(packed), len(regions))
+
+    def chosen_regions(self) -> RegionChoice | None:
+        """The choice that was asked for; None: it is not made yet."""
+        return cast("RegionChoice | None", self._json(self._library.tide_session_chosen_regions))
+
+    def learn_again(self) -> None:
+        """Between two steps: those to come are recorded and planned for as the first ones were."""
+        self._library.tide_session_learn_again(self._flushed())
 
     # -- what users ask ---------------------------------------------------------------------------
 

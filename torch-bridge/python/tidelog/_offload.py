@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 import torch
 
 from tidelog import _device, _movers
-from tidelog._block import Settings, Tide, UpdatesName
+from tidelog._block import RecomputeName, Settings, Tide, UpdatesName
 from tidelog._errors import BudgetError, Error
 from tidelog._figures import StrPath
 from tidelog._names import Together
@@ -105,6 +105,15 @@ def offload(
             "so that gradients never leave: nothing may read them afterwards. The same bits; `stats()` says where "
             "it is not possible.",
             one_of(*get_args(UpdatesName)),
+        ),
+    ] = "own",
+    recompute: Annotated[
+        RecomputeName,
+        Option(
+            'what a program with torch.utils.checkpoint computes again in the backward pass: "own" what it says; '
+            '"best" what the planner finds best, from a profile: the other regions run once, and what they make stays '
+            "or moves. The same bits; `stats()` says what was chosen, and which regions have no choice.",
+            one_of(*get_args(RecomputeName)),
         ),
     ] = "own",
     pool_size: Annotated[
@@ -209,6 +218,7 @@ def offload(
         mover=_movers.choose(mover, place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
+        recompute=recompute,
         resume=resume,
         together=together,
         report=report,

@@ -162,6 +162,7 @@ class OpInfo:
     __slots__ = (
         "asks_pinned",
         "chunks",
+        "draws",
         "launches",
         "looks",
         "name",
@@ -197,6 +198,8 @@ class OpInfo:
         # It may ask no tensor for its bytes: `leaves_out`.
         self.looks = self.name in _LOOKS
         self.asks_pinned = self.name == "aten.is_pinned.default"
+        # Random numbers, perhaps of a generator among its arguments.
+        self.draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         # It may be written in Python, and launch kernels.
         self.nests = not self.name.startswith(IN_CPP)
         # It is looked at in full wherever it runs.
@@ -287,7 +290,7 @@ class LaunchInfo:
 
     __slots__ = ("_launch", "name", "seed", "text")
 
-    asks_pinned = chunks = looks = nests = resizes = special = False
+    asks_pinned = chunks = draws = looks = nests = resizes = special = False
     launches: Literal[False] = False
     written = True
 

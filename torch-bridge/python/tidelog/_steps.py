@@ -80,6 +80,7 @@ class Steps:
         self._needs: list[int] = []
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: then ops are looked at
+        self._has_noticed = False  # what slows steps under a plan
         self._last: SecondsOfAStep = {}
 
     # -- steps ------------------------------------------------------------------------------------
@@ -139,6 +140,9 @@ class Steps:
     def _notice_what_slows(self) -> None:
         """On the host the threads that move tensors compute: copies and checksums. With a GPU threads that
         are not seen keep fetches from completing by events."""
+        if self._has_noticed:
+            return
+        self._has_noticed = True
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if not self._device.option and threads >= cores:
             fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
@@ -168,6 +172,13 @@ class Steps:
         self._ledger.end_quiet()
         self.leave_step()
         self.end_op()
+
+    def learn_again(self) -> None:
+        """Between two steps: those to come are others, and are learnt as the first ones were."""
+        self._session.learn_again()
+        self._kernels.forget_plan()
+        self._known_plan = None
+        self._funcs, self._needs = [], []
 
     # -- ops --------------------------------------------------------------------------------------
 

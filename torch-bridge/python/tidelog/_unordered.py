@@ -62,14 +62,14 @@ class Draws:
 
 def _states() -> tuple[Any, ...]:
     gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return (_streams.state(), [(gpu.initial_seed(), gpu.get_offset()) for gpu in gpus], *states_of_others())
+
+
+def states_of_others() -> tuple[Any, ...]:
+    """Of the global generators that are not torch's: Python's and NumPy's."""
     numpys: dict[str, Any] = sys.modules["numpy"].random.get_state(legacy=False) if "numpy" in sys.modules else {}
     place = numpys.get("state", {})
-    return (
-        _streams.state(),
-        [(gpu.initial_seed(), gpu.get_offset()) for gpu in gpus],
-        random.getstate(),
-        (place["pos"], int(place["key"][0])) if "pos" in place else None,
-    )
+    return random.getstate(), (place["pos"], int(place["key"][0])) if "pos" in place else None
 
 
 def _put_back(states: tuple[Any, ...]) -> None:

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 
+use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, StorageId};
 use tidelog_planner::trace::StorageKind;
 
@@ -120,6 +121,26 @@ pub struct tide_birth {
     pub size: u64,
     /// The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
     pub place: u64,
+}
+
+/// A part of the model that a step runs twice, as activation checkpointing does: ops of the first
+/// run and of the second one, each from its first to before its last.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct tide_region {
+    /// The first op of the first run.
+    pub first_begin: u32,
+    /// Behind its last.
+    pub first_end: u32,
+    /// The first op of the second run, which may end before the first run did.
+    pub again_begin: u32,
+    /// Behind its last.
+    pub again_end: u32,
+}
+
+fn region_of(region: &tide_region) -> CheckpointedRegion {
+    let tide_region { first_begin, first_end, again_begin, again_end } = *region;
+    CheckpointedRegion { first: first_begin..first_end, again: again_begin..again_end }
 }
 
 fn with_session<T: ReturnCode>(
@@ -583,6 +604,54 @@ pub unsafe extern "C" fn tide_session_plan(
         unsafe { write_result(due, address, "due") }?;
         // SAFETY: by this function's contract.
         unsafe { write_result(count, ops, "count") }?;
+        Ok(())
+    })
+}
+
+/// Which of these regions of the planned step are better run once, so that what they make stays or
+/// moves: looked for from here on, beside the training. Refused before there is a plan.
+///
+/// # Safety
+/// `regions` has `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_choose_regions(
+    session: u64,
+    regions: *const tide_region,
+    count: usize,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let regions = unsafe { array_argument(regions, count, "regions") }?;
+        session.choose_regions(regions.iter().map(region_of).collect())
+    })
+}
+
+/// The choice that was asked for, as JSON, written to `buffer`: `once`, the regions that are better
+/// run once, by their places; `refused`, a list of places each with why that region cannot be;
+/// `tried` and `without_room`, how many choices were looked at and how many of them the pool has no
+/// room for; `own_ns` and `best_ns`, what a step is expected to take with all run twice and with
+/// that choice. Or `why_not` alone; null while it is being made. Returns the text's length, 0 for a
+/// stale handle.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_chosen_regions(
+    session: u64,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    let answer = || Ok(SESSIONS.get(session)?.chosen_regions_json());
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(answer, buffer, capacity) }
+}
+
+/// Between two steps: those to come are others. There is no plan from here on; they are recorded
+/// and planned for as the first ones were.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_learn_again(session: u64) -> i32 {
+    with_session(session, |session| {
+        session.learn_again();
         Ok(())
     })
 }

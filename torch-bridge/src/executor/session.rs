@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
+use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{
     Config, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
 };
@@ -21,6 +22,10 @@ use super::{files, report, stats};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryPlace, MemoryRequest};
 use crate::pool::{PoolConfig, SharedPool};
+
+/// Of a pool's space, in quarters, what storages may take if another step is chosen: the log needs
+/// some to move in.
+const POOL_QUARTERS: u64 = 3;
 
 /// How to open a session.
 pub(crate) struct SessionConfig<'a> {
@@ -207,6 +212,31 @@ impl Session {
     /// Whether the first plan waits until this is called with `false`; returns whether it is ready.
     pub(crate) fn hold_plan(&self, hold: bool) -> bool {
         self.lock().planning.hold_first(hold)
+    }
+
+    /// Which of these regions of the planned step are better run once: looked for from here on.
+    pub(crate) fn choose_regions(&self, regions: Vec<CheckpointedRegion>) -> Result<(), Failure> {
+        let space = self.store.pool_stats().map(|stats| stats.space);
+        let room = space.map_or(0, |space| {
+            space.capacity.0.saturating_sub(space.sealed.0 + space.index.0) / 4 * POOL_QUARTERS
+        });
+        let mut executor = self.lock();
+        let Executor { machine, planning, history, .. } = &mut *executor;
+        planning.choose_regions((regions, Bytes(room)), machine, history).map_err(Failure::invalid)
+    }
+
+    /// The choice, as JSON; null while it is being made.
+    pub(crate) fn chosen_regions_json(&self) -> String {
+        self.lock().planning.chosen_regions().to_string()
+    }
+
+    /// Between two steps: those to come are others, and are learnt and planned for as the first
+    /// ones were.
+    pub(crate) fn learn_again(&self) {
+        let mut executor = self.lock();
+        let Executor { machine, planning, .. } = &mut *executor;
+        planning.learn_again(machine);
+        executor.carry_out();
     }
 
     /// Which ops have a migration beginning, one byte each; `None` without a plan. The session

@@ -13,12 +13,15 @@ mod profile;
 #[cfg(test)]
 mod profile_tests;
 mod rates;
+mod regions;
 mod search;
 mod simulated;
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
 use tidelog_planner::simulate::Runtime;
 use tidelog_planner::trace::{PlanStorage, Trace};
@@ -30,6 +33,7 @@ use super::storages::Storages;
 use drift::{Drift, difference};
 use held_back::HeldBack;
 use profile::{Profile, Profiled};
+use regions::{ChoiceTask, RegionChoice};
 use search::{Attempt, Occasion, PlanSearch, PlanTask};
 
 pub(super) use links::LinkRates;
@@ -61,6 +65,8 @@ pub(super) struct Planning {
     last_followed: bool,
     drift: Drift,
     under_way: Option<Attempt>,
+    /// Which regions of such steps are better run once, if somebody has asked.
+    choice: Option<RegionChoice>,
     /// Of the step that has just ended, if the first plan is being made for such steps.
     bindings: Option<Bindings>,
     /// The first plan is not taken over yet, though it is ready.
@@ -91,6 +97,7 @@ impl Planning {
             last_followed: false,
             drift: Drift::default(),
             under_way: None,
+            choice: None,
             bindings: None,
             holds_first: false,
             replans: 0,
@@ -240,6 +247,48 @@ impl Planning {
     pub(super) fn simulated(&self, history: &History) -> serde_json::Value {
         let followed = self.planned.as_ref().filter(|_| self.last_followed);
         simulated::figures(followed, history)
+    }
+
+    /// Which of these regions of the step that the plan is for are better run once: looked for from
+    /// here on, at the pace of the steps that followed it. `room`: the pool's.
+    ///
+    /// # Errors
+    /// Where there is no plan, or no thread.
+    pub(super) fn choose_regions(
+        &mut self,
+        (regions, room): (Vec<CheckpointedRegion>, Bytes),
+        machine: &Residency,
+        history: &History,
+    ) -> Result<(), String> {
+        let Some(planned) = &self.planned else {
+            return Err("there is no plan yet".to_owned());
+        };
+        let took = self.drift.assumed().compute.or(history.counters().last_pace().compute);
+        let took = took
+            .map(|took| Nanos(took.0.saturating_sub(history.counters().last_step().handling_ns)));
+        let rates = self.rates(machine, history);
+        let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
+        let trace = Arc::clone(&planned.trace);
+        self.choice = Some(RegionChoice::begin(move || {
+            let trace = scaled(&trace, Some(trace.duration()), took);
+            ChoiceTask { trace, machine, runtime, regions, room }
+        })?);
+        Ok(())
+    }
+
+    /// The choice that was asked for, as JSON; null while it is being made.
+    pub(super) fn chosen_regions(&self) -> Value {
+        self.choice.as_ref().map_or(Value::Null, RegionChoice::made)
+    }
+
+    /// Steps are others from here on: they are recorded and planned for as the first ones were.
+    pub(super) fn learn_again(&mut self, machine: &mut Residency) {
+        machine.clear_schedule("steps are others from here on");
+        machine.desync(); // which nobody has to be told
+        (self.planned, self.under_way, self.choice, self.bindings) = (None, None, None, None);
+        (self.last_followed, self.holds_first) = (false, false);
+        self.drift = Drift::default();
+        self.profile.resume();
     }
 
     /// A step was like the one before: plans for such steps, unless that is under way already.

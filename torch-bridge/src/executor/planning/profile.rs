@@ -69,6 +69,11 @@ impl Profile {
         self.last = None;
     }
 
+    /// Records again, from the next step on.
+    pub(super) fn resume(&mut self) {
+        self.recording = true;
+    }
+
     /// The steps that have begun.
     pub(super) fn step(&self) -> u64 {
         self.step

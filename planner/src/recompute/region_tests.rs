@@ -1,0 +1,127 @@
+//! Reruns that the program names, held to those that its trace shows.
+
+use super::*;
+use crate::instances::CheckpointedStep;
+use crate::trace::{Access, Identity, Op, PlanStorage, Use};
+use crate::units::{Nanos, OpIndex};
+
+/// Where a trace shows reruns: the whole first runs, of three ops each.
+fn regions_of(trace: &Trace) -> Vec<CheckpointedRegion> {
+    let reruns = Reruns::of(trace);
+    let region = |rerun: &Rerun| CheckpointedRegion {
+        first: rerun.first.start..rerun.first.start + 3,
+        again: rerun.again.clone(),
+    };
+    reruns.all().iter().map(region).collect()
+}
+
+/// The trace with an op that makes and changes nothing after each other one.
+fn with_aliases(trace: &Trace) -> Trace {
+    let mut longer = Trace { ops: Vec::new(), ..trace.clone() };
+    for op in &trace.ops {
+        let alias = Op {
+            name: "aten.detach.default".to_owned(),
+            duration: Nanos(0),
+            fingerprint: 7,
+            uses: op.births.iter().map(|made| read(made.storage)).collect(),
+            births: Vec::new(),
+            deaths: op.deaths.clone(),
+        };
+        longer.ops.extend([Op { deaths: Vec::new(), ..op.clone() }, alias]);
+    }
+    for storage in &mut longer.storages {
+        if let Identity::Output { op, .. } = &mut storage.identity {
+            *op = OpIndex(op.0 * 2);
+        }
+    }
+    longer.validate().unwrap();
+    longer
+}
+
+fn read(storage: PlanStorage) -> Use {
+    Use { storage, access: Access::Read, previous: false }
+}
+
+fn why(trace: &Trace, regions: &[CheckpointedRegion]) -> String {
+    let (_, places) = Reruns::of_regions(trace, regions);
+    places[0].as_ref().expect_err("it can be left out").to_string()
+}
+
+#[test]
+fn regions_that_the_program_names_are_the_reruns_that_its_trace_shows() {
+    let trace = CheckpointedStep::of(3, 2).checkpointed();
+    let mut regions = regions_of(&trace);
+    let shown = Reruns::of(&trace);
+    regions.reverse();
+    let (named, places) = Reruns::of_regions(&trace, &regions);
+    assert_eq!(named.all(), shown.all());
+    let places: Vec<u32> = places.into_iter().map(Result::unwrap).collect();
+    assert_eq!(places, [5, 4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn ops_that_only_name_tensors_anew_are_left_out_of_both_runs() {
+    let trace = CheckpointedStep::of(3, 2).checkpointed();
+    let twice = |ops: &std::ops::Range<u32>| ops.start * 2..ops.end * 2;
+    let longer = with_aliases(&trace);
+    let regions = regions_of(&trace);
+    let of_longer: Vec<CheckpointedRegion> = regions
+        .iter()
+        .map(|region| CheckpointedRegion {
+            first: twice(&region.first),
+            again: twice(&region.again),
+        })
+        .collect();
+    let (short, at) = without_aliases(&longer, &of_longer);
+    assert_eq!(short, trace);
+    assert_eq!(at, regions);
+}
+
+#[test]
+fn what_cannot_be_left_out_is_told() {
+    let trace = CheckpointedStep::of(2, 1).checkpointed();
+    let regions = regions_of(&trace);
+    assert!(Reruns::of_regions(&trace, &regions).1.iter().all(Result::is_ok));
+    let CheckpointedRegion { first, again } = regions[0].clone();
+    let [first_op, again_op] = [&first, &again].map(|ops| ops.start as usize);
+    let changed = |change: &dyn Fn(&mut Trace)| {
+        let mut other = trace.clone();
+        change(&mut other);
+        why(&other, &regions)
+    };
+    let buffer = changed(&|trace| {
+        for op in [first_op, again_op] {
+            trace.ops[op].uses[0].access = Access::Update;
+        }
+    });
+    assert!(buffer.starts_with("each of its runs changes "), "{buffer}");
+    let other = changed(&|trace| trace.ops[again_op + 1].fingerprint += 1);
+    assert!(other.contains("something else than its first one: forward1"), "{other}");
+    // What the first run made is changed after it.
+    let made = trace.ops[first_op].births[0].storage;
+    let replaced = changed(&|trace| {
+        let after = first.end as usize;
+        trace.ops.iter_mut().for_each(|op| op.deaths.retain(|death| death.storage != made));
+        trace.ops[after].uses.push(Use { access: Access::Update, ..read(made) });
+        trace.ops[after].deaths.push(crate::trace::Death { storage: made, previous: false });
+    });
+    assert!(replaced.starts_with("what its first run has made is changed"), "{replaced}");
+    // A parameter is changed between the runs.
+    let weight = trace.ops[first_op].uses[0].storage;
+    let between = changed(&|trace| {
+        trace.ops[again_op - 1].uses.push(Use { access: Access::Update, ..read(weight) });
+    });
+    assert!(between.contains("would read other bytes of"), "{between}");
+}
+
+#[test]
+fn regions_that_are_none_are_refused() {
+    let trace = CheckpointedStep::of(2, 1).checkpointed();
+    let count = trace.ops.len() as u32;
+    for (first, again) in [(0..0, 0..0), (0..3, 1..2), (0..1, count - 1..count + 1)] {
+        assert_eq!(
+            why(&trace, &[CheckpointedRegion { first, again }]),
+            NoRerun::Nothing.to_string()
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! Reruns that the program names: it says which ops are the first run of a region, and which ones
+//! run it again. That is more than a trace shows. Ops that read a parameter without changing
+//! anything, such as views of it, run for other reasons, too.
+
+use super::reruns::{Facts, Layers, Rerun};
+use super::{LeftOut, RecomputeError, Reruns};
+use crate::trace::{Identity, PlanStorage, Trace};
+use crate::units::{Nanos, OpIndex};
+use std::ops::Range;
+
+/// How the names of ops begin that only name a tensor anew. Checkpointing runs them between the ops
+/// of a second run.
+const ALIASES: &str = "aten.detach";
+
+/// A part of the model that the program runs twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointedRegion {
+    /// The ops of its first run.
+    pub first: Range<u32>,
+    /// Those of the second one, which may end earlier.
+    pub again: Range<u32>,
+}
+
+/// Why the second run of a region cannot be left out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRerun {
+    /// It does not run again, or for nothing.
+    #[error("nothing that its second run makes is needed")]
+    Nothing,
+    /// The two runs differ.
+    #[error("its second run does something else than its first one: {op}")]
+    OtherOps {
+        /// The first op that does.
+        op: String,
+    },
+    /// A running mean, say, is changed twice.
+    #[error("each of its runs changes {storage}")]
+    Changes {
+        /// What is changed.
+        storage: String,
+    },
+    /// What the second run makes is there beyond the step.
+    #[error("what its second run makes lives on after the step: {storage}")]
+    LivesOn {
+        /// What does.
+        storage: String,
+    },
+    /// What the first run has made is not what the second one makes, or is still there.
+    #[error(
+        "what its first run has made is changed, or still in use, where it is needed: {storage}"
+    )]
+    Replaced {
+        /// What the second run makes.
+        storage: String,
+    },
+    /// The two runs read other storages.
+    #[error("its second run reads something that its first one does not: {storage}")]
+    Reads {
+        /// What is read.
+        storage: String,
+    },
+    /// Something is changed between the runs.
+    #[error("without its second run {why}")]
+    Dependence {
+        /// What would be read.
+        why: String,
+    },
+}
+
+impl<'a> Reruns<'a> {
+    /// The second runs of these regions of a step. For each region its place in [`Reruns::all`], or
+    /// why it has none.
+    pub fn of_regions(
+        program: &'a Trace,
+        regions: &[CheckpointedRegion],
+    ) -> (Self, Vec<Result<u32, NoRerun>>) {
+        let (facts, mut layers) = (Facts::of(program), Layers::default());
+        let mut in_order: Vec<usize> = (0..regions.len()).collect();
+        in_order.sort_by_key(|region| regions[*region].again.start);
+        let mut places: Vec<Result<u32, NoRerun>> = vec![Err(NoRerun::Nothing); regions.len()];
+        let mut all: Vec<Rerun> = Vec::new();
+        for region in in_order {
+            let rerun = Rerun::of_region(&facts, &mut layers, &regions[region]);
+            let found = rerun.and_then(|rerun| dependence(program, rerun));
+            places[region] = found.map(|rerun| {
+                all.push(rerun);
+                all.len() as u32 - 1
+            });
+        }
+        (Self { program, all }, places)
+    }
+}
+
+/// The rerun, if it can be left out alone.
+fn dependence(program: &Trace, rerun: Rerun) -> Result<Rerun, NoRerun> {
+    let alone = Reruns { program, all: vec![rerun.clone()] };
+    match alone.without(&LeftOut(vec![0])) {
+        Ok(_) => Ok(rerun),
+        Err(RecomputeError::Dependence(why)) => Err(NoRerun::Dependence { why: why.to_string() }),
+        Err(other) => Err(NoRerun::Dependence { why: other.to_string() }),
+    }
+}
+
+/// The step without ops that only name a tensor anew, and where regions lie in it. Their time is
+/// that of the op before.
+pub fn without_aliases(
+    trace: &Trace,
+    regions: &[CheckpointedRegion],
+) -> (Trace, Vec<CheckpointedRegion>) {
+    let is_alias = |index: usize| {
+        let op = &trace.ops[index];
+        let modifies = op.uses.iter().any(|used| used.access.modifies());
+        index > 0 && op.name.starts_with(ALIASES) && op.births.is_empty() && !modifies
+    };
+    let mut left = Trace { ops: Vec::with_capacity(trace.ops.len()), ..trace.clone() };
+    let mut place = Vec::with_capacity(trace.ops.len() + 1);
+    for (index, op) in trace.ops.iter().enumerate() {
+        place.push(left.ops.len() as u32);
+        match left.ops.last_mut().filter(|_| is_alias(index)) {
+            Some(before) => {
+                before.duration = Nanos(before.duration.0 + op.duration.0);
+                before.deaths.extend_from_slice(&op.deaths);
+            }
+            None => left.ops.push(op.clone()),
+        }
+    }
+    place.push(left.ops.len() as u32);
+    for (index, op) in left.ops.iter().enumerate() {
+        for birth in &op.births {
+            let PlanStorage(storage) = birth.storage;
+            let identity = &mut left.storages[storage as usize].identity;
+            if let Identity::Output { op, .. } = identity {
+                *op = OpIndex(index as u32);
+            }
+        }
+    }
+    let at = |ops: &Range<u32>| {
+        let end = place.len() as u32 - 1;
+        place[ops.start.min(end) as usize]..place[ops.end.min(end) as usize]
+    };
+    let regions = regions.iter().map(|CheckpointedRegion { first, again }| {
+        let (first, again) = (at(first), at(again));
+        CheckpointedRegion { first, again }
+    });
+    let regions = regions.collect();
+    (left, regions)
+}

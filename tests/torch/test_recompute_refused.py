@@ -1,0 +1,243 @@
+"""Regions that have to run as the program has them, each with its reason, though all are chosen to run once."""
+
+import contextlib
+import functools
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
+
+import tidelog
+from tidetest.regions import BLOCKS, STEPS, WIDTH, Block, Model, Program, choosing, compare
+
+pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
+
+VARIANTS = pytest.mark.parametrize("reentrant", [False, True])
+
+
+def refused(pool, monkeypatch, why, model=Model, *, count=BLOCKS, steps=14, **options):
+    """None of the first `count` regions runs once, for that reason."""
+    choosing(monkeypatch, range(BLOCKS))
+    figures, kept, notices = compare(pool, model=model, steps=steps, **options)
+    assert len(figures["refused"]) == count and all(why in each for each in figures["refused"]), figures
+    assert max(kept) == figures["kept"] == BLOCKS - count, kept
+    assert any("run again whatever the planner says" in notice for notice in notices), notices
+
+
+class Normed(Block):
+    """With running statistics, which each run changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Counting(Block):
+    """Changes a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) + self.calls
+
+
+class Drawing(Block):
+    """Draws from a generator that checkpoint does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand(x.shape, generator=self.generator)
+
+
+class Rolling(Block):
+    """Draws from Python's generator."""
+
+    def forward(self, x):
+        return super().forward(x) * random.random()
+
+
+class Nested(Block):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Writing(Block):
+    """Changes its input, past autograd, which would refuse it."""
+
+    def forward(self, x):
+        x.data.mul_(0.5)
+        return super().forward(x)
+
+
+@VARIANTS
+@pytest.mark.parametrize("block", [Normed, Counting])
+def test_a_block_that_changes_a_buffer_each_time(pool, monkeypatch, block, reentrant):
+    refused(pool, monkeypatch, "each of its runs changes", functools.partial(Model, block, use_reentrant=reentrant))
+
+
+def test_one_such_block_among_others(pool, monkeypatch):
+    made = iter([Counting, Block, Block, Block] * 2)
+    model = functools.partial(Model, lambda: next(made)())
+    refused(pool, monkeypatch, "each of its runs changes", model, count=1, steps=STEPS)
+
+
+@VARIANTS
+def test_a_generator_of_its_own(pool, monkeypatch, reentrant):
+    model = functools.partial(Model, Drawing, use_reentrant=reentrant)
+    refused(pool, monkeypatch, "a generator that no second run finds as it was", model)
+
+
+def test_the_generator_of_python(pool, monkeypatch):
+    random.seed(5)
+    choosing(monkeypatch, range(BLOCKS))
+
+    def scenario(program):
+        random.seed(5)
+        for _ in range(14):
+            program.step()
+
+    figures, kept, _ = compare(pool, scenario, model=functools.partial(Model, Rolling))
+    assert not any(kept) and all("Python's or NumPy's" in each for each in figures["refused"]), figures
+
+
+def test_a_region_that_does_not_preserve_the_generators_state(pool, monkeypatch):
+    refused(pool, monkeypatch, "preserve_rng_state=False", functools.partial(Model, preserve_rng_state=False))
+
+
+def test_selective_checkpointing(pool, monkeypatch):
+    contexts = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.tanh.default])
+    refused(pool, monkeypatch, "context_fn", functools.partial(Model, context_fn=contexts))
+
+
+@pytest.mark.parametrize("option", [{"determinism_check": "none"}, {"early_stop": False}])
+def test_other_options(pool, monkeypatch, option):
+    refused(pool, monkeypatch, next(iter(option)), functools.partial(Model, **option))
+
+
+class Surrounded(Model):
+    """Blocks are called inside something."""
+
+    def __init__(self, what, **options):
+        super().__init__(**options)
+        self.what = what
+
+    def call(self, block, x):
+        with self.what():
+            return super().call(block, x)
+
+
+class AnyMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (lambda: set_checkpoint_early_stop(False), "set_checkpoint_early_stop"),
+        (lambda: torch.autocast("cpu", torch.bfloat16), "autocast"),
+        (lambda: torch.device("cpu"), "another dispatch mode or function mode"),
+        (AnyMode, "another dispatch mode or function mode"),
+        (lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), "hooks look at"),
+    ],
+    ids=["early stop", "autocast", "a device", "a mode", "hooks"],
+)
+def test_what_surrounds_a_region(pool, monkeypatch, what, why):
+    refused(pool, monkeypatch, why, functools.partial(Surrounded, what))
+
+
+@VARIANTS
+def test_regions_in_regions(pool, monkeypatch, reentrant):
+    refused(pool, monkeypatch, "another region is in it", functools.partial(Model, Nested, use_reentrant=reentrant))
+
+
+def test_a_block_that_changes_its_input(pool, monkeypatch):
+    class Changed(Model):
+        def call(self, block, x):
+            return super().call(block, x * 1)
+
+    refused(pool, monkeypatch, "changes", functools.partial(Changed, Writing))
+
+
+def test_results_that_are_changed_after_their_region(pool, monkeypatch):
+    class After(Model):
+        """Autograd would find that tanh's result is not what it was, if the region ran once."""
+
+        def call(self, block, x):
+            return checkpoint(lambda x: torch.tanh(block(x)), x, **self.options).mul_(2)
+
+    refused(pool, monkeypatch, "is changed, or still in use", After)
+
+
+def test_inputs_that_are_changed_after_their_region(pool, monkeypatch):
+    class Before(Model):
+        def call(self, block, x):
+            factor = torch.ones(WIDTH)
+            result = checkpoint(lambda x: block(x * factor), x, **self.options)
+            factor.data.add_(1)  # the second run reads it
+            return result
+
+    refused(pool, monkeypatch, "would read other bytes of", Before)
+
+
+def test_kernels_that_are_compiled(pool, monkeypatch, compiled_once):
+    class Compiled(Model):
+        def __init__(self):
+            super().__init__(functools.partial(Block, 0))
+            for block in self.blocks:
+                block.compile()
+
+    refused(pool, monkeypatch, "compiled kernels", Compiled)
+
+
+def test_modes_without_a_choice(pool):
+    for options, why in [({"mode": "reactive"}, "nothing is planned"), ({"updates": "lazy"}, 'updates="lazy"')]:
+        figures, kept, _ = compare(pool, steps=4, **options)
+        assert not any(kept) and why in figures["why"]
+
+
+def test_a_program_without_regions(pool):
+    class Plain(Model):
+        def call(self, block, x):
+            return block(x)
+
+    figures, _, _ = compare(pool, model=Plain, steps=16)
+    assert "no step has called torch.utils.checkpoint" in figures["why"]
+
+
+def test_layer_by_layer(pool):
+    class Layers(Program):
+        def backward(self):
+            losses = tidelog.accumulate(
+                self.model,
+                self.x.chunk(2),
+                lambda model, x: model(x).square().mean(),
+                blocks=self.model.blocks,
+            )
+            self.note("losses", losses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidetest.regions.Program", Layers)
+        figures, kept, _ = compare(pool, model=functools.partial(Model, functools.partial(Block, 0)), steps=16)
+    assert not any(kept) and "tidelog.accumulate" in figures["why"], figures
+
+
+def test_a_distributed_program(pool, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(torch.distributed.destroy_process_group)
+        figures, kept, _ = compare(pool, steps=8)
+    assert not any(kept) and "distributed" in figures["why"]

@@ -1,0 +1,124 @@
+"""A small training run with regions under torch.utils.checkpoint, for the tests of `recompute=`."""
+
+import contextlib
+import gc
+import warnings
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tidelog
+from tidelog import _native, _recompute
+from tidetest import KIB, MIB
+from tidetest.bits import frozen
+from tidetest.compare import assert_same_notes
+
+WIDTH, BLOCKS, BATCH = 64, 4, 128
+STAGING = 256 * KIB
+BUDGET = STAGING + 600 * KIB  # of 1.5 MiB: parameters, gradients and two states, and what one block makes
+STEPS = 20  # enough for both plans, and for what is measured under each
+
+
+class Block(nn.Module):
+    """Two products and dropout, more of which is needed backward than the block returns."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(torch.tanh(self.up(x))))
+
+
+class Model(nn.Module):
+    """Blocks, each under checkpoint."""
+
+    def __init__(self, block=Block, **options):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(BLOCKS))
+        self.options = {"use_reentrant": False, **options}
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+    def call(self, block, x):
+        return checkpoint(block, x, **self.options)
+
+
+class Program:
+    """A model, its optimizer, its data. Without a block it is what all else is compared with."""
+
+    def __init__(self, model=Model):
+        torch.manual_seed(0)
+        self.model = model()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.x, self.y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        self.notes = []
+        self.kept = []  # of each step in a block, how many regions ran once
+        self.tide = None
+
+    def backward(self):
+        loss = ((self.model(self.x) - self.y) ** 2).mean()
+        loss.backward()
+        self.note("loss", loss)
+
+    def step(self):
+        with self.tide.step() if self.tide is not None else contextlib.nullcontext():
+            self.optimizer.zero_grad()
+            self.backward()
+            self.optimizer.step()
+        if self.tide is not None:
+            self.kept.append(self.tide.stats()["recompute"]["kept"])
+
+    def note(self, label, value):
+        self.notes.append((label, frozen(value)))
+
+    def note_all(self):
+        self.note("model", self.model.state_dict())
+        self.note("optimizer", self.optimizer.state_dict())
+        self.note("generator", torch.get_rng_state())
+
+
+def choosing(monkeypatch, once):
+    """The planner's choice is `once`, the places of regions, less those that are refused. What is measured decides
+    nothing, and takes few steps."""
+    chosen = _native.Session.chosen_regions
+
+    def forced(session):
+        made = chosen(session)
+        if made is None or "once" not in made:
+            return made
+        refused = {place for place, _ in made["refused"]}
+        return {**made, "once": [place for place in once if place not in refused]}
+
+    monkeypatch.setattr(_native.Session, "chosen_regions", forced)
+    monkeypatch.setattr(_recompute, "_SLOWER", 1e9)
+    monkeypatch.setattr(_recompute, "_COMPARED", 2)
+
+
+def compare(pool, scenario=None, *, model=Model, steps=STEPS, **options):
+    """`scenario(program)` in a block notes what it notes without one. Returns the block's figures of regions, of
+    each step how many ran once, and its notices."""
+    scenario = scenario or (lambda program: [program.step() for _ in range(steps)])
+    off = Program(model)
+    options = {"memory": BUDGET, "staging": STAGING, "pool_size": 64 * MIB, "recompute": "best", **options}
+    warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+    with tidelog.offload(off.model, off.optimizer, pool=pool, **options) as off.tide:
+        scenario(off)
+        off.note_all()
+        stats, peak = off.tide.stats(), off.tide.peak_bytes
+    assert peak <= options["memory"], f"{peak} bytes were in memory"
+    got, kept = off.notes, off.kept
+    del off
+    gc.collect()
+    plain = Program(model)
+    scenario(plain)
+    plain.note_all()
+    assert_same_notes(plain.notes, got)
+    return stats["recompute"], kept, stats["notices"]
