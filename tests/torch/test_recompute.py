@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tidelog
-from tidelog import _dispatch, _native, _recompute
+from tidelog import _native, _recompute
 from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, choosing, compare
 
 pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
@@ -96,8 +96,6 @@ def test_micro_batches_have_regions_of_their_own(pool, monkeypatch):
 @VARIANTS
 def test_a_tensor_that_several_regions_use_has_its_gradient_added_up_in_the_same_order(pool, monkeypatch, reentrant):
     choosing(monkeypatch, ALL)
-    # With kernels, sums of this program's gradients are made in place only where a plan is followed: it is left.
-    monkeypatch.setattr(_dispatch._built, "get", lambda: None)
 
     class Shared(Model):
         """All blocks are one, and all get the first one's input beside their own."""

@@ -82,21 +82,20 @@ class Module(Unmet, Engine, Protocol):
 class Kernels:
     """The kernels, as one block uses them."""
 
-    def __init__(self, on_gpu: bool) -> None:
+    def __init__(self, never: str) -> None:
+        """`never`: why the block has none; empty where it may have them."""
         self._module: Module | None = None
-        # With a GPU the hook notices each launch, and in which stream it is.
-        self._why_not = "the budget is of a GPU's memory" if on_gpu else "they are being built"
-        self._on_gpu = on_gpu
+        self._never = never
+        self._why_not = never or "they are being built"
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
 
     def open(self, hook: TorchDispatchMode, ledger: Ledger, performer: Performer, session: Session) -> None:
         """From here on ops go past the hook that it would only pass on, and usual requests past the performer."""
-        module = _built.get() if not self._on_gpu else None
+        module = _built.get() if not self._never else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            self._reopen = functools.partial(module.open, hook, ledger, get_compiler, session.attention)
-            self._reopen()
+            module.open(hook, ledger, get_compiler, session.attention)
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -112,17 +111,9 @@ class Kernels:
             self._module.close()
             self._module = None
 
-    def forget_plan(self) -> None:
-        """Steps follow no plan until `follow` is called again."""
-        self._followed = None
-        if self._module is not None:
-            self._ledger.meets_all()
-            self._module.close()
-            self._reopen()
-
     def await_built(self) -> None:
         """Waits until they are there, or cannot be had."""
-        if not self._on_gpu:
+        if not self._never:
             _built.wait()
 
     def figures(self) -> Dispatch:
@@ -160,7 +151,7 @@ _adopted: set[Op] = set()
 
 
 def _may_pass(info: OpInfo) -> bool:
-    return not (info.special or info.draws) and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
+    return not info.special and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
 
 
 def _looks(info: OpInfo) -> int:
