@@ -23,7 +23,7 @@ mod snake;
 use cell::{Cell, Traces};
 use orders::Orders;
 use output::Results;
-use parts::Parts;
+use parts::PartedSteps;
 use recompute::Recomputed;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn main() -> Result<(), Failure> {
     let cells = cells(&stages, &traces, &bounds)?;
     let orders = Orders::of(&ordered, folder, &bounds)?;
     let recomputed = Recomputed::of(&recomputed, folder, &bounds)?;
-    let parts = Parts::of(&parted, folder, &bounds)?;
+    let parts = PartedSteps::of(&parted, folder, &bounds)?;
     if stages.is_empty() && !names.is_empty() {
         // Small instances and growth have nothing to do with these.
         let missed = orders.missed().into_iter().chain(recomputed.missed());

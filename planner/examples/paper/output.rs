@@ -4,7 +4,7 @@ use super::cell::{Cell, PolicyResult, Traces};
 use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
 use super::orders::Orders;
-use super::parts::Parts;
+use super::parts::PartedSteps;
 use super::recompute::Recomputed;
 use super::sets::TracePart;
 use super::small::Small;
@@ -19,7 +19,7 @@ pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     pub(super) orders: Orders,
     pub(super) recomputed: Recomputed,
-    pub(super) parts: Parts,
+    pub(super) parts: PartedSteps,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,

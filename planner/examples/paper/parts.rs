@@ -55,11 +55,11 @@ struct Row {
 }
 
 /// Every step.
-pub(super) struct Parts {
+pub(super) struct PartedSteps {
     rows: Vec<Row>,
 }
 
-impl Parts {
+impl PartedSteps {
     /// As many steps at a time as there are cores; told of as they are done.
     pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
         let rows = side_by_side(names.len(), |index| {
@@ -179,7 +179,7 @@ impl Row {
 }
 
 /// The page's table: seconds a step, GB written.
-pub(super) fn page(parts: &Parts) -> String {
+pub(super) fn page(parts: &PartedSteps) -> String {
     if parts.rows.is_empty() {
         return String::new();
     }
