@@ -19,18 +19,17 @@ mod recompute;
 mod sets;
 mod small;
 mod snake;
+mod table;
 
 use cell::{Cell, Traces};
 use orders::Orders;
 use output::Results;
-use parts::PartedSteps;
-use recompute::Recomputed;
 use sets::{SETS, Set, TracePart};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use tidelog_planner::trace::Trace;
+use table::Table;
 
 const GIB: u64 = 1 << 30;
 
@@ -74,8 +73,9 @@ fn main() -> Result<(), Failure> {
     let bounds = folder.with_file_name("bounds");
     let cells = cells(&stages, &traces, &bounds)?;
     let orders = Orders::of(&ordered, folder, &bounds)?;
-    let recomputed = Recomputed::of(&recomputed, folder, &bounds)?;
-    let parts = PartedSteps::of(&parted, folder, &bounds)?;
+    let recomputed =
+        Table::of(&recomputed, "computed again", |name| recompute::row(name, folder, &bounds))?;
+    let parts = Table::of(&parted, "in parts", |name| parts::row(name, folder, &bounds))?;
     if stages.is_empty() && !names.is_empty() {
         // Small instances and growth have nothing to do with these.
         let missed = orders.missed().into_iter().chain(recomputed.missed());
@@ -117,14 +117,10 @@ fn main() -> Result<(), Failure> {
 }
 
 fn read(folder: &Path, part: TracePart) -> Result<Traces, Failure> {
-    let read = |kind: &str| -> Result<Trace, Failure> {
-        let path = folder.join(format!("{}{kind}.json", part.file()));
-        let text = std::fs::read_to_string(&path).map_err(|error| {
-            format!("{}: {error}; benches/paper/record.py records it", path.display())
-        })?;
-        Ok(Trace::from_json(&text)?)
-    };
-    Ok(Traces { plain: read("")?, checkpointed: read("-checkpointed")? })
+    let file = part.file();
+    let (plain, checkpointed) =
+        (table::read(folder, &file)?, table::read_checkpointed(folder, &file)?);
+    Ok(Traces { plain, checkpointed })
 }
 
 /// Every part on each of its machines, as many at a time as there are cores; told of as they are

@@ -6,6 +6,7 @@ use super::cell::{ZERO_HOST_BYTES, machine, timed};
 use super::certificates::certificate;
 use super::columns::gigabytes;
 use super::snake::{Reproduced, reproduced};
+use super::table;
 use super::{Failure, GIB, ratio, side_by_side};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -64,14 +65,6 @@ pub(super) fn names() -> Vec<String> {
     all.collect()
 }
 
-pub(super) fn read(folder: &Path, name: &str) -> Result<Trace, Failure> {
-    let path = folder.join(format!("{name}-checkpointed.json"));
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        format!("{}: {error}; benches/paper/record.py records it", path.display())
-    })?;
-    Ok(Trace::from_json(&text)?)
-}
-
 /// Every step in every order, and what `GreedySnake` reports of itself.
 pub(super) struct Orders {
     rows: Vec<OrderRow>,
@@ -109,7 +102,7 @@ impl Orders {
 }
 
 fn row(name: &str, folder: &Path, bounds: &Path) -> Result<OrderRow, Failure> {
-    let trace = read(folder, name)?;
+    let trace = table::read_checkpointed(folder, name)?;
     let machine = machine(CAPACITY, None);
     let (mut orders, mut missing) = (Vec::new(), Vec::new());
     for order in OpOrder::ALL {

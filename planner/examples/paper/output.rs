@@ -4,11 +4,11 @@ use super::cell::{Cell, PolicyResult, Traces};
 use super::columns::{Column, columns, gigabytes};
 use super::growth::Size;
 use super::orders::Orders;
-use super::parts::PartedSteps;
-use super::recompute::Recomputed;
 use super::sets::TracePart;
 use super::small::Small;
+use super::table::Table;
 use super::{GIB, ratio};
+use super::{parts, recompute};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,8 +18,8 @@ use tidelog_planner::lifetime::Lifetimes;
 pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     pub(super) orders: Orders,
-    pub(super) recomputed: Recomputed,
-    pub(super) parts: PartedSteps,
+    pub(super) recomputed: Table<recompute::RecomputedRow>,
+    pub(super) parts: Table<parts::PartedRow>,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,

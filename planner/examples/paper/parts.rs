@@ -6,23 +6,22 @@ use super::certificates::certificate;
 use super::columns::gigabytes;
 use super::marks::exceeded;
 use super::orders::CAPACITY;
-use super::sets::SETS;
-use super::{Failure, GIB, ratio, side_by_side};
+use super::sets::published_stages;
+use super::table::{self, Table, TableRow};
+use super::{Failure, GIB, ratio};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
 use tidelog_planner::bound::lower_bound;
 use tidelog_planner::simulate::{SimulateError, Simulation};
 use tidelog_planner::tidelog::{PartedPlan, Search, TidelogOptions, in_parts};
-use tidelog_planner::trace::Trace;
 
 /// The name of all steps of this table, and what the name of one begins with.
 pub(super) const ALL: &str = "parts";
 
 /// The first stages of the sets that somebody has published.
 pub(super) fn names() -> Vec<String> {
-    let published = SETS.iter().filter(|set| set.published.is_some());
-    published.map(|set| format!("{}-stage0", set.name)).collect()
+    published_stages().collect()
 }
 
 /// What a step is called on the command line.
@@ -44,7 +43,8 @@ impl Outcome {
     }
 }
 
-struct Row {
+/// A step.
+pub(super) struct PartedRow {
     name: String,
     bound: u64,
     whole: Outcome,
@@ -54,39 +54,8 @@ struct Row {
     storages: usize,
 }
 
-/// Every step.
-pub(super) struct PartedSteps {
-    rows: Vec<Row>,
-}
-
-impl PartedSteps {
-    /// As many steps at a time as there are cores; told of as they are done.
-    pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
-        let rows = side_by_side(names.len(), |index| {
-            (format!("{}, in parts", names[index]), row(&names[index], folder, bounds))
-        })?;
-        for row in &rows {
-            print!("{}", row.text());
-        }
-        Ok(Self { rows })
-    }
-
-    /// What must not be.
-    pub(super) fn missed(&self) -> Vec<String> {
-        self.rows.iter().flat_map(Row::missed).collect()
-    }
-
-    pub(super) fn json(&self) -> Value {
-        self.rows.iter().map(Row::json).collect()
-    }
-}
-
-fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
-    let path = folder.join(format!("{name}.json"));
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        format!("{}: {error}; benches/paper/record.py records it", path.display())
-    })?;
-    let trace = Trace::from_json(&text)?;
+pub(super) fn row(name: &str, folder: &Path, bounds: &Path) -> Result<PartedRow, Failure> {
+    let trace = table::read(folder, name)?;
     let machine = machine(CAPACITY, None);
     let (made, seconds) = timed(|| -> Result<_, SimulateError> {
         let mut search = Search::new(&trace, &machine, TidelogOptions::thorough())?;
@@ -104,7 +73,7 @@ fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
     let path = bounds.join(format!("{name}-{}.json", CAPACITY / GIB));
     let search = || lower_bound(&trace, &machine, EFFORT);
     let proof = certificate(&path, (&trace, &machine, &[]), search)?;
-    Ok(Row {
+    Ok(PartedRow {
         name: name.to_owned(),
         bound: proof.relaxation.value(&proof.prices)?.0.max(trace.duration().0),
         whole: Outcome::of(&whole, seconds),
@@ -114,7 +83,7 @@ fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
     })
 }
 
-impl Row {
+impl TableRow for PartedRow {
     fn missed(&self) -> Vec<String> {
         let found = ratio(self.bound, self.parts.time);
         let what = format!("{}: the bound over the time in parts", self.name);
@@ -160,7 +129,6 @@ impl Row {
         })
     }
 
-    /// A row of the page's table.
     fn html(&self) -> String {
         let seconds = |time: u64| format!("{:.2}", ratio(time, 1_000_000_000));
         let cell = |one: &Outcome| {
@@ -179,15 +147,12 @@ impl Row {
 }
 
 /// The page's table: seconds a step, GB written.
-pub(super) fn page(parts: &PartedSteps) -> String {
-    if parts.rows.is_empty() {
-        return String::new();
-    }
+pub(super) fn page(parts: &Table<PartedRow>) -> String {
+    let Some(rows) = parts.html() else { return String::new() };
     format!(
         "<h2>Parts of storages</h2>\n<p class=\"quiet\">Seconds a step and GB written, 80 GiB, SSDs only: storages that \
          move whole, and storages of which parts move alone. The bound is for both.</p>\n<table><tr><th>step</th>\
          <th>bound</th><th>whole</th><th>GB</th><th>in parts</th><th>GB</th><th>storages in parts</th><th>parts</th>\
-         </tr>\n{}</table>\n",
-        parts.rows.iter().map(Row::html).collect::<String>()
+         </tr>\n{rows}</table>\n"
     )
 }

@@ -6,8 +6,9 @@ use super::cell::{machine, timed};
 use super::certificates::certificate;
 use super::columns::gigabytes;
 use super::orders::{self, CAPACITY, PLANNED};
-use super::sets::SETS;
-use super::{Failure, ratio, side_by_side};
+use super::sets::published_stages;
+use super::table::{self, Table, TableRow};
+use super::{Failure, ratio};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -43,7 +44,8 @@ struct InOrder {
     planning: f64,
 }
 
-struct Row {
+/// A step.
+pub(super) struct RecomputedRow {
     name: String,
     reruns: usize,
     /// The kernels' time with all reruns, and with none.
@@ -62,9 +64,7 @@ pub(super) const ALL: &str = "recompute";
 /// The first stages of the sets that somebody has published, and the steps that are planned in
 /// every order.
 pub(super) fn names() -> Vec<String> {
-    let published = SETS.iter().filter(|set| set.published.is_some());
-    let stages = published.map(|set| format!("{}-stage0", set.name));
-    stages.chain(orders::names()).collect()
+    published_stages().chain(orders::names()).collect()
 }
 
 /// What a step is called on the command line.
@@ -72,35 +72,8 @@ pub(super) fn asked_as(name: &str) -> String {
     format!("{ALL}:{name}")
 }
 
-/// Every step.
-pub(super) struct Recomputed {
-    rows: Vec<Row>,
-}
-
-impl Recomputed {
-    /// As many steps at a time as there are cores; told of as they are done.
-    pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
-        let rows = side_by_side(names.len(), |index| {
-            (format!("{}, computed again", names[index]), row(&names[index], folder, bounds))
-        })?;
-        for row in &rows {
-            print!("{}", row.text());
-        }
-        Ok(Self { rows })
-    }
-
-    /// What must not be.
-    pub(super) fn missed(&self) -> Vec<String> {
-        self.rows.iter().flat_map(Row::missed).collect()
-    }
-
-    pub(super) fn json(&self) -> Value {
-        self.rows.iter().map(Row::json).collect()
-    }
-}
-
-fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
-    let trace = orders::read(folder, name)?;
+pub(super) fn row(name: &str, folder: &Path, bounds: &Path) -> Result<RecomputedRow, Failure> {
+    let trace = table::read_checkpointed(folder, name)?;
     let machine = machine(CAPACITY, None);
     let reruns = Reruns::of(&trace);
     let without_any = reruns.without(&reruns.every())?.trace;
@@ -118,7 +91,7 @@ fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Row, Failure> {
         let order = if layer_wise.of(&trace).is_ok() { layer_wise } else { early };
         orders.push(in_order(order, &reruns, &machine)?);
     }
-    Ok(Row {
+    Ok(RecomputedRow {
         name: name.to_owned(),
         reruns: reruns.all().len(),
         kernels: [trace.duration().0, without_any.duration().0],
@@ -157,7 +130,7 @@ fn in_order(order: OpOrder, reruns: &Reruns<'_>, machine: &Machine) -> Result<In
     Ok(InOrder { order, all, none, best: best.ok_or("no choice runs")?, planning })
 }
 
-impl Row {
+impl TableRow for RecomputedRow {
     fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
         if self.orders[0].best.time < self.bound {
@@ -229,7 +202,7 @@ impl Row {
         })
     }
 
-    /// Rows of the page's table.
+    /// One for each order.
     fn html(&self) -> String {
         let seconds = |time: u64| format!("{:.1}", ratio(time, 1_000_000_000));
         let cell = |outcome: Option<&Outcome>| {
@@ -260,16 +233,13 @@ impl Row {
 }
 
 /// The page's table: seconds a step, GB written.
-pub(super) fn page(recomputed: &Recomputed) -> String {
-    if recomputed.rows.is_empty() {
-        return String::new();
-    }
+pub(super) fn page(recomputed: &Table<RecomputedRow>) -> String {
+    let Some(rows) = recomputed.html() else { return String::new() };
     format!(
         "<h2>Computing again, keeping, moving</h2>\n<p class=\"quiet\">Seconds a step and GB written, 80 GiB, SSDs \
          only, with activation checkpointing. The bound holds whatever is computed again, in the program's \
          order.</p>\n<table><tr><th>step</th><th>order</th><th>kernels</th><th>without reruns</th><th>all run \
-         again</th><th>GB</th><th>none</th><th>GB</th><th>best</th><th>GB</th><th>reruns</th><th>bound</th></tr>\n{}\
-         </table>\n",
-        recomputed.rows.iter().map(Row::html).collect::<String>()
+         again</th><th>GB</th><th>none</th><th>GB</th><th>best</th><th>GB</th><th>reruns</th><th>bound</th></tr>\n{rows}\
+         </table>\n"
     )
 }

@@ -137,3 +137,9 @@ impl TracePart {
         self.stage.is_none_or(|stage| stage == 0)
     }
 }
+
+/// The traces of the first stages of the sets that somebody has published.
+pub(super) fn published_stages() -> impl Iterator<Item = String> {
+    let published = SETS.iter().filter(|set| set.published.is_some());
+    published.map(|set| format!("{}-stage0", set.name))
+}

@@ -2,7 +2,7 @@
 //! paper's batches were not at hand, and the ratio grows with the number of micro-batches. Eight is
 //! what fits: the mark holds the policies to what they gave, and proves nothing of the paper.
 
-use super::orders::read;
+use super::table::read_checkpointed;
 use super::{Failure, GIB, ratio};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) struct Reproduced {
 
 pub(super) fn reproduced(folder: &Path) -> Result<Vec<Reproduced>, Failure> {
     let all = PUBLISHED.into_iter().map(|(name, published)| {
-        let trace = read(folder, name)?;
+        let trace = read_checkpointed(folder, name)?;
         let found = SSDS.into_iter().map(|rate| -> Result<f64, Failure> {
             let machine = a100(rate * 1_000_000);
             let zero = zero_infinity(&trace, &machine)?;

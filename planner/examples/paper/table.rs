@@ -1,0 +1,67 @@
+//! Tables with one row for each recorded step, and the traces that rows are made from.
+
+use super::{Failure, side_by_side};
+use serde_json::Value;
+use std::path::Path;
+use tidelog_planner::trace::Trace;
+
+/// What one step shows.
+pub(super) trait TableRow: Send {
+    /// For the terminal.
+    fn text(&self) -> String;
+    /// What must not be.
+    fn missed(&self) -> Vec<String>;
+    fn json(&self) -> Value;
+    /// For the page's table.
+    fn html(&self) -> String;
+}
+
+/// Every step.
+pub(super) struct Table<R> {
+    rows: Vec<R>,
+}
+
+impl<R: TableRow> Table<R> {
+    /// As many steps at a time as there are cores; told of, with `what` is done, as they are done.
+    pub(super) fn of(
+        names: &[String],
+        what: &str,
+        row: impl Fn(&str) -> Result<R, Failure> + Sync,
+    ) -> Result<Self, Failure> {
+        let rows = side_by_side(names.len(), |index| {
+            (format!("{}, {what}", names[index]), row(&names[index]))
+        })?;
+        for row in &rows {
+            print!("{}", row.text());
+        }
+        Ok(Self { rows })
+    }
+
+    /// What must not be.
+    pub(super) fn missed(&self) -> Vec<String> {
+        self.rows.iter().flat_map(R::missed).collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        self.rows.iter().map(R::json).collect()
+    }
+
+    /// The rows of the page's table; `None`: there are none.
+    pub(super) fn html(&self) -> Option<String> {
+        (!self.rows.is_empty()).then(|| self.rows.iter().map(R::html).collect())
+    }
+}
+
+/// A recorded step.
+pub(super) fn read(folder: &Path, file: &str) -> Result<Trace, Failure> {
+    let path = folder.join(format!("{file}.json"));
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        format!("{}: {error}; benches/paper/record.py records it", path.display())
+    })?;
+    Ok(Trace::from_json(&text)?)
+}
+
+/// The same with activation checkpointing.
+pub(super) fn read_checkpointed(folder: &Path, name: &str) -> Result<Trace, Failure> {
+    read(folder, &format!("{name}-checkpointed"))
+}
