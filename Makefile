@@ -13,7 +13,7 @@ RESUME ?=
 # would compile all of PyTorch that it imports: seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build build-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
+.PHONY: help setup build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-slow models bench bench-ranks compare compare-spdk \
 	compare-training test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
@@ -32,12 +32,16 @@ demo: build ## Train a GPT plain and under a quarter of its memory; compare ever
 # The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint,test-rust test-compare build docs,crash,nvme-vm-short,sim fuzz \
+	@scripts/steps.py setup,build-ahead lint,test-rust,release-ahead test-compare build docs,crash,nvme-vm-short,sim fuzz \
 		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
 build-ahead:
 	-@command -v cargo cc >/dev/null && cargo test -q --workspace --no-run 2>/dev/null
+
+# While tests wait for devices and time-outs. Cargo locks the two profiles apart.
+release-ahead:
+	-@nice cargo build -q --release --workspace 2>/dev/null
 
 tidy: ## Line widths, names, circles of modules, words: what no compiler looks at
 	@python3 scripts/tidy/planted.py
