@@ -165,7 +165,7 @@ compare-spdk: setup ## The path spdk against SPDK's own spdk_nvme_perf, over NVM
 	cargo build --release -q -p tidelog-bench --features spdk
 	python3 benches/compare/compare.py --pairs $(PAIRS) --devices spdk --output target/compare-spdk.json
 
-compare-training: setup ## One training by ZeRO-Infinity, FSDP2, Tidelog: time, memory, losses; ONLY=, RESUME=1; 30 minutes
+compare-training: setup ## One training by ZeRO-Infinity, FSDP2, Tidelog: time, memory, losses; ONLY=, RESUME=1; 40 minutes
 	cargo build --release -q -p tidelog-torch
 	python3 benches/training/training.py --only "$(ONLY)" $(if $(RESUME),--resume)
 

@@ -1,6 +1,6 @@
 """Training beside training: the same model, budget and pool, with ZeRO-Infinity, FSDP2, torch's hooks, and Tidelog.
 
-    python3 benches/training/training.py                       # everything: about 25 minutes on two quiet cores
+    python3 benches/training/training.py                       # everything: about 40 minutes on two quiet cores
     python3 benches/training/training.py --only tidelog --rounds 2
     python3 benches/training/training.py --resume --minutes 5  # goes on where it was; begins nothing after 5 minutes
 
