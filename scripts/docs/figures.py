@@ -237,11 +237,19 @@ def headline():
     def ratio(case):
         return f"{compared[case]['throughput']['median']:.2f} times"
 
+    def faster(pool):
+        return f"{results('training')[f'tidelog: 1 micro-batches, {pool}']['times_faster']['median']:.2f} times"
+
     rows = [
         (
             f"A GPT in {demo['fraction']:.0%} of its memory",
             f"{bits}; a step takes {slower:.2f} times as long{busy}",
             "make demo",
+        ),
+        (
+            "A training step in the memory that ZeRO-Infinity takes",
+            f"{faster('loop')} as fast with the pool in memory, {faster('files')} on a disk",
+            "make compare-training",
         ),
         ("Raw reads of 1 MiB", f"{ratio('fio-io_uring:raw-read')} fio's throughput", "make compare"),
         ("Reads from the log, checksums compared", f"{ratio('fio-io_uring:log-read')} fio's raw reads", "make compare"),
