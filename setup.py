@@ -111,7 +111,7 @@ class InstallCompletions(install_data):
         for shell, (place, pattern) in SHELLS.items():
             target = Path(self.install_dir, place)
             target.mkdir(parents=True, exist_ok=True)
-            carried = ROOT / "torch-bridge/python/tidelog/completions" / pattern.format("tidelog")
+            carried = ROOT / "torch-bridge/python/tidelog/commands/completions" / pattern.format("tidelog")
             self._write(target / carried.name, carried.read_text())
             for tool in TOOLS:
                 words = ["--completions", shell] if tool == "tidelog-bench" else ["completions", shell]

@@ -17,7 +17,7 @@ from hook import Bare, Counting  # first: it finds the package and demo/
 import overhead_models
 import tidelog
 from memory import LiveStorages
-from tidelog import _native
+from tidelog.abi import _native
 
 WARM_STEPS_MAX = 60  # before there is a plan, and what is computed again is chosen
 

@@ -11,7 +11,7 @@ import pathlib
 import sys
 
 PACKAGES = pathlib.Path(__file__).resolve().parents[1] / "torch-bridge" / "python"
-FOLDER = PACKAGES / "tidelog" / "completions"
+FOLDER = PACKAGES / "tidelog" / "commands" / "completions"
 
 # What is completed with paths: the names that help shows for values.
 PATHS = {"FILE", "POOL", "PROGRAM", "ARGUMENTS", "REPORT", "MODEL"}
@@ -22,7 +22,7 @@ def scripts():
     import shtab
 
     from tidelog.__main__ import parser
-    from tidelog._completions import SCRIPTS
+    from tidelog.commands._completions import SCRIPTS
 
     whole = parser()
     for action in actions(whole):

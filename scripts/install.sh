@@ -23,7 +23,7 @@ for tool in "${tools[@]}"; do
         shells=("${shells[@]:1}")
     done
 done
-carried=torch-bridge/python/tidelog/completions
+carried=torch-bridge/python/tidelog/commands/completions
 install -m 644 "$carried/tidelog" "$root/share/bash-completion/completions/tidelog"
 install -m 644 "$carried/_tidelog" "$root/share/zsh/site-functions/_tidelog"
 install -m 644 "$carried/tidelog.fish" "$root/share/fish/vendor_completions.d/tidelog.fish"

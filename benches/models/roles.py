@@ -143,7 +143,7 @@ def in_block(name: str, compiled: bool, connection: Connection, settings: dict[s
 
 def of_peak(name: str, compiled: bool, _connection: Connection, settings: dict[str, Any]) -> dict[str, Any]:
     """The bytes of tensors that a budget must have for the program to need no offloading, and what a step launches."""
-    from tidelog._hook import Hook
+    from tidelog.dispatch._hook import Hook
 
     launch, launched = Hook.launch, []
 

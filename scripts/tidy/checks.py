@@ -100,7 +100,7 @@ def one_meaning(tree):
 
 
 def no_circles(tree):
-    """Rooms of a crate, and modules of the Python package, use each other in one direction only."""
+    """Rooms of a crate, and those of the Python package, use each other in one direction only."""
     for house, edges in graphs(tree).items():
         allowed = {frozenset(circle) for circle, _reason in known.CIRCLES.get(house, ())}
         for circle in circles(edges):
@@ -126,12 +126,12 @@ def graphs(tree):
             house, room = crate.groups()
             if room not in ("lib", "main"):
                 houses.setdefault(house, {}).setdefault(room, set()).update(set(rust.uses_of_crate(text)) - {room})
-        python = re.match(r"(torch-bridge/python/tidelog)/(\w+)\.py$", path)
+        python = re.match(r"(torch-bridge/python/tidelog)/(\w+)(?:/.*)?\.py$", path)
         if python:
-            house, module = python.groups()
-            names = re.findall(r"^\s*from \.(\w+) import|^\s*from \. import ([\w, ]+)", text, re.MULTILINE)
+            house, room = python.groups()
+            names = re.findall(r"^\s*from tidelog\.(\w+)|^\s*from tidelog import ([\w, ]+)", text, re.MULTILINE)
             used = {name.strip() for one, many in names for name in (one or many).split(",")}
-            houses.setdefault(house, {}).setdefault(module, set()).update(used - {module})
+            houses.setdefault(house, {}).setdefault(room, set()).update(used - {room})
     return {house: {room: used & edges.keys() for room, used in edges.items()} for house, edges in houses.items()}
 
 

@@ -1,12 +1,12 @@
 """What the checks take as it is, each with its reason. Nothing is added here without one."""
 
-ABI_MODULE = "torch-bridge/python/tidelog/_native.py"
+ABI_MODULE = "torch-bridge/python/tidelog/abi/_native.py"
 # Those that call the C library; tests/torch/test_package.py reads this, too.
 ABI_MODULES = (
     ABI_MODULE,
-    "torch-bridge/python/tidelog/_seals.py",  # the same for pools and seals
-    "torch-bridge/python/tidelog/_kept.py",  # for memory that is kept
-    "torch-bridge/python/tidelog/_library.py",  # how all of them do it
+    "torch-bridge/python/tidelog/abi/_seals.py",  # the same for pools and seals
+    "torch-bridge/python/tidelog/memory/_kept.py",  # for memory that is kept
+    "torch-bridge/python/tidelog/abi/_library.py",  # how all of them do it
 )
 GLOSSARY = "docs/glossary.md"
 

@@ -33,21 +33,21 @@ EXAMPLES = {
             {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "// crate::a is named in a comment\n"},
         ),
         (
-            "three modules in Python",
+            "three rooms in Python",
             {
-                f"torch-bridge/python/tidelog/{one}.py": f"def f():\n    from .{other} import g\n"
-                for one, other in (("_a", "_b"), ("_b", "_c"), ("_c", "_a"))
+                f"torch-bridge/python/tidelog/{one}.py": f"def f():\n    from tidelog.{other} import g\n"
+                for one, other in (("a/_one", "b"), ("b/_two", "_c"), ("_c", "a._one"))
             },
             {
-                f"torch-bridge/python/tidelog/{one}.py": f"from .{other} import g\n"
-                for one, other in (("_a", "_b"), ("_b", "_c"), ("_a", "_c"))
+                f"torch-bridge/python/tidelog/{one}.py": f"from tidelog.{other} import g\n"
+                for one, other in (("a/_one", "b._two"), ("b/_two", "_c"), ("a/_three", "a._one"))
             },
         ),
     ],
     checks.raw_calls: [
         (
             "a call from another module",
-            {"torch-bridge/python/tidelog/_steps.py": "library.tide_close(1)\n"},
+            {"torch-bridge/python/tidelog/dispatch/_steps.py": "library.tide_close(1)\n"},
             {known.ABI_MODULE: "library.tide_close(1)\n"},
         ),
         (

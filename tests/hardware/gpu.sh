@@ -64,7 +64,8 @@ import os
 import torch
 if not torch.cuda.is_available() and not os.environ.get("FAKE"):
     sys.exit(f"torch {torch.__version__} finds no GPU")
-from tidelog import Error, _movers
+from tidelog import Error
+from tidelog.memory import _movers
 try:
     mover = _movers.choose("auto", "resize")
 except Error as error:

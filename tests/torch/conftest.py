@@ -22,7 +22,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tidelog  # noqa: E402
-from tidelog import _device, _dispatch  # noqa: E402
+from tidelog.dispatch import _dispatch  # noqa: E402
+from tidelog.memory import _device  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device, plans, regions, world  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""What tidelog._native, _seals and _kept declare of the C ABI is what include/tidelog.h says, in both directions."""
+"""What tidelog.abi._native, _seals and _kept declare of the C ABI is what include/tidelog.h says, in both directions."""
 
 import ctypes
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog import _kept, _library, _native, _seals
+from tidelog.abi import _library, _native, _seals
+from tidelog.memory import _kept
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 

@@ -233,7 +233,7 @@ def test_what_goes_wrong_is_in_the_future_and_leaves_nothing(pool):
 
 
 def test_what_is_kept_is_verified_before_it_counts(pool, monkeypatch):
-    from tidelog._seals import Pool
+    from tidelog.abi._seals import Pool
 
     def lost(pool, seal):
         raise tidelog.DeviceError(f"bytes of {seal} are lost")
@@ -295,7 +295,7 @@ def test_the_end_of_the_block_waits_for_it(pool):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_block_that_fails_leaves_it_whole_or_not_there(pool, ends, monkeypatch):
-    monkeypatch.setattr("tidelog._async_saves._FAILS_WITHIN_SECONDS", 1.0)
+    monkeypatch.setattr("tidelog.checkpoints._async_saves._FAILS_WITHIN_SECONDS", 1.0)
     tensor = torch.zeros(1000)
     with pytest.raises(ZeroDivisionError), offload(None, None, pool) as tide:
         writer = Held(tide, "a")

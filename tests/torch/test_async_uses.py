@@ -66,7 +66,7 @@ import sys
 from tidetest import adversary
 helper, pool, mover, mode, number, planted = sys.argv[1:]
 if planted == "planted":
-    from tidelog._async_uses import AsyncUses
+    from tidelog.storages._async_uses import AsyncUses
     AsyncUses.began = lambda *_: None
 with adversary.as_an_op(adversary.NativeAdversary(1, helper)) as opponent:
     adversary.play(opponent, pool, mover, mode, int(number))

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog import _dispatch
+from tidelog.dispatch import _dispatch
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 

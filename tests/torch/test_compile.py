@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog import _compiled
-from tidelog._ops import Launch
+from tidelog.escapes import _compiled
+from tidelog.storages._ops import Launch
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.launches import AllOut, launched

@@ -12,7 +12,7 @@ import torch._dynamo
 from torch import nn
 
 import tidelog
-from tidelog import _compiled
+from tidelog.escapes import _compiled
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.launches import AllOut, launched

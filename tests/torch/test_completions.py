@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog._completions import SCRIPTS
+from tidelog.commands._completions import SCRIPTS
 from test_run import tidelog_command
 
-CARRIED = Path(tidelog.__file__).parent / "completions"
+CARRIED = Path(tidelog.__file__).parent / "commands" / "completions"
 GENERATOR = Path(__file__).resolve().parents[2] / "scripts" / "completions.py"
 
 

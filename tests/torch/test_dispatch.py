@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tidelog
-from tidelog import _dispatch
+from tidelog.dispatch import _dispatch
 from tidetest import MIB
 
 pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
@@ -281,7 +281,7 @@ def test_a_sparse_result_has_its_parts_counted(tide):
 
 SCRIPT = """
 import sys, torch, tidelog
-from tidelog import _dispatch
+from tidelog.dispatch import _dispatch
 _dispatch.build()
 with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
     for _ in range(3):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tidelog import _measure
+from tidelog.commands import _measure
 from tidelog.recorder import Gpu
 from test_run import tidelog_command
 

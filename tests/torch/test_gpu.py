@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog import _block, _record
+from tidelog.block import _block
+from tidelog.memory import _record
 from tidetest import MIB
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits

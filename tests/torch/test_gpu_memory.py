@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog import _device, _heap
+from tidelog.memory import _device, _heap
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.fake_allocator import WORKSPACE, Allocating
@@ -236,7 +236,7 @@ def test_a_copy_is_long_enough_to_be_worth_the_call(card, pool):
 
 CUFILE = """
 import ctypes, os, sys
-from tidelog import _device
+from tidelog.memory import _device
 _device.place_cufile_log()
 class Answer(ctypes.Structure):
     _fields_ = [("code", ctypes.c_int), ("cuda", ctypes.c_int)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _guard
+from tidelog.memory import _guard
 from tidetest.compare import compare
 
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import tidelog
-from tidelog._ops import info_of
-from tidelog._record import CLEAN, SETTLED
+from tidelog.memory._record import CLEAN, SETTLED
+from tidelog.storages._ops import info_of
 from tidetest import MIB, device
 
 READS, WRITES = info_of(torch.ops.aten.mul.Tensor), info_of(torch.ops.aten.mul_.Tensor)

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tidelog import _interpose, _kept
+from tidelog.memory import _interpose, _kept
 from tidetest import process
 
 BLOCK = """
@@ -72,7 +72,7 @@ def test_a_step_asks_the_kernel_for_little_and_computes_the_same(pool):
 
 def test_after_the_block_nothing_is_kept_and_tensors_stay(pool):
     script = """
-    from tidelog import _kept
+    from tidelog.memory import _kept
     with block as tide:
         steps(tide, 3)
         tensor = torch.arange(1 << 18)

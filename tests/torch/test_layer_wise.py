@@ -99,7 +99,7 @@ def test_a_sequence_of_blocks():
 def test_a_sequence_in_a_sequence():
     """The longest list is what counts, not the outermost."""
     model = nn.Sequential(block(), nn.Sequential(*(block() for _ in range(8))), nn.Linear(WIDTH, 3))
-    assert len(tidelog._chains.Chain(model, None).blocks) == 10
+    assert len(tidelog.order._chains.Chain(model, None).blocks) == 10
     assert_same_bits(model, rows, square)
 
 

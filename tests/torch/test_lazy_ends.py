@@ -11,7 +11,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.optim import optimizer
 
 import tidelog
-from tidelog._lazy import LazyUpdates
+from tidelog.order._lazy import LazyUpdates
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.updates import Program, compare

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tidelog import _element_wise
+from tidelog.order import _element_wise
 from tidetest.updates import BUDGET, WIDTH, compare
 
 pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
-from tidelog import _element_wise
+from tidelog.order import _element_wise
 from tidetest.updates import BUDGET, WIDTH, Halves, compare, tied
 
 pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")

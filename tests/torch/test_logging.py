@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _progress
+from tidelog.output import _progress
 
 WITHIN = dict(memory="2MiB", staging="256KiB", pool_size="64MiB")
 

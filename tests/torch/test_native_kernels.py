@@ -9,7 +9,7 @@ import torch
 from torch.utils import cpp_extension
 
 import tidelog
-from tidelog import _block
+from tidelog.block import _block
 from tidetest import KIB, MIB, device, native
 from tidetest.bits import assert_same, bits
 

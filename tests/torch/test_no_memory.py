@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _device, _heap, _movers
+from tidelog.memory import _device, _heap, _movers
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _notebook
+from tidelog.output import _notebook
 
 VOID = {"br", "meta", "link", "img", "hr", "input"}
 

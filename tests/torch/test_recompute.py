@@ -7,7 +7,8 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tidelog
-from tidelog import _native, _recompute
+from tidelog.abi import _native
+from tidelog.recompute import _recompute
 from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, choosing, compare
 
 pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog import _record
-from tidelog._native import Request
-from tidelog._performer import Performer
+from tidelog.abi._native import Request
+from tidelog.dispatch._performer import Performer
+from tidelog.memory import _record
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.requests import Requests, leave_to_python, of_python

@@ -14,7 +14,7 @@ import torch
 
 import tidelog
 from tidetest import process
-from tidelog._loop import owner_of
+from tidelog.block._loop import owner_of
 
 PACKAGES = str(Path(tidelog.__file__).resolve().parent.parent)
 

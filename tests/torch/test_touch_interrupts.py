@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _record
+from tidelog.memory import _record
 from tidetest import process
 from tidetest.requests import leave_to_python
 from tidetest.world import World

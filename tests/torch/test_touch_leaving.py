@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tidelog
-from tidelog import _guard
+from tidelog.memory import _guard
 from tidetest import KIB, MIB, device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World

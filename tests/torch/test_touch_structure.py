@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog import _record
+from tidelog.memory import _record
 from tidetest import KIB, device, halfway
 from tidetest.bits import assert_same, bits
 from tidetest.world import World

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _figures, _native, _offload
+from tidelog import _offload
+from tidelog.abi import _native
+from tidelog.output import _figures
 
 PROGRAM = Path(__file__).with_name("typed") / "program.py"
 PACKAGE = Path(tidelog.__file__).parent

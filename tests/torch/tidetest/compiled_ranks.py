@@ -38,7 +38,7 @@ def main(rank, size, folder, mover, mode, name, kernels):
     """What each rank's process runs. `kernels`: the folder of those that were compiled."""
     import torch._inductor.config
 
-    from tidelog import _compiled
+    from tidelog.escapes import _compiled
 
     torch._inductor.config.compile_threads = 1
     os.environ.update(LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, TORCHINDUCTOR_CACHE_DIR=kernels)

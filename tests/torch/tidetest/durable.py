@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 import tidelog
-from tidelog import _library
+from tidelog.abi import _library
 from tidetest import KIB, MIB
 
 COUNT, BYTES = 4, 64 * KIB  # of tensors in each share

@@ -12,9 +12,9 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog import _movers
-from tidelog._ops import storages_in, storages_of
-from tidelog._record import nbytes
+from tidelog.memory import _movers
+from tidelog.memory._record import nbytes
+from tidelog.storages._ops import storages_in, storages_of
 from tidetest import MIB
 
 _SMALLEST, _SMALL, _LARGE = 512, MIB, 10 * MIB

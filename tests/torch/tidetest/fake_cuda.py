@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tidelog import _device, _movers
+from tidelog.memory import _device, _movers
 from tidetest.fake_allocator import Pool
 
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))

@@ -1,7 +1,7 @@
 """Stops a migration half way, where the tests want to touch: a copy is being written, or bytes are being read."""
 
-from tidelog import _record
-from tidelog._library import Status
+from tidelog.abi._library import Status
+from tidelog.memory import _record
 
 ATTEMPTS = 20
 

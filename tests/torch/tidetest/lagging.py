@@ -12,10 +12,10 @@ from collections import deque
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog import _movers
-from tidelog._performer import Performer
-from tidelog._ops import storages_in, storages_of
-from tidelog._record import data_ptr, nbytes
+from tidelog.dispatch._performer import Performer
+from tidelog.memory import _movers
+from tidelog.memory._record import data_ptr, nbytes
+from tidelog.storages._ops import storages_in, storages_of
 from tidetest.fake_cuda import Gpu
 
 _SPANS_MAX = 32

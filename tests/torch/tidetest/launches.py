@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from tidelog._hook import Hook
-from tidelog._record import OUT
+from tidelog.dispatch._hook import Hook
+from tidelog.memory._record import OUT
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tidelog
-from tidelog._ranks import Ranks
+from tidelog.block._ranks import Ranks
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, frozen
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog import _native, _recompute
+from tidelog.abi import _native
+from tidelog.recompute import _recompute
 from tidetest import KIB, MIB
 from tidetest.bits import frozen
 from tidetest.compare import assert_same_notes

@@ -2,10 +2,10 @@
 
 import ctypes
 
-from tidelog import _record
-from tidelog._library import Status
-from tidelog._native import Action
-from tidelog._performer import Performer
+from tidelog.abi._library import Status
+from tidelog.abi._native import Action
+from tidelog.dispatch._performer import Performer
+from tidelog.memory import _record
 from tidetest.ledger import _pointer
 
 _next_action = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Action))

@@ -12,10 +12,7 @@ Results are bit-identical to the same run without offloading. See ``help(tidelog
 
 from typing import TYPE_CHECKING, Any
 
-from tidelog import _library
 from tidelog._accumulate import accumulate
-from tidelog._block import Tide
-from tidelog._checkpoint import Checkpoints, restore
 from tidelog._errors import (
     BudgetError,
     DeviceError,
@@ -28,11 +25,14 @@ from tidelog._errors import (
     RankError,
     UnmovableError,
 )
-from tidelog._notebook import Report
 from tidelog._offload import offload
+from tidelog.abi import _library
+from tidelog.block._block import Tide
+from tidelog.checkpoints._checkpoint import Checkpoints, restore
+from tidelog.output._notebook import Report
 
 if TYPE_CHECKING:
-    from tidelog._fit import Fit, fit
+    from tidelog.commands._fit import Fit, fit
 
     __version__: str
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _library.version()
     if name in ("Fit", "fit"):
-        from tidelog import _fit
+        from tidelog.commands import _fit
 
         return getattr(_fit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tidelog import _completions, _fit_command, _library, _run
-from tidelog._commands import Parser
+from tidelog.abi import _library
+from tidelog.commands import _completions, _fit_command, _run
+from tidelog.commands._commands import Parser
 
 DESCRIPTION = """\
 Trains with NVMe SSDs as if they were memory. `tidelog COMMAND --help` says more of each command.

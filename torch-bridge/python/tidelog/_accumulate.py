@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
 
-from tidelog import _block, _early, _streams
-from tidelog._chains import CallsSeen, Chain, gradients_seen
-from tidelog._crossings import Graph, Seen, refuse_gradients_of_others
 from tidelog._errors import OrderError
-from tidelog._coroutines import Surroundings, Coroutine
-from tidelog._streams import Known
-from tidelog._unordered import Draws, State
+from tidelog.block import _block
+from tidelog.order import _early, _streams
+from tidelog.order._chains import CallsSeen, Chain, gradients_seen
+from tidelog.order._coroutines import Surroundings, Coroutine
+from tidelog.order._crossings import Graph, Seen, refuse_gradients_of_others
+from tidelog.order._streams import Known
+from tidelog.order._unordered import Draws, State
 
 _Batch = TypeVar("_Batch")
 _log = logging.getLogger("tidelog")

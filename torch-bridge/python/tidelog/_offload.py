@@ -5,14 +5,14 @@ from typing import Annotated, Literal, get_args
 
 import torch
 
-from tidelog import _device, _movers
-from tidelog._block import RecomputeName, Settings, Tide, UpdatesName
 from tidelog._errors import BudgetError, Error
-from tidelog._figures import StrPath
-from tidelog._names import Together
-from tidelog._native import Policy, SessionOptions
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
-from tidelog._ranks import go_on_together, local_rank, local_world_size
+from tidelog.abi._native import Policy, SessionOptions
+from tidelog.block._block import RecomputeName, Settings, Tide, UpdatesName
+from tidelog.block._names import Together
+from tidelog.block._ranks import go_on_together, local_rank, local_world_size
+from tidelog.memory import _device, _movers
+from tidelog.output._figures import StrPath
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]

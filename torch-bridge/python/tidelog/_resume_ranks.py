@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.optim import Optimizer
 
 from tidelog import _errors
-from tidelog._resume import LATEST, Resumed, set_random_state
-from tidelog._saved import OF_RANKS
-from tidelog._seals import Pool
+from tidelog.abi._seals import Pool
+from tidelog.checkpoints._resume import LATEST, Resumed, set_random_state
+from tidelog.checkpoints._saved import OF_RANKS
 from tidelog.dcp import StorageReader, names
 
 _FILE = "tidelog.device"  # in a directory of which a pool is made

@@ -39,17 +39,18 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from tidelog import _checkpoint, _errors
-from tidelog._async_saves import Save, State
-from tidelog._checkpoint import Checkpoints
-from tidelog._figures import StrPath
-from tidelog._resume import random_state
-from tidelog._saved import METADATA, PART, STAGED, Saved
-from tidelog._seals import Pool
-from tidelog._stand_ins import OfStandIns, StandIns
+from tidelog import _errors
+from tidelog.abi._seals import Pool
+from tidelog.checkpoints import _checkpoint
+from tidelog.checkpoints._async_saves import Save, State
+from tidelog.checkpoints._checkpoint import Checkpoints
+from tidelog.checkpoints._resume import random_state
+from tidelog.checkpoints._saved import METADATA, PART, STAGED, Saved
+from tidelog.checkpoints._stand_ins import OfStandIns, StandIns
+from tidelog.output._figures import StrPath
 
 if TYPE_CHECKING:
-    from tidelog._block import Tide
+    from tidelog.block._block import Tide
 
 _NAME_BYTES = 1024 - len(METADATA)
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tidelog._figures import StrPath
-from tidelog._ops import Args, Kwargs, OpOverload, info_of, storages_in, storages_of
-from tidelog._record import Storage, untyped_storage
+from tidelog.memory._record import Storage, untyped_storage
+from tidelog.output._figures import StrPath
+from tidelog.storages._ops import Args, Kwargs, OpOverload, info_of, storages_in, storages_of
 
 FORMAT, VERSION = "tidelog-trace", 1
 

@@ -1,0 +1,409 @@
+"""A session over the C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
+
+No module but this, `_seals`, `_kept` and `_library` calls the library. tests/torch/test_abi.py holds what is declared
+here to the header, in both directions.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NoReturn, Protocol, cast
+
+from tidelog import _errors
+from tidelog.abi._library import Signatures, Status, declare, last_error, load_library, read_json
+from tidelog.output._figures import RegionChoice, Simulated, Stats, StrPath
+
+
+class Request(IntEnum):
+    """tide_action.kind: what only the caller can do to a storage's memory."""
+
+    EVICT = 1
+    RELEASE = 2
+    ALLOCATE = 3
+    SETTLE = 4
+
+
+class StepMark(IntEnum):
+    """tide_session_step: which end of a step it is."""
+
+    COMPLETE = 0
+    BEGIN = 1
+    INTERRUPTED = 2
+
+
+class Kind(IntEnum):
+    """tide_session_name: what a storage is for."""
+
+    OTHER = 0
+    PARAMETER = 1
+    GRADIENT = 2
+    OPTIMIZER_STATE = 3
+    ACTIVATION = 4
+    BUFFER = 5
+
+
+class Policy(IntEnum):
+    """tide_session_options.policy: who plans."""
+
+    AUTO = 0
+    ALGORITHM1 = 1
+    TIDELOG = 2
+
+
+# These two are plain integers: they are used for each op, where an enum costs too much.
+MODIFIES = 1 << 31  # in a use: the op writes the storage
+UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
+
+_OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
+_UNLIMITED = (1 << 63) - 1  # bytes
+
+_u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
+_i32, _i64, _size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
+_text, _pointer = ctypes.c_char_p, ctypes.c_void_p
+
+
+class SessionOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", _u64),
+        ("devices", _text),
+        ("data_path", _text),
+        ("budget", _u64),
+        ("staging", _u64),
+        ("host_memory", _u64),
+        ("pool_size", _u64),
+        ("share", _u32),
+        ("buffered", _u8),
+        ("reactive", _u8),
+        ("policy", _u8),
+        ("gpu", _u8),
+        ("must_exist", _u64),
+        ("share_count", _u64),
+    ]
+
+
+class Birth(ctypes.Structure):
+    _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
+
+
+# What `Session.attention` shows while the session is not open.
+_NOTHING_WAITS = memoryview(bytes(4)).cast("I")
+
+_ACTION = Status.ACTION  # see `_performer`
+
+_BIRTH_WORDS = len(Birth._fields_)
+
+
+def birth_words(number: int, stays: bool, size: int, index: int, slot: int) -> tuple[int, int, int]:
+    """The fields of a `Birth`. `stays`: its memory must; `index`: of its op, below zero outside a
+    step; `slot`: which of the op's outputs it is."""
+    place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
+    return (number | UNMOVABLE if stays else number), size, place
+
+
+class Action(ctypes.Structure):
+    _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
+
+    sequence: int
+    size: int
+    kind: int
+    storage: int
+
+
+class Region(ctypes.Structure):
+    _fields_ = [("first_begin", _u32), ("first_end", _u32), ("again_begin", _u32), ("again_end", _u32)]
+
+
+SIGNATURES: Signatures = {
+    "tide_version": (_text, []),
+    "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
+    "tide_session_open": (_i32, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
+    "tide_session_close": (_i32, [_u64]),
+    "tide_session_attention": (_pointer, [_u64]),
+    "tide_session_set_budget": (_i32, [_u64, _u64]),
+    "tide_session_sync": (_i32, [_u64, _pointer, _size, _pointer, _size]),
+    "tide_session_name": (_i32, [_u64, _u32, _u32, _text]),
+    "tide_session_resized": (_i32, [_u64, _u32, _u64]),
+    "tide_session_modified": (_i32, [_u64, _u32]),
+    "tide_session_pin": (_i32, [_u64, _u32, _i32]),
+    "tide_session_async_use": (_i32, [_u64, _u32, _i32]),
+    "tide_session_evict": (_i32, [_u64, _u32]),
+    "tide_session_step": (_i32, [_u64, _i32]),
+    "tide_session_op_begin": (_i32, [_u64, _i64, _u64, _text, _pointer, _size, _u64]),
+    "tide_session_op_end": (_i32, [_u64]),
+    "tide_session_settle": (_i32, [_u64]),
+    "tide_session_resume": (_i32, [_u64]),
+    "tide_session_resume_or_refuse": (_i32, [_u64]),
+    "tide_session_wait": (_i32, [_u64, _u32]),
+    "tide_session_next_action": (_i32, [_u64, ctypes.POINTER(Action)]),
+    "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
+    "tide_session_allocated": (_i32, [_u64, _u64, _u64, _pointer, _pointer]),
+    "tide_session_durations": (_i32, [_u64, _pointer, _size]),
+    "tide_session_leave_plan": (_i32, [_u64]),
+    "tide_session_hold_plan": (_i32, [_u64, _i32]),
+    "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
+    "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
+    "tide_session_chosen_regions": (_size, [_u64, _text, _size]),
+    "tide_session_learn_again": (_i32, [_u64]),
+    "tide_session_stats": (_size, [_u64, _text, _size]),
+    "tide_session_simulate": (_size, [_u64, _text, _size]),
+    "tide_session_report": (_i32, [_u64, _text]),
+    "tide_session_trace": (_i32, [_u64, _text]),
+}
+
+
+class Reporter(Protocol):
+    """What knows the storages of a session, and which reports of them are pending."""
+
+    def has_pending(self) -> object:
+        """Whether there is anything that the session has not heard of."""
+
+    def send_pending(self, session: Session) -> None:
+        """Sends it, by `sync`, `resized`, `modified`, `pin` and `async_use`."""
+
+    def name_of(self, storage: int) -> str | None:
+        """What errors call the storage of this number; None: it has no name."""
+
+
+class Session:
+    """A session of the library, with a method for each call. What is pending is sent first, so that
+    the session has heard of every storage before it is asked about one."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
+        self.forked = False  # true in a child of a fork: its handles are dead
+        self._reporter = reporter
+        self.devices, self.share = b"", 0  # of the pool, once it is open
+        self._handle = 0
+        self._action = Action()
+        self._action_address = ctypes.byref(self._action)
+        self._library = load_library()
+        declare(self._library, SIGNATURES, self._last_error)
+
+    # -- its life ---------------------------------------------------------------------------------
+
+    def open(self, options: SessionOptions) -> None:
+        """Begins the session: opens the pool, and makes one where none is."""
+        handle = _u64()
+        options.size = ctypes.sizeof(options)
+        self._library.tide_session_open(ctypes.byref(options), ctypes.byref(handle))
+        self._handle = handle.value
+        self.devices, self.share = options.devices, options.share
+        open_sessions.add(self)
+        address = self._library.tide_session_attention(self._handle)
+        if address is None:
+            raise self._last_error(Status.STALE_HANDLE)
+        self.attention = memoryview(_u32.from_address(address)).cast("B").cast("I")
+
+    def close(self) -> None:
+        """Ends the session once nothing is in flight. The second time, and in a child of a fork,
+        nothing happens."""
+        handle, self._handle = self._handle, 0
+        open_sessions.discard(self)
+        if handle and not self.forked:
+            self.attention = _NOTHING_WAITS
+            self._library.tide_session_close(handle)
+
+    def is_open(self) -> bool:
+        """Whether it was opened by this process, and was not closed."""
+        return self._handle != 0 and not self.forked
+
+    @property
+    def handle(self) -> int:
+        """The library's number for it; 0 while it is not open."""
+        return self._handle
+
+    # -- what it hears of storages ----------------------------------------------------------------
+
+    def calls(self) -> tuple[int, ...]:
+        """The handle, and addresses of functions for who is written in C."""
+        library: Any = self._library
+        functions = (
+            *(library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end),
+            *(library.tide_session_resume, library.tide_session_next_action, library.tide_session_action_done),
+        )
+        return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
+
+    def refuse(self, status: int) -> NoReturn:
+        """Raises the error of a status below zero that one of those has returned."""
+        raise self._last_error(status)
+
+    def flush(self) -> None:
+        """Sends now what is pending."""
+        self._flushed()
+
+    def sync(self, births: Sequence[int], deaths: Sequence[int]) -> None:
+        """Reports storages that were born, by the `birth_words` of all, and the numbers of those
+        that died. For `Reporter.send_pending` alone."""
+        words = array.array("Q", births)  # a fourth of the time of an array of `Birth`
+        numbers = array.array("I", deaths)
+        born, count = words.buffer_info()
+        dead, died = numbers.buffer_info()
+        self._library.tide_session_sync(self._handle, born, count // _BIRTH_WORDS, dead, died)
+
+    def resized(self, storage: int, size: int) -> None:
+        """A storage has another size. For `Reporter.send_pending` alone."""
+        self._library.tide_session_resized(self._handle, storage, size)
+
+    def modified(self, storage: int) -> None:
+        """A storage was written by what no `op_begin` tells of. For `Reporter.send_pending` alone."""
+        self._library.tide_session_modified(self._handle, storage)
+
+    def pin(self, storage: int, on: bool) -> None:
+        """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
+        self._library.tide_session_pin(self._handle, storage, on)
+
+    def async_use(self, storage: int, on: bool) -> None:
+        """An op that has ended uses a storage still, or no longer. For `Reporter.send_pending`
+        alone."""
+        self._library.tide_session_async_use(self._handle, storage, on)
+
+    def name(self, storage: int, kind: Kind, name: str) -> None:
+        """What a storage is called, and what it is for."""
+        self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
+
+    # -- what it is asked for: these return a status for `Performer.drive` ------------------------
+
+    def step(self, mark: StepMark) -> int:
+        """A step begins or ends."""
+        return self._library.tide_session_step(self._flushed(), mark)
+
+    def op_begin(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> int:
+        """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
+        number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
+        packed = array.array("I", [storage | use for storage, use in uses.items()])
+        address, count = packed.buffer_info()
+        return self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
+
+    def op_end(self) -> int:
+        """The op has run."""
+        return self._library.tide_session_op_end(self._flushed())
+
+    def evict(self, storage: int) -> int:
+        """A storage is to be moved out now."""
+        return self._library.tide_session_evict(self._flushed(), storage)
+
+    def settle(self) -> int:
+        """Takes in what completed, and evicts until the budget holds."""
+        return self._library.tide_session_settle(self._flushed())
+
+    def resume(self) -> int:
+        """Looks again at what the last call waits for."""
+        return self._library.tide_session_resume(self._flushed())
+
+    def resume_or_refuse(self) -> int:
+        """Looks again, and refuses what waits for asynchronous uses alone."""
+        return self._library.tide_session_resume_or_refuse(self._flushed())
+
+    def wait(self, timeout_ms: int) -> int:
+        """Waits for a completion, then looks again at what the last call waits for."""
+        return self._library.tide_session_wait(self._flushed(), timeout_ms)
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget, from the next op boundary on."""
+        self._library.tide_session_set_budget(self._flushed(), budget)
+
+    def lift_budget(self) -> None:
+        """From here on everything may be in memory at once."""
+        self.set_budget(_UNLIMITED)
+
+    # -- what it asks for -------------------------------------------------------------------------
+
+    def next_action(self) -> Action | None:
+        """The next `Action` that is asked for; None: there is none. The same one comes again until
+        it is reported done."""
+        status = self._library.tide_session_next_action(self._flushed(), self._action_address)
+        return self._action if status == _ACTION else None
+
+    def action_done(self, sequence: int, address: int, after: int) -> None:
+        """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
+        CUDA event after which its memory may be touched, or 0."""
+        self._library.tide_session_action_done(self._flushed(), sequence, address, after)
+
+    def allocated(self, sequence: int, address: int, after: int, landed: int) -> None:
+        """A request for memory is done. Once the storage is settled or released, the CUDA event
+        `landed` is behind the last copy to that memory."""
+        self._library.tide_session_allocated(self._flushed(), sequence, address, after, landed)
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def durations(self, nanoseconds: Sequence[int]) -> None:
+        """What each op of the step that is about to end took."""
+        packed = array.array("Q", nanoseconds)
+        self._library.tide_session_durations(self._flushed(), *packed.buffer_info())
+
+    def leave_plan(self) -> None:
+        """The rest of the step is not what was planned."""
+        self._library.tide_session_leave_plan(self._flushed())
+
+    def hold_plan(self, on: bool) -> bool:
+        """With `on` the first plan, once it is ready, is not followed until this is called without.
+        Returns whether it is ready."""
+        return bool(self._library.tide_session_hold_plan(self._flushed(), on))
+
+    def plan(self) -> bytes:
+        """The plan's triggers: one byte for each op, not 0 where a migration begins. Empty while
+        there is no plan."""
+        due, count = _pointer(), _u64()
+        self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
+        return ctypes.string_at(due, count.value) if count.value else b""
+
+    def choose_regions(self, regions: Sequence[tuple[int, int, int, int]]) -> None:
+        """From here on it is looked for which regions of the planned step are better run once. Of each: its ops of
+        the first run, from and before, and those of the second one."""
+        packed = (Region * len(regions))(*(Region(*region) for region in regions))
+        self._library.tide_session_choose_regions(self._flushed(), ctypes.addressof(packed), len(regions))
+
+    def chosen_regions(self) -> RegionChoice | None:
+        """The choice that was asked for; None: it is not made yet."""
+        return cast("RegionChoice | None", self._json(self._library.tide_session_chosen_regions))
+
+    def learn_again(self) -> None:
+        """Between two steps: those to come are recorded and planned for as the first ones were."""
+        self._library.tide_session_learn_again(self._flushed())
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Figures of the session so far."""
+        return cast(Stats, self._json(self._library.tide_session_stats))
+
+    def simulate(self) -> Simulated | None:
+        """What the plan's simulation expects of a step; None: the last step followed no plan."""
+        return cast("Simulated | None", self._json(self._library.tide_session_simulate))
+
+    def write_report(self, path: StrPath) -> None:
+        """Writes the HTML report."""
+        self._library.tide_session_report(self._flushed(), os.fsencode(path))
+
+    def write_trace(self, path: StrPath) -> None:
+        """Writes the trace of the step that the plan is for."""
+        self._library.tide_session_trace(self._flushed(), os.fsencode(path))
+
+    # -- how calls are made and checked -----------------------------------------------------------
+
+    def _flushed(self) -> int:
+        """The handle, once what is pending was sent."""
+        if self._reporter.has_pending():
+            self._reporter.send_pending(self)
+        return self._handle
+
+    def _last_error(self, status: int) -> _errors.Error:
+        """The exception for a status below zero."""
+        return last_error(self._library, status, self._reporter.name_of)
+
+    def _json(self, function: Callable[..., int]) -> Any:
+        """What a function says of the session."""
+        handle = self._flushed()
+        return read_json(
+            lambda buffer, length: function(handle, buffer, length),
+            lambda: self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE),
+        )
+
+
+# The sessions that are open: of a pool that one has open there is no second opening.
+open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -1,0 +1,1 @@
+"""An offload block: how it begins and ends, and what users ask of it."""

@@ -1,0 +1,590 @@
+"""The offload block: how it begins and ends, and what the user asks of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import warnings
+import weakref
+from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, TypeAlias, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tidelog import _errors
+from tidelog.abi._native import Session, SessionOptions
+from tidelog.block._loop import OptimizerSteps, owner_of
+from tidelog.block._names import Names, Together
+from tidelog.block._ranks import Ranks
+from tidelog.checkpoints import _checkpoint
+from tidelog.checkpoints._async_saves import Saves
+from tidelog.checkpoints._resume import Resumed
+from tidelog.dispatch._access import Access
+from tidelog.dispatch._dispatch import Kernels
+from tidelog.dispatch._hook import Hook
+from tidelog.dispatch._performer import Performer
+from tidelog.dispatch._steps import Steps
+from tidelog.escapes import _compiled, _escape, _threads
+from tidelog.memory import _heap, _record
+from tidelog.memory._device import Host
+from tidelog.memory._movers import Mover
+from tidelog.memory._record import Record, Storage
+from tidelog.order._early import EarlyUpdates
+from tidelog.order._lazy import LazyUpdates
+from tidelog.order._updates import Updates, UpdatesHook
+from tidelog.output import _logging, _notebook
+from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
+from tidelog.output._notebook import Report
+from tidelog.output._progress import Progress
+from tidelog.recompute._recompute import Recompute
+from tidelog.recompute._regions import Regions
+from tidelog.storages._async_uses import AsyncUses
+from tidelog.storages._ledger import Ledger
+from tidelog.storages._ops import living_tensors, memory_of
+
+_EVICTION_ATTEMPTS = 8
+_PLAN_POLL_SECONDS = 0.001
+
+RecomputeName: TypeAlias = Literal["own", "best"]
+UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+_UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
+
+# The block that is open (at most one in a process), and those that ended with tensors out.
+_active: Tide | None = None
+_left_behind: list[Tide] = []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a block works with: the options of `offload`, read."""
+
+    budget: int  # bytes
+    staging: int  # bytes
+    buffers: int  # bytes of staging that are in the same memory as tensors
+    mode: Literal["auto", "reactive"]
+    device: Host
+    mover: type[Mover]
+    outside: str  # where what is out is, in words
+    updates: UpdatesName
+    recompute: RecomputeName
+    resume: str | None
+    together: Together | None  # how, where it is with the other ranks
+    report: StrPath | None
+    session: SessionOptions
+
+
+class Tide:
+    """An open offload block. Made by `offload`."""
+
+    def __init__(self, model: nn.Module | None, optimizer: Optimizer | None, settings: Settings) -> None:
+        self.budget, self.staging = settings.budget, settings.staging
+        self.mode, self.device = settings.mode, settings.device
+        self._settings = settings
+        self.resumed: Resumed | None = None  # the checkpoint that this block goes on from
+        device = self.device
+        limit = self.budget - settings.buffers
+        # A GPU's rings are not torch's.
+        self._heap = heap = device.heap(limit if device.option else self.budget)
+        self.ledger = ledger = Ledger(device, limit, settings.outside)
+        self.session = session = Session(ledger)
+        self._ranks = Ranks()
+        self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
+        self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
+        learns = self.mode == "auto"
+        self._kernels = kernels = Kernels(_why_no_kernels(device, settings))
+        self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
+        self.updates = _UPDATES[settings.updates](
+            ledger,
+            lambda: self.access.is_live(),
+            lambda: session.forked,
+            "on a GPU that is not done yet" if device.option else None,
+            self.steps.notices.append,
+            lambda hook: getattr(hook, "__self__", None) is self.loop,
+            lambda: self.access.is_elsewhere(),
+        )
+        self._moves_updates = settings.updates != "own"
+        hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
+        self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
+        self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
+        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
+        ledger.connect(self.access, when_full=self.steps.budget_reached)
+        self._regions, self._recompute = Regions(self.steps, self.access), None
+        if settings.recompute == "best":
+            why_never = self._why_no_choice(settings)
+            self._recompute = Recompute(self._regions, self.steps, session, why_never, self.steps.notices.append)
+            self._hook.looks_on = self._regions.saw if self._regions.looks else None
+        self._names = Names(lambda: (model, optimizer), ledger, session)
+        self._is_named = model is not None or optimizer is not None
+        # Steps of a loop that does not mark them.
+        self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
+        self._stop_watching: Callable[[], None] = lambda: None
+        self._at_work = contextlib.ExitStack()
+        self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
+
+    # -- the block ------------------------------------------------------------------------------
+
+    def __enter__(self) -> Tide:
+        global _active
+        if _active is not None:
+            raise _errors.Error(
+                "an offload block is open already in this process; leave it before entering "
+                "another (one block can hold several models: pass a torch.nn.ModuleList)."
+            )
+        # First of all: others are told of a rank that ends before its first collective, too.
+        self._ranks.introduce()
+        try:
+            if self._settings.together is not None:
+                self.resumed = self._names.resume_together(self._settings.together)
+            self._heap.make_way()
+            self.session.open(self._settings.session)
+        except BaseException as error:
+            self._leave_ranks(error)
+            raise
+        _active = self
+        ledger = self.ledger
+        try:
+            _logging.block_begins(self.budget, self.session.stats())
+            _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
+            Hook.sees_kernels = _compiled.are_seen()
+            self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
+            self._at_work.enter_context(self.device.at_work())
+            self.access.is_open = True
+            before = _heap.anonymous_bytes()
+            self._adopt_what_lives()
+            self._names.name_all()
+            ledger.collect_dead()
+            base = before - sum(record.size for record in ledger.records.values())
+            self._heap.begin(base, lambda: ledger.live)
+            self.performer.settle()
+            if ledger.marked:
+                self._heap.take_over()
+            ledger.restart_peak()
+            self.steps.judge_quiet()
+            with contextlib.ExitStack() as entered:
+                entered.enter_context(self.loop)
+                self._open_kernels()
+                entered.enter_context(self._hook)
+                if self._moves_updates:
+                    self.updates.begin(self._hook)
+                if self._regions.looks:
+                    self._regions.begin()
+                entered.pop_all()  # `__exit__` leaves them
+        except BaseException as error:
+            self._leave_ranks(error)
+            self._end_block()
+            raise
+        if self._settings.resume is not None and self._settings.together is None:
+            try:
+                self.resumed = self._names.resume(self._settings.resume)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    def _leave_ranks(self, error: BaseException | None) -> None:
+        """The block ends, by that error if there is one: from here on this rank explains nothing."""
+        self._ranks.leave()
+        self._ranks.failed(error)
+
+    def _adopt_what_lives(self) -> None:
+        """Every tensor of this process counts against the budget from the start, ours or not."""
+        ledger, pools = self.ledger, self.device.pools()
+        for each in living_tensors():
+            for tensor in (each, each.grad if each.is_leaf else None):
+                record = ledger.adopt(tensor)
+                if pools and record is not None:
+                    ledger.leave_in_pools(record, pools)
+                if ledger.live > ledger.limit:
+                    self.performer.settle()
+        for earlier in list(_left_behind):
+            if not earlier.ledger.has_away():
+                earlier._close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        failure = self.updates.end()
+        self._hook.__exit__(kind, error, trace)
+        self._kernels.close()
+        self.loop.__exit__()
+        if self.session.forked:
+            return False  # the block is the parent's; whatever ends the child goes on
+        self.saves.end_block(fails=kind is not None)
+        self._leave_ranks(error)
+        with contextlib.suppress(_errors.Error):
+            _logging.block_ends(self.peak_bytes, self.stats())
+        try:
+            if kind is None and self._settings.report is not None:
+                self.report(self._settings.report)
+        finally:
+            self._end_block()
+        self._ranks.explain(error)
+        if failure is not None and kind is None:
+            raise failure
+        return False
+
+    def _end_block(self) -> None:
+        global _active
+        self._kernels.close()
+        self.ledger.collect_dead()
+        failure = ""
+        try:
+            self._stop_migrations()
+            failure = self._restore_what_fits()
+        finally:
+            self.device.await_copies()
+            self.access.is_open = False
+            self._async_uses.forget()
+            self._names.forget()
+            self._stop_watching()
+            self._at_work.close()
+            self._heap.end()
+            _escape.remove()
+            _active = None
+            if self.ledger.has_away():
+                _left_behind.append(self)
+                records = self.ledger.records.values()
+                self._leave_behind([record for record in records if record.state & _record.AWAY], failure)
+            else:
+                self._close()
+
+    def _stop_migrations(self) -> None:
+        """From here on nobody says which tensors are used and written, so nothing may leave or be
+        prefetched."""
+        self.session.leave_plan()
+        self.session.lift_budget()
+        with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
+            self.performer.settle()
+        for record in list(self.ledger.records.values()):
+            storage = record()
+            if storage is not None and record.state & _record.LEAVING:
+                with contextlib.suppress(_errors.Error):
+                    self.access.bring_back(storage, written=storage)
+
+    def _restore_what_fits(self) -> str:
+        """Returns why the first that did not come back, although the budget has room, did not."""
+        ledger, failure = self.ledger, ""
+        # What is coming has its memory already, so it comes first.
+        records = ledger.records.values()
+        with self._restoring() as progress:
+            for record in sorted(records, key=lambda record: (-record.state, record.id)):
+                storage = record()
+                if storage is None or not record.state & _record.AWAY:
+                    continue
+                if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                    had_memory, before = record.state & _record.COMING, ledger.live
+                    # Damaged on the device: it is named with those that stay.
+                    try:
+                        self.access.bring_back(storage)
+                    except _errors.Error as error:
+                        failure = failure or str(error)
+                    else:
+                        if not had_memory and ledger.live < before + record.size:
+                            # CUDA has no more: from here on each would only push another out.
+                            return failure or "CUDA had memory for it only after another had left"
+                progress.add(record.size)
+        return failure
+
+    def _restoring(self) -> Progress:
+        away = sum(record.size for record in self.ledger.records.values() if record.state & _record.AWAY)
+        return Progress("restoring tensors", "B", away)
+
+    def _leave_behind(self, left: list[Record], failure: str) -> None:
+        for record in left:
+            # What is coming has memory, and a device may be writing it.
+            if record.state & _record.OUT:
+                self.performer.leave(record)
+        names = [record.describe() for record in left]
+        size = sum(record.size for record in left)
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        why = f"do not fit the budget of {self.budget} bytes"
+        if failure:
+            why = f"could not all come back ({failure})"
+        warnings.warn(
+            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they {why}: "
+            f"{shown}. They are safe until this process "
+            "ends; touching one raises an error. Enter another offload block to use them, or call "
+            "restore() on this one to bring them back.",
+            _errors.LeftBehindWarning,
+            stacklevel=4,
+        )
+
+    def _close(self) -> None:
+        try:
+            self.session.close()
+        finally:
+            self.performer.drop_all()
+            if self in _left_behind:
+                _left_behind.remove(self)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Tide]:
+        """Marks one training step. Results do not depend on it; plans do. In a loop that marks none,
+        a step ends where its optimizer has stepped."""
+        self._require_open()
+        self.loop.__exit__()
+        with self._step():
+            yield self
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        steps = self.steps
+        started = time.perf_counter()
+        if self._recompute is not None:
+            self._recompute.begin_step()
+        self._open_kernels()
+        steps.begin()
+        completed = False
+        try:
+            yield
+            completed = True
+        finally:
+            is_planned = steps.plan is not None
+            steps.leave_step()
+            if self.access.is_live():
+                self._end_step(completed, started, is_planned)
+
+    def _end_step(self, completed: bool, started: float, is_planned: bool) -> None:
+        if not self.ledger.quiet:
+            self._names.name_states()
+        self.steps.end(completed, started)
+        if self._recompute is not None:
+            self._recompute.end_step(time.perf_counter() - started if completed else None, is_planned)
+            self._hook.looks_on = self._regions.saw if self._regions.looks else None
+
+    def _why_no_choice(self, settings: Settings) -> str | None:
+        """Why all regions run as the program has them, if that is so."""
+        if self.mode != "auto":
+            return f"mode={self.mode!r}: nothing is planned"
+        if self.device.option:
+            return "on a GPU that is not done yet"
+        if settings.updates == "lazy":
+            return 'updates="lazy": updates run in the regions\' first runs'
+        return None
+
+    def _is_distributed(self) -> None:
+        self._hook.expect_collectives()
+        self._ranks.introduce()
+        self.steps.follows_plan = self._ranks.follows_plan
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def _name_what_trains(self, optimizer: Optimizer) -> None:
+        if not self._is_named:
+            self.name(owner_of(optimizer), optimizer)
+
+    def name(self, model: nn.Module | None, optimizer: Optimizer | None = None) -> None:
+        """Names tensors in errors and reports, as the arguments of `offload` do, where model and
+        optimizer are made inside the block. Neither is kept alive by it."""
+        self._require_open()
+        named = weakref.ref(model) if model is not None else lambda: None
+        stepped = weakref.ref(optimizer) if optimizer is not None else lambda: None
+        self._names.follow(lambda: (named(), stepped()))
+
+    def evict(self, tensor: Tensor) -> None:
+        """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
+        the next op."""
+        self._require_open()
+        for storage in memory_of(tensor):
+            self._evict(storage)
+
+    def _evict(self, storage: Storage) -> None:
+        record = self.ledger.record_of(storage)
+        if record is not None and record.state & _record.OUT:
+            return
+        if record is None or not self.ledger.movable(storage):
+            name = record.describe() if record else "the tensor"
+            raise _errors.UnmovableError(f"{name} cannot move: its memory is not torch's own.")
+        if record.pins:
+            raise _errors.PinnedError(
+                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
+            )
+        self._hook.end_touch()
+        self.performer.look_at_async_uses()
+        for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
+            self.performer.settle()
+            self.performer.drive(self.session.evict(record.id))
+            if record.state & _record.OUT:
+                return
+        raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+
+    def checkpoint(self, name: str, state: object = None) -> None:
+        """Keeps a state in the pool under a name, until the checkpoint is deleted or the pool is gone:
+        what is out and unchanged by reference, what has changed by one write. Without `state`: the
+        state_dicts of the model and the optimizer of `offload`, and torch's random state, as a dict
+        with "model", "optimizer" and "rng". When this returns, it survives any crash. `tidelog.restore`
+        gives it back; `tidelog.Checkpoints` lists, verifies, deletes and exports."""
+        self._require_open()
+        if state is None:
+            state = self._names.state()
+        self._hook.end_touch()
+        _checkpoint.write(self, name, state)
+
+    @contextlib.contextmanager
+    def pinned(self, *tensors: Tensor) -> Iterator[None]:
+        """Meanwhile the tensors are in memory and stay where they are: code that Tidelog does not see
+        may use their addresses. Addresses that are asked for inside are not used after it; outside,
+        asking for one pins a tensor for its life, as nothing says for how long it is used."""
+        self._require_open()
+        with self.access.pinned([storage for tensor in tensors for storage in memory_of(tensor)]):
+            yield
+
+    def unpin(self, *tensors: Tensor) -> None:
+        """Says that nobody uses an address of these tensors any more that `data_ptr()` gave: they may
+        move again. Memory that NumPy has seen stays, as torch itself fixes it."""
+        self._require_open()
+        for storage in (storage for tensor in tensors for storage in memory_of(tensor)):
+            self.access.unpin(storage)
+
+    def is_resident(self, tensor: Tensor) -> bool:
+        """Whether the tensor's bytes are in memory now."""
+        records = [storage._tide for storage in memory_of(tensor)]
+        return not any(record is not None and record.state & _record.AWAY for record in records)
+
+    def restore(self, *tensors: Tensor) -> None:
+        """Brings tensors back; without arguments, all that is out, whatever the budget says."""
+        if tensors:
+            for tensor in tensors:
+                self.access.bring_back(*memory_of(tensor))
+            return
+        if not self.session.is_open():
+            return  # the block ended with nothing out
+        self.session.lift_budget()
+        with self._restoring() as progress:
+            for record in list(self.ledger.records.values()):
+                storage = record()
+                if storage is not None and record.state & _record.AWAY:
+                    self.access.bring_back(storage)
+                    progress.add(record.size)
+        if not self.is_open:
+            self._close()
+
+    def await_plan(self) -> None:
+        """Waits until no plan is being made, no regions are chosen, and nothing is compiled for the block. Steps go on
+        meanwhile, as they are; what is to be timed under the plan, or compared step by step, waits for it between two
+        of them. Where nothing is planned, there is no plan to wait for.
+        """
+        self._require_open()
+        self._kernels.await_built()
+        while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):
+            time.sleep(_PLAN_POLL_SECONDS)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the block is running."""
+        return self.access.is_open
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of storages in memory, staging included where that is in the same memory."""
+        return self.ledger.live + self._settings.buffers
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest `live_bytes` at an op boundary so far."""
+        return self.ledger.peak + self._settings.buffers
+
+    @property
+    def phase(self) -> Phase:
+        """ "profiling", "planned" or "reactive"."""
+        return self.steps.phase()
+
+    def stats(self) -> Stats:
+        """Figures of the block so far, as a dict."""
+        stats = self.session.stats()
+        stats["notices"] += self.steps.notices
+        stats["dispatch"] = self._kernels.figures()
+        stats["updates"] = self.updates.figures()
+        stats["recompute"] = self._recompute.figures() if self._recompute is not None else None
+        stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
+        stats["unmovable"] = [
+            record.describe()
+            for record in list(self.ledger.records.values())
+            if (storage := record()) is not None and not self.ledger.movable(storage)
+        ]
+        return stats
+
+    def last_step(self) -> StepFigures:
+        """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions,
+        fetches, stalls, stall_seconds."""
+        return self.steps.last_step(self.stats()["last_step"])
+
+    def simulate_step(self) -> SimulatedStep | None:
+        """What the plan's simulation expects of a step at the pace of the last one, in the words of
+        `last_step`. None where the last step followed no plan to its end."""
+        figures = self.session.simulate()
+        if figures is None:
+            return None
+        if "why_not" in figures:
+            raise _errors.Error(f"the plan cannot be simulated: {figures['why_not']}")
+        seconds, stalled = figures["time_ns"] / 1e9, figures["stall_ns"] / 1e9
+        return cast(SimulatedStep, {**figures, "seconds": seconds, "stall_seconds": stalled})
+
+    def report(self, path: StrPath) -> Report:
+        """Writes the HTML report. What it returns is a path, and shows the page in a notebook."""
+        self.session.write_report(path)
+        return Report(os.fspath(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the block."""
+        if not self.session.is_open():
+            return _notebook.text("a tidelog block that is not open")
+        return _notebook.of_block(self.stats(), self.phase, self.budget, self.live_bytes, self.peak_bytes)
+
+    def trace(self, path: StrPath) -> None:
+        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages
+        that they use."""
+        self.session.write_trace(path)
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
+        if self.session.forked:
+            raise _errors.ForkedError("this offload block belongs to the parent process.")
+
+
+def _why_no_kernels(device: Host, settings: Settings) -> str:
+    """Why every op of a block goes through Python; empty where usual ones may go past it."""
+    if device.option:
+        # The hook notices each launch, and in which stream it is.
+        return "the budget is of a GPU's memory"
+    if settings.recompute == "best":
+        return 'with recompute="best" the ops of each region are looked at'
+    return ""
+
+
+def open_here() -> Tide | None:
+    """The block that is open, if this is its thread."""
+    return _active if _active is not None and _active.access.is_live() and not _active.access.is_elsewhere() else None
+
+
+@atexit.register
+def _drain_at_exit() -> None:
+    """No device may write into memory that the interpreter is about to free."""
+    with contextlib.ExitStack() as closings:  # one that fails does not keep the others from closing
+        for tide in [_active, *_left_behind]:
+            if tide is not None:
+                closings.callback(tide._close)
+
+
+def _mark_forked() -> None:
+    for tide in [_active, *_left_behind]:
+        if tide is not None:
+            tide.session.forked = True
+            tide.device.forget_copies()
+            tide.steps.plan = None
+
+
+def _run_updates() -> None:
+    """A child has what the program's steps have left, as far as it is in memory."""
+    if (tide := open_here()) is not None:
+        tide.updates.run_all()
+
+
+os.register_at_fork(before=_run_updates, after_in_child=_mark_forked)

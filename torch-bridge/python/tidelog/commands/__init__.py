@@ -1,0 +1,1 @@
+"""The command `tidelog`, and what of it Python programs can call."""

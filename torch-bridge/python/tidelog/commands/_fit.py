@@ -1,0 +1,416 @@
+"""`tidelog.fit`: before training, what a model would need and how fast it would train here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from tidelog import _errors, models
+from tidelog._offload import STAGING_MAX, STAGING_MIN, STAGING_PART, default_staging
+from tidelog._options import size
+from tidelog.commands import _measure
+from tidelog.commands._commands import USAGE
+from tidelog.output import _notebook
+from tidelog.output._figures import StrPath
+from tidelog.output._progress import Progress
+from tidelog.recorder import Gpu
+from tidelog.storages._ops import OpOverload
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
+
+# A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
+_PROCESSOR: dict[str, Any] = {
+    "name": "this machine's processor",
+    "memory_bytes": 0,
+    "memory_bandwidth": 1.0,
+    "matmul_flops": {},
+    "vector_flops": 1.0,
+    "efficiency": {},
+    "launch_ns": 20_000,
+    "peer_bandwidth": 10e9,
+}
+
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+class Exit(IntEnum):
+    """How `tidelog fit` ends."""
+
+    FITS = 0
+    NO_MODEL = 1
+    DOES_NOT_FIT = 2
+    NO_POOL = 3
+    NO_PLANNER = 4
+    USAGE = USAGE
+
+
+class Failure(_errors.Error):
+    """Why there is no answer, and the exit code."""
+
+    def __init__(self, code: Exit, text: object) -> None:
+        super().__init__(str(text))
+        self.code = code
+
+
+# -- what is asked ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a model: the options of `fit`, read."""
+
+    model: str
+    memory: int | None = None
+    pool: StrPath | None = None
+    read: float | None = None
+    write: float | None = None
+    drive: str | None = None
+    drives: int = 1
+    gpu: str | None = None
+    precision: Precision = "fp32"
+    micro_batch: int = 4
+    micro_batches: int = 1
+    sequence: int = 1024
+    checkpointing: bool = False
+    report: StrPath | None = None
+    trace: StrPath | None = None
+
+
+def fit(
+    model: StrPath,
+    *,
+    memory: int | str | None = None,
+    pool: StrPath | None = None,
+    read: float | None = None,
+    write: float | None = None,
+    drive: str | None = None,
+    drives: int = 1,
+    gpu: str | None = None,
+    precision: Precision = "fp32",
+    micro_batch: int = 4,
+    micro_batches: int = 1,
+    sequence: int = 1024,
+    checkpointing: bool = False,
+    report: StrPath | None = None,
+    trace: StrPath | None = None,
+) -> Fit:
+    """What a training step of a model would need, and how fast it would be, before any training.
+
+    `model` is a name, a config.json or FILE.py:FUNCTION; `pool` is measured, or `read` and `write`
+    say its bytes per second; `memory` is the budget, by default all that the model needs. The other
+    options are those of the command: `tidelog fit --help` explains each. Raises tidelog.Error.
+    """
+    return answer(
+        Question(
+            os.fspath(model), None if memory is None else size(memory, "memory"), pool, read, write, drive, drives,
+            gpu, precision, micro_batch, micro_batches, sequence, checkpointing, report, trace,
+        )
+    )  # fmt: skip
+
+
+def answer(question: Question) -> Fit:
+    """Finds what is asked."""
+    with tempfile.TemporaryDirectory(prefix="tidelog-fit-") as folder:
+        return Fit(_figures(question, Path(folder)))
+
+
+class Rates(TypedDict):
+    """Bytes per second of a pool."""
+
+    read: int
+    write: int
+
+
+# The key is a keyword of Python.
+PoolRates = TypedDict("PoolRates", {"read": int, "write": int, "from": Literal["measured", "said"]})
+
+
+class Change(TypedDict):
+    """What other hardware would bring."""
+
+    change: str
+    step_seconds: float
+
+
+class _Planned(TypedDict, total=False):
+    """What is known where it fits."""
+
+    pool: PoolRates
+    slowdown: float  # of ops beside transfers
+    step_seconds: float
+    tokens_per_second: float
+    waiting_seconds: float
+    bytes_written: int  # in a step
+    bytes_read: int
+    wear: dict[str, Any]  # where the drives are named
+    what_if: list[Change]
+
+
+class FitFigures(_Planned):
+    """What `Fit.figures` has. Sizes are bytes."""
+
+    model: str
+    parameters: int
+    tokens_per_step: int
+    ops_from: str
+    threads: int | None
+    memory: int
+    memory_least: int
+    memory_least_op: str
+    memory_without_tidelog: int
+    compute_seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a model needs, and how fast it would train. As text it is one screen."""
+
+    figures: FitFigures
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget is enough."""
+        return self.figures["fits"]
+
+    def __str__(self) -> str:
+        return "\n".join(_screen(self.figures))
+
+    def _repr_html_(self) -> str:
+        figures = self.figures
+        marks = {"budget": figures["memory"], "least": figures["memory_least"]}
+        bar = _notebook.memory_bar(figures["memory_without_tidelog"], marks, "all tensors at once")
+        return _notebook.page(bar, _notebook.text(str(self)))
+
+
+def _figures(said: Question, folder: Path) -> FitFigures:
+    if said.pool is None and not (said.read and said.write):
+        raise Failure(Exit.USAGE, "say --pool, whose rates are measured, or both --read and --write")
+    text = _measured(said) if said.gpu is None else _computed(said)
+    trace = Path(said.trace) if said.trace else folder / "trace.json"
+    trace.write_text(text, encoding="utf-8")
+    need = _need(json.loads(text))
+    enough = _memory_for(need.all_at_once)
+    memory = said.memory or enough
+    staging = default_staging(memory)
+    tokens = said.micro_batch * said.micro_batches * said.sequence
+    figures: FitFigures = {
+        "model": need.name,
+        "parameters": need.parameters,
+        "tokens_per_step": tokens,
+        "ops_from": said.gpu or _PROCESSOR["name"],
+        "threads": None if said.gpu else torch.get_num_threads(),
+        "memory": memory,
+        "memory_least": _memory_for(need.least),
+        "memory_least_op": need.least_op,
+        "memory_without_tidelog": need.all_at_once,
+        "compute_seconds": need.seconds,
+        "fits": memory - staging >= need.least,
+    }
+    if not figures["fits"]:
+        return figures
+    speed = _speed(said)
+    rates: Rates = {"read": speed.read, "write": speed.write}
+    machine = folder / "machine.json"
+    machine.write_text(json.dumps(_machine(said, rates, memory, staging)), encoding="utf-8")
+    whole = trace
+    if memory < enough:
+        trace = folder / "slower.json"
+        trace.write_text(_slower(text, speed.slowdown), encoding="utf-8")
+    expects = _expects(trace, machine)
+    figures["pool"] = {**rates, "from": "measured" if said.pool else "said"}
+    figures["slowdown"] = speed.slowdown
+    figures["step_seconds"] = expects["time_ns"] / 1e9
+    figures["tokens_per_second"] = tokens / figures["step_seconds"]
+    figures["waiting_seconds"] = expects["stall_ns"] / 1e9
+    figures["bytes_written"] = expects["bytes"]["ssd_written"]
+    figures["bytes_read"] = expects["bytes"]["ssd_read"]
+    if said.drive is not None:
+        endurance = json.loads(_planner(["endurance", "--output", "json", trace, machine]))
+        figures["wear"] = endurance["curve"][0]["wear"]
+    if said.report is not None:
+        Path(said.report).write_text(_planner(["report", trace, machine]), encoding="utf-8")
+    figures["what_if"] = []
+    for change, more, faster in _changes(memory, enough):
+        changed: Rates = {"read": rates["read"] * faster, "write": rates["write"] * faster}
+        machine.write_text(json.dumps(_machine(said, changed, more, staging)), encoding="utf-8")
+        expects = _expects(whole if more == enough else trace, machine)
+        figures["what_if"].append({"change": change, "step_seconds": expects["time_ns"] / 1e9})
+    return figures
+
+
+def _changes(memory: int, enough: int) -> Iterator[tuple[str, int, int]]:
+    """What else could be bought: in words, the memory then, and how much faster the SSDs are."""
+    for more in sorted({min(memory * 3 // 2, enough), min(memory * 2, enough)}):
+        if more > memory:
+            yield f"{_binary(more)} of memory", more, 1
+    if memory < enough:
+        yield "twice the SSDs", memory, 2
+
+
+def _memory_for(tensors: int) -> int:
+    """The smallest budget that has so much beside its staging buffers."""
+    part = (tensors - 1) * STAGING_PART // (STAGING_PART - 1) + 1
+    return max(tensors + STAGING_MIN, min(part, tensors + STAGING_MAX))
+
+
+def _measured(said: Question) -> str:
+    """The trace of a step, with what its ops take here."""
+    sizes = (said.precision, said.micro_batch, said.micro_batches, said.sequence, said.checkpointing)
+    try:
+        with Progress("measuring ops", "ops") as progress:
+
+            def measured(op: OpOverload) -> None:
+                progress.add(1, str(op))
+
+            recorder = functools.partial(_measure.MeasuredRecorder, notice=measured)
+            return models.record(said.model, Gpu(**_PROCESSOR), *sizes, recorder=recorder).to_json()
+    except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError) as error:
+        raise Failure(Exit.NO_MODEL, f"{said.model}: {error}") from error
+
+
+def _computed(said: Question) -> str:
+    """The trace of a step, with what its ops would take on a GPU."""
+    words: list[object] = ["--precision", said.precision, *(["--checkpointing"] if said.checkpointing else [])]
+    for name in ("micro_batch", "micro_batches", "sequence"):
+        words += ["--" + name.replace("_", "-"), getattr(said, name)]
+    return _planner(["record", said.model, "--python", sys.executable, "--gpu", said.gpu, *words], Exit.NO_MODEL)
+
+
+@dataclass
+class _Need:
+    name: str
+    parameters: int
+    least: int  # bytes, of the op that needs most
+    least_op: str
+    all_at_once: int  # bytes, where nothing ever leaves
+    seconds: float
+
+
+def _need(trace: dict[str, Any]) -> _Need:
+    """What the step of a trace needs of memory, and what its ops take."""
+    sizes = [storage["size"] for storage in trace["storages"]]
+    alive = sum(s["size"] for s in trace["storages"] if "output" not in (s["identity"] or {}))
+    peak, least, least_op = alive, 0, ""
+    for number, op in enumerate(trace["ops"]):
+        births = [each["storage"] for each in op.get("births", [])]
+        alive += sum(sizes[each] for each in births)
+        peak = max(peak, alive)
+        at_once = sum(sizes[each] for each in {*births, *(use["storage"] for use in op["uses"])})
+        if at_once > least:
+            least, least_op = at_once, f"op {number} ({op['name']})"
+        alive -= sum(sizes[each["storage"]] for each in op.get("deaths", []))
+    parameters = [s for s in trace["storages"] if s["kind"] == "parameter"]
+    seconds = sum(op["duration_ns"] for op in trace["ops"]) / 1e9
+    size_of_parameters = sum(s["size"] for s in parameters)
+    return _Need(trace["name"], size_of_parameters, least, least_op, peak, seconds)
+
+
+def _speed(said: Question) -> _measure.PoolSpeed:
+    """What the pool carries. Where rates are said, what transfers cost the ops is not known."""
+    if said.read and said.write:
+        return _measure.PoolSpeed(int(said.read), int(said.write), slowdown=1.0)
+    try:
+        assert said.pool is not None
+        return _measure.speed_of(said.pool)
+    except _errors.Error as error:
+        raise Failure(Exit.NO_POOL, error) from error
+
+
+def _slower(text: str, slowdown: float) -> str:
+    """The trace with ops that take longer beside transfers."""
+    trace = json.loads(text)
+    for op in trace["ops"]:
+        op["duration_ns"] = round(op["duration_ns"] * slowdown)
+    return json.dumps(trace)
+
+
+def _machine(said: Question, rates: Rates, memory: int, staging: int) -> dict[str, Any]:
+    ssd = {"read": rates["read"], "write": rates["write"], "latency_ns": 100_000}
+    if said.drive is None:
+        return {"budget": memory, "staging": staging, "verify": _VERIFY, "ssd": ssd}
+    drives = {"model": said.drive, "count": said.drives, "read": ssd["read"], "write": ssd["write"]}
+    return {"memory": memory, "staging": staging, "verify": _VERIFY, "drives": drives}
+
+
+def _expects(trace: Path, machine: Path) -> dict[str, Any]:
+    """What the simulation of the plan for a machine says."""
+    plan: dict[str, dict[str, Any]] = json.loads(_planner(["plan", "--output", "json", trace, machine]))
+    return plan["expects"]
+
+
+def _planner(words: Sequence[object], failure: Exit = Exit.NO_PLANNER) -> str:
+    """What tidelog-plan writes."""
+    beside = Path(sys.executable).with_name("tidelog-plan")
+    checkout = Path(__file__).resolve().parents[4] / "target" / "release" / "tidelog-plan"
+    found = next((path for path in (beside, checkout) if path.exists()), shutil.which("tidelog-plan"))
+    if found is None:
+        raise Failure(Exit.NO_PLANNER, "tidelog-plan was not found beside this Python, nor on the PATH; install it")
+    # What records is this very package, wherever it was imported from.
+    packages = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [found, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": packages},
+    )
+    if done.returncode:
+        raise Failure(failure, done.stderr.strip())
+    return done.stdout
+
+
+# -- what is answered -------------------------------------------------------------------------------
+
+
+def _screen(figures: FitFigures) -> Iterator[str]:
+    """The figures as people read them."""
+    yield f"{figures['model']}: parameters {_binary(figures['parameters'])}, {figures['tokens_per_step']} tokens a step"
+    threads = figures["threads"]
+    yield f"ops: {figures['ops_from']}, " + ("computed" if threads is None else f"measured with {threads} threads")
+    yield ""
+    yield f"without Tidelog   {_binary(figures['memory_without_tidelog']):>10}   {figures['compute_seconds']:.3f} s a step"
+    yield f"least memory      {_binary(figures['memory_least']):>10}   {figures['memory_least_op']} uses it at once"
+    if not figures["fits"]:
+        yield f"memory given      {_binary(figures['memory']):>10}   too small: give at least {figures['memory_least']} bytes"
+        yield "smaller           micro-batches, sequences or --checkpointing need less"
+        return
+    step, waiting = figures["step_seconds"], figures["waiting_seconds"]
+    slower = step / figures["compute_seconds"]
+    yield f"memory given      {_binary(figures['memory']):>10}   {step:.3f} s a step, {slower:.2f} x of all in memory"
+    yield f"                               {figures['tokens_per_second']:,.1f} tokens a second"
+    yield f"                               {waiting:.3f} s of it waiting for the SSDs"
+    pool = figures["pool"]
+    rates = f"reads {pool['read'] / 1e9:.2f} GB/s and writes {pool['write'] / 1e9:.2f} GB/s"
+    yield f"pool              {rates} ({pool['from']})"
+    if figures["slowdown"] > 1:
+        yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
+    yield f"moved in a step   {_binary(figures['bytes_written'])} written, {_binary(figures['bytes_read'])} read"
+    if "wear" in figures:
+        hours = figures["wear"]["lifetime_hours"]
+        lasting = f"{hours / 24 / 365:.1f} years of training" if hours is not None else "not known: no rating"
+        yield f"drives last       {lasting}, {figures['wear']['written_per_day'] / 1e12:.1f} TB written a day"
+    if figures["what_if"]:
+        yield ""
+        yield "What would change it"
+    for each in figures["what_if"]:
+        yield f"  {each['change']:<24} {each['step_seconds']:.3f} s a step"
+
+
+def _binary(value: float) -> str:
+    unit, name = (_GIB, "GiB") if value >= _GIB else (_MIB, "MiB")
+    return f"{value / unit:.2f} {name}"

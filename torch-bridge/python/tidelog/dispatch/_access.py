@@ -1,0 +1,171 @@
+"""Accesses that are no op of the block's thread: they find the bytes, and are accounted for.
+
+What notices them is `_escape`, for calls that do not go through the dispatcher, and `_threads`, for
+other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tidelog.abi._native import MODIFIES, Session
+from tidelog.dispatch._hook import Hook
+from tidelog.memory import _record
+from tidelog.memory._record import Hold, Storage, run_updates
+from tidelog.storages._async_uses import AsyncUses
+from tidelog.storages._ledger import Ledger
+from tidelog.storages._ops import Args, Kwargs, Launch
+
+
+class Access:
+    """How what is not the hook reaches the storages of one block."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        hook: Hook,
+        async_uses: AsyncUses,
+        meet_others: Callable[[], None],
+        await_copies: Callable[[], None],
+    ) -> None:
+        """`meet_others`: called once there is a process group; `await_copies`: of the device."""
+        self.is_open = False  # whether the block runs; it says so
+        self._ledger = ledger
+        self._session = session
+        self._hook = hook
+        self.waited = async_uses.waited  # for a `Work`
+        self.expect_collectives = hook.expect_collectives
+        self.meet_others = meet_others
+        self.await_copies = await_copies
+        self.of_a_pool = ledger.of_a_pool
+        self._thread = threading.get_ident()
+        self._thread_instead: int | None = None
+
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the block's own."""
+        return threading.get_ident() not in (self._thread, self._thread_instead)
+
+    def is_instead(self) -> bool:
+        """Whether it is one that does the work of the block's own."""
+        return threading.get_ident() != self._thread
+
+    def goes_on_in(self, thread: int | None) -> None:
+        """Meanwhile another thread, which has the same modes, does the work of the block's own, which waits."""
+        self._thread_instead = thread
+
+    def is_live(self) -> bool:
+        """Whether the block runs, in this process."""
+        return self.is_open and not self._session.forked
+
+    def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
+        """Makes storages resident, together, for an access that does not go through the dispatcher.
+        `written`: the one that it writes or gives other memory; a copy of it that is being written
+        is cancelled first."""
+        run_updates(storages)
+        records = [storage._tide for storage in storages if storage._tide is not None]
+        changed = written._tide if written is not None else None
+        due = [
+            record
+            for record in records
+            if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
+        ]
+        if not due:
+            return
+        if self._session.forked:
+            for record in due:
+                record.refuse_in_child()
+            return
+        if self.is_elsewhere():
+            due[0].refuse()
+        for other in {record.access for record in due} - {self}:
+            theirs = [each for record in records if record.access is other and (each := record()) is not None]
+            other.bring_back(*theirs, written=written)
+        ours = [record for record in records if record.access is self]
+        self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
+        self.await_copies()
+
+    def adopt_what_is_new(self) -> None:
+        """Tensors were made where the hook is off: from now on they count, and room is made for them."""
+        self._ledger.adopt_what_lives()
+        if self._ledger.quiet:
+            self._ledger.note_peak()
+        else:
+            self._hook.end_touch()
+
+    def wrote(self, storage: Storage) -> None:
+        """A storage was written by a call that is no op."""
+        record = storage._tide
+        if self._session.forked or self.is_elsewhere():
+            return  # a clean copy is compared with memory before it is trusted, so nothing is lost
+        if record is not None and record.state & _record.AWAY:
+            return  # it left after the write, which the call's own ops made
+        if record is not None and record.ledger is self._ledger:
+            self._ledger.number_of(record)
+            self._ledger.modified(record)
+        self._ledger.measure_again(storage)
+
+    def empty(self, storage: Storage) -> None:
+        """A storage is about to be emptied: what is out of it need not come back."""
+        record = storage._tide
+        is_out = record is not None and record.ledger is self._ledger and record.state == _record.OUT
+        if is_out and self.is_live() and not self.is_elsewhere():
+            self._ledger.discard(storage)
+        else:
+            self.bring_back(storage, written=storage)
+
+    def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
+        """While a reducer of DDP makes its buckets."""
+        return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
+
+    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
+        """Launches a kernel that gets addresses."""
+        return self._hook.launch(func, args, kwargs) if self.is_live() else func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
+        """Meanwhile these stay where they are, and asking for an address pins nothing."""
+        self.bring_back(*storages)
+        self.await_copies()
+        holds = [self.hold(storage) for storage in storages]
+        records = [storage._tide for storage in storages if storage._tide is not None]
+        for record in records:
+            record.addresses_end += 1
+        try:
+            yield
+        finally:
+            for record in records:
+                record.addresses_end -= 1
+            del holds
+
+    def unpin(self, storage: Storage) -> None:
+        """Nobody uses an address of the storage any more: it may move again."""
+        storage._aliased = False
+        record = storage._tide
+        if record is not None and record.ledger is self._ledger and record.pins:
+            self._ledger.unpin(record)
+
+    def hold(self, storage: Storage) -> Hold | None:
+        """Keeps a storage's memory where it is until what this returns is gone. None: it does not
+        move anyway."""
+        record = storage._tide if self.is_elsewhere() else self._ledger.record_of(storage)
+        return record.hold() if record is not None else None
+
+    def moves(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory may leave while the block is open."""
+        record = self._ledger.adopt(tensor)
+        return record is not None and not record.pins
+
+    def rebind(self, storage: Storage) -> None:
+        """Another block takes a storage over from this one, which has ended."""
+        record = storage._tide
+        self.bring_back(storage, written=storage)
+        if record is not None:
+            self._ledger.forget(record)
+        if self._session.is_open():
+            self._session.flush()

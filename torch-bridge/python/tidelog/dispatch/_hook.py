@@ -1,0 +1,422 @@
+"""The dispatch mode: every op of the block passes here, before and after it runs.
+
+Three paths, by how much must be known. Correctness never depends on which one is taken:
+
+quiet     nothing is out or on its way and there is room: only an op's new storages are registered.
+watchful  a plan is being followed: the op's storages are checked for being out, the plan's triggers
+          fire at their op index, and the op is checked against the one that the plan expects.
+observed  the session is asked about every storage that the op touches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import OutOfMemoryError, Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tidelog.abi._native import MODIFIES, Session
+from tidelog.dispatch._dispatch import Kernels, get_compiler
+from tidelog.dispatch._steps import Plan, Steps
+from tidelog.memory import _record
+from tidelog.memory._heap import Cache, Heap
+from tidelog.memory._record import Record, Storage, untyped_storage
+from tidelog.storages._async_uses import AsyncUses
+from tidelog.storages._ledger import Ledger
+from tidelog.storages._ops import (
+    SCALARS,
+    Args,
+    Info,
+    Kwargs,
+    Launch,
+    Op,
+    OpOverload,
+    any_wrapper,
+    functional_collectives,
+    halves,
+    info_of,
+    merged,
+    storages_in,
+    storages_of,
+)
+
+_NONE = type(None)
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
+# Beyond this many remembered shapes the memory of output sizes starts afresh.
+_FORESIGHT_ENTRIES_MAX = 1 << 16
+# What torch.compile looks at entered frames with now.
+compiler: Callable[[], object] = get_compiler or _NONE
+_NO_KWARGS: Kwargs = {}
+
+
+@functools.cache
+def apart() -> Callable[..., Any]:
+    """Calls a function where torch.compile looks at no frame that is entered, wherever it looks at each."""
+    call: Callable[..., Any] = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+    return call
+
+
+class Hook(TorchDispatchMode):
+    """Asks the session before each op and reports to it afterwards."""
+
+    sees_kernels = False  # of torch.compile; the block says so
+    supports_higher_order_operators = True  # torch asks; otherwise it refuses them
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        steps: Steps,
+        heap: Heap | Cache,
+        async_uses: AsyncUses,
+        kernels: Kernels,
+    ) -> None:
+        super().__init__()
+        self._ledger = ledger
+        self._session = session
+        self._steps = steps
+        self._heap = heap
+        self._async_uses = async_uses
+        self._kernels = kernels
+        # Ops over lists are done in pieces of this.
+        self._chunk_bytes_max = max(ledger.limit // 4, 1)
+        self.updates: Mapping[int, object] = {}  # of an optimizer, that have not run: what they use comes here
+        self.looks_on: Callable[[Op, Args, Kwargs], None] | None = None  # at each op that is looked at in full
+        self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
+        # (op, shapes, sizes) -> bytes of its new outputs, when last seen
+        self._foresight: dict[tuple[int, ...], int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks whether to wrap `__torch_dispatch__` in what keeps torch.compile away from it, which
+        costs as much as all the rest here. It keeps it away itself, where there is anything to keep."""
+        return get_compiler is None
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if compiler() is not None:
+            return apart()(self.__torch_dispatch__, func, types, args, kwargs)
+        ledger = self._ledger
+        if types and any_wrapper(args, kwargs or {}):
+            return NotImplemented  # of the ops that it becomes, each comes here
+        if ledger.quiet:
+            self._kernels.adopt(func)
+            try:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            except OutOfMemoryError as error:
+                return self._looked_at(error, func, args, kwargs or {})
+            kind = type(result)
+            if kind is Tensor:
+                try:
+                    storage = untyped_storage(result)
+                except RuntimeError:  # sparse: it has none of its own
+                    self._register_all(result, func)
+                    return result
+                if storage._tide is None:
+                    ledger.register(storage, func)
+            elif kind is not _NONE:
+                self._register_all(result, func)
+                if info_of(func).launches:
+                    self._async_uses.began(info_of(func), args, kwargs or {}, result)
+            return result
+        plan = self._steps.plan
+        if plan is not None:
+            return self._watchful(plan, func, args, kwargs or _NO_KWARGS)
+        return self._op(func, args, kwargs or _NO_KWARGS)
+
+    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
+        """A kernel that gets addresses is about to be launched: it is an op like any other."""
+        if self._ledger.quiet:
+            result = func(*args, **kwargs)
+            if result is not None:
+                self._register_all(result, func)
+            return result
+        if not self._is_on():
+            return self._nested(func, args, kwargs)
+        return self._op(func, args, kwargs)
+
+    def _is_on(self) -> bool:
+        """Whether an op would come here now. In an op, none does."""
+        return any(_mode_at(place) is self for place in range(_count_modes()))
+
+    def _nested(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
+        """A launch inside a running op is a part of it: what the op uses stays, and what the launch
+        uses besides comes in."""
+        if self._session.forked:
+            return self._in_forked_child(func, args, kwargs)
+        uses = {record.id: 0 for record in self._records_of(storages_of(args, kwargs))}
+        for record in self._records_of(func.modified(args, kwargs)):
+            uses[record.id] = MODIFIES
+            self._ledger.modifies(record)
+        if uses:
+            self.touch(uses)
+        return func(*args, **kwargs)
+
+    def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        plan = self._steps.plan  # None in a child of a fork
+        if plan is not None:
+            return self._watchful(plan, func, args, kwargs)
+        if self._session.forked:
+            return self._in_forked_child(func, args, kwargs)
+        return self._observed(func, info_of(func), args, kwargs)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch.compile has an effect inside the block: not where its kernels would not be
+        seen. Torch asks."""
+        return cls.sees_kernels
+
+    def expect_collectives(self) -> None:
+        """The program is distributed. Any other is spared a look at each op."""
+        self.__class__ = DistributedHook
+
+    def _in_forked_child(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Memory that the fork copied is as good as any; what was out stays with the parent."""
+        for storage in storages_of(args, kwargs):
+            if storage._tide is not None:
+                storage._tide.refuse_in_child()
+        return func(*args, **kwargs)
+
+    def made(self, tensor: Tensor) -> None:
+        """An op that did not come here gave this, which has no storage of its own."""
+        self._records_of(storages_of((tensor,), {}))
+
+    def _register_all(self, result: Any, func: Op) -> None:
+        storages: list[Storage] = []
+        storages_in(result, storages)
+        for storage in storages:
+            if storage._tide is None:
+                self._ledger.register(storage, func)
+
+    # -- a plan is being followed -----------------------------------------------------------------
+
+    def _watchful(self, plan: Plan, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        ledger, steps = self._ledger, self._steps
+        index = steps.next_op
+        if func is not plan.funcs[index]:
+            steps.leave_plan(func)
+            return self._observed(func, info_of(func), args, kwargs)
+        info, needs = plan.infos[index], plan.needs[index]
+        if (
+            info.special
+            or plan.due[index]
+            or self._session.attention[0]
+            # The dead are crossed off only where that may be enough.
+            or (ledger.counted + ledger.unmet_bytes() + needs > ledger.limit and ledger.live + needs > ledger.limit)
+            or not self._is_settled(info, args, kwargs)
+        ):
+            return self._observed(func, info, args, kwargs)
+        steps.next_op = index + 1
+        steps.notice()
+        try:
+            result = func(*args, **kwargs)
+        except OutOfMemoryError as error:
+            steps.next_op = index
+            return self._looked_at(error, func, args, kwargs)
+        kind = type(result)
+        if kind is Tensor:
+            try:
+                storage = untyped_storage(result)
+            except RuntimeError:  # sparse: it has none of its own
+                self._register(result, index, info)
+            else:
+                if storage._tide is None:
+                    ledger.born(storage, (index, 0, info.name))
+                elif storage._tide.ledger is not ledger:
+                    ledger.record_of(storage, (index, 0, info.name))
+        elif kind is not _NONE:
+            self._register(result, index, info)
+        if needs:
+            self._heap.allocated(needs)
+        if ledger.counted + ledger.unmet_bytes() > ledger.limit and ledger.live > ledger.limit:
+            steps.end_op()
+        return result
+
+    def _is_settled(self, info: Info, args: Args, kwargs: Kwargs) -> bool:
+        """Whether the session need not be asked about what an op uses: all of it is in memory, and none is
+        being copied out. Of copies of what it writes it is told later."""
+        ledger, clean = self._ledger, False
+        # As `storages_of`, in place: this is done for most ops.
+        for value in args:
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                try:
+                    record = untyped_storage(value)._tide
+                except RuntimeError:
+                    break  # sparse: it has none of its own
+                if record is None or record.ledger is not ledger:
+                    return False
+                if record.state:
+                    if record.state != _record.CLEAN:
+                        return False
+                    clean = True
+            elif kind not in SCALARS:
+                break
+        else:
+            if not kwargs or SCALARS.issuperset(map(type, kwargs.values())):
+                if clean and info.written:
+                    self._modifies_clean(info, args, kwargs)
+                return True
+        for storage in storages_of(args, kwargs):
+            record = storage._tide
+            if record is None or record.ledger is not ledger:
+                return False
+            if record.state and record.state != _record.CLEAN:
+                return False
+        if info.written:
+            self._modifies_clean(info, args, kwargs)
+        return True
+
+    def _modifies_clean(self, info: Info, args: Args, kwargs: Kwargs) -> None:
+        """What an op writes has no copy from here on."""
+        for storage in info.modified(args, kwargs):
+            if storage._tide is not None and storage._tide.state:
+                self._ledger.modified(storage._tide)
+
+    # -- one op, looked at in full ----------------------------------------------------------------
+
+    def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
+        steps = self._steps
+        self._kernels.adopt(func)
+        if self._async_uses:
+            self._async_uses.look()
+        shapes: list[Any] = [info.seed]
+        sizes: list[int] = []
+        storages = storages_of(args, kwargs, shapes, sizes)
+        if info.written and self._ledger.expects_buckets:
+            for storage in info.modified(args, kwargs):
+                self._ledger.record_of_written(storage)
+        records = self._records_of(storages)
+        if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
+            pieces = halves(args, kwargs)
+            if pieces is not None:
+                return merged([self._observed(func, info, *piece) for piece in pieces])
+
+        uses = {} if info.looks and info.leaves_out(args) else {record.id: 0 for record in records}
+        if info.written:
+            for record in self._records_of(info.modified(args, kwargs)):
+                uses[record.id] = MODIFIES
+                self._ledger.modifies(record)
+        fingerprint = _fingerprint(shapes, records)
+        foreseen = (fingerprint, *sizes)
+        index = steps.next_op
+        needs = self._foresight.get(foreseen)
+        if needs is None:
+            needs = info.expect(func, args, kwargs)
+        self._begin(index, info.text, fingerprint, uses, needs)
+        if index >= 0:
+            steps.next_op = index + 1
+        try:
+            if info.asks_pinned and any(record.state & _record.AWAY for record in records):
+                result: Any = False  # torch would look at memory that is not there; page-locked memory never moves
+            else:
+                result = func(*args, **kwargs)
+        except OutOfMemoryError as error:
+            self._make_room(error, func, needs)
+            result = func(*args, **kwargs)
+        finally:
+            self._uses = {}
+        born = self._register(result, index, info)
+        if info.launches:
+            self._async_uses.began(info, args, kwargs, result)
+        if self.looks_on is not None:
+            self.looks_on(func, args, kwargs)
+        if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
+            self._foresight.clear()
+        self._foresight[foreseen] = born
+        if info.resizes:
+            for storage in storages:
+                self._ledger.measure_again(storage)
+        steps.op_ran(index, func, born)
+        return result
+
+    # -- an op for which CUDA had no memory, though the budget had ---------------------------------
+
+    def _looked_at(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Runs an op again that was not looked at, this time in full."""
+        self._refuse_second_run(error, func)
+        if self._ledger.quiet:
+            self._steps.budget_reached()
+        return self._observed(func, info_of(func), args, kwargs)
+
+    def _make_room(self, error: OutOfMemoryError, func: Op, needs: int) -> None:
+        self._refuse_second_run(error, func)
+        self._steps.make_room(error, func, self._uses, needs)
+
+    def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
+        """Only what writes nothing, and draws no random numbers, gives the same a second time."""
+        info = info_of(func)
+        if info.written or info.launches or info.nests or info.draws:
+            raise error
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def _records_of(self, storages: Iterable[Storage]) -> list[Record]:
+        ledger = self._ledger
+        records: list[Record] = []
+        for storage in storages:
+            record = storage._tide
+            if record is None or record.ledger is not ledger:
+                record = ledger.record_of(storage)
+            if record is not None:
+                if record.id is None:
+                    ledger.number_of(record)
+                records.append(record)
+        return records
+
+    def _begin(self, index: int, name: bytes, fingerprint: int, uses: dict[int, int], needs: int) -> None:
+        self._uses = uses
+        self._steps.begin_op(index, fingerprint, name, uses, needs)
+
+    def _register(self, result: Any, index: int, info: Info) -> int:
+        """Registers the storages that an op brought into the world; returns their bytes."""
+        ledger = self._ledger
+        storages: list[Storage] = []
+        storages_in(result, storages)
+        born = 0
+        for slot, storage in enumerate(storages):
+            record = storage._tide
+            if record is None or record.ledger is not ledger:
+                record = ledger.record_of(storage, (index, slot, info.name))
+                if record is not None:
+                    born += record.size
+        return born
+
+    # -- an access that is no op ------------------------------------------------------------------
+
+    def touch(self, uses: Mapping[int, int]) -> None:
+        """Makes storages ready for an access from outside the dispatcher, also from inside a
+        running op. `uses` says by storage number which of them it writes, as for an op. The access
+        follows, and nobody says when it has ended: what it uses stays until the next op, or
+        `end_touch`."""
+        outer = self._uses
+        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
+        self._uses = outer
+        self._ledger.note_peak()
+
+    def end_touch(self) -> None:
+        """What was brought back for an access may leave again."""
+        if not self._uses:
+            self._steps.end_op()
+
+
+class DistributedHook(Hook):
+    """The hook of a distributed program: functional collectives are made the ops that they are."""
+
+    _functional = functional_collectives()
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if func not in self._functional:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return self._async_uses.launch(self, func, args, kwargs or {})
+
+
+def _fingerprint(shapes: list[Any], records: list[Record]) -> int:
+    """A hash over the op, the shapes and types of its tensors, and which of them share memory."""
+    places: dict[int, int] = {}
+    aliasing = [places.setdefault(record.id, len(places)) for record in records]
+    return hash((*shapes, *aliasing)) & 0xFFFFFFFFFFFFFFFF

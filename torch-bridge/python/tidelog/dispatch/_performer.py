@@ -1,0 +1,202 @@
+"""What only Python can do for a session: free and allocate storages' memory, when it asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+
+from tidelog.abi._library import Status
+from tidelog.abi._native import Request, Session
+from tidelog.memory import _movers, _record
+from tidelog.memory._device import Host
+from tidelog.memory._heap import Cache, Heap
+from tidelog.memory._movers import Mover
+from tidelog.memory._record import Record, Storage, nbytes
+from tidelog.storages._async_uses import AsyncUses
+from tidelog.storages._ledger import Ledger
+
+# A lookup in an enum is a call of its own until Python 3.12, and these are looked at for each op.
+_READY, _ACTION = Status.READY, Status.ACTION
+
+_WAIT_MS = 50  # short, so that Ctrl-C is heard
+_ASYNC_POLL_MS = 1  # while ops that have returned use storages: nothing else says when they end
+_LOAN_POLL_SECONDS = 0.0002
+
+
+class Performer:
+    """Performs the requests of one session, and waits where it waits."""
+
+    def __init__(
+        self,
+        session: Session,
+        ledger: Ledger,
+        device: Host,
+        mover: type[Mover],
+        heap: Heap | Cache,
+        async_uses: AsyncUses,
+    ) -> None:
+        self._session = session
+        self._ledger = ledger
+        self._device = device
+        self._mover = mover
+        self.swaps = mover is _movers.SwapMover  # what dispatch/performer.h does, too
+        self._heap = heap
+        self._async_uses = async_uses
+        # Number -> storage (and event): alive while a device or a copy may touch its memory.
+        self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self.performs_all()
+
+    def drive(self, status: int) -> None:
+        """Performs what the session asks for and waits where it waits, until it is ready."""
+        while status != _READY:
+            if status == _ACTION:
+                self.perform()
+                status = self._session.resume()
+            else:
+                status = self._await()
+
+    def _await(self) -> int:
+        """Waits a while for what the session waits for; returns how it goes on."""
+        uses = self._async_uses
+        if not uses:
+            return self._session.wait(_WAIT_MS)  # without the lock of the interpreter
+        if uses.look() or uses.end_alone():
+            return self._session.wait(_ASYNC_POLL_MS)
+        return self._session.resume_or_refuse()
+
+    def settle(self) -> None:
+        """Takes in what completed, and evicts until the budget holds."""
+        self.drive(self._session.settle())
+
+    def await_leaving(self, records: Sequence[Record]) -> None:
+        """Waits until these are out or stay, as far as they are on their way out."""
+        while any(record.state == _record.LEAVING for record in records):
+            self.drive(self._session.wait(_WAIT_MS))
+
+    def performs_all(self) -> None:
+        """From here on all is done here."""
+        # Does requests as long as they are usual; returns whether that was all (`_dispatch`).
+        self.perform_usual: Callable[[], bool] = bool
+
+    def perform(self) -> None:
+        """Performs what is asked for now. A request that an interrupt cut short is handed out again
+        until it is reported done."""
+        session = self._session
+        while not self.perform_usual() and (action := session.next_action()) is not None:
+            record = self._ledger.record_at(action.storage)
+            storage = record() if record is not None else None
+            address = after = 0
+            if record is not None and storage is not None:
+                address = self._REQUESTS[action.kind](self, record, storage, action.size)
+            if address and storage is not None and (event := self._device.after()) is not None:
+                self._in_flight[action.storage] = storage, event
+                after = event.cuda_event
+                if action.kind == Request.ALLOCATE and self._device.completes_by_event():
+                    # From then on the event is behind the copies, no longer before them.
+                    session.allocated(action.sequence, address, after, after)
+                    continue
+            session.action_done(action.sequence, address, after)
+
+    def look_at_async_uses(self) -> None:
+        """What a collective used is let go, also where nothing has to be moved."""
+        self._async_uses.look()
+
+    def leave(self, record: Record) -> None:
+        """The block ends and the storage stays out."""
+        if (storage := record()) is not None:
+            self._mover.leave(storage, record.size, record.guard_text())
+
+    def drop_all(self) -> None:
+        """The session has ended: no device touches anything any more."""
+        self._device.await_copies()
+        self._in_flight.clear()
+
+    # Ctrl-C may end any of these at a call (Python looks for signals there, and at loops). Then the
+    # request comes again, and does no harm.
+
+    def _evict(self, record: Record, storage: Storage, size: int) -> int:
+        update = storage._tide_update
+        if update is None:
+            return self._begin_copy(record, storage, size)
+        _movers.open_to_reads(storage)
+        try:
+            return self._begin_copy(record, storage, size)
+        finally:
+            update.guard(storage)
+
+    def _begin_copy(self, record: Record, storage: Storage, size: int) -> int:
+        ledger, before = self._ledger, record.state
+        # The mark first, then the look: another thread borrows what it uses, or pins it, before it
+        # looks for the mark.
+        ledger.mark(record, _record.LEAVING)
+        self._await_loans(record)
+        if not record.pins and not ledger.movable(storage):
+            ledger.pin(record)
+        if record.pins or nbytes(storage) != size:
+            ledger.mark(record, before)
+            ledger.measure_again(storage)  # another thread may have resized it
+            return 0
+        self._in_flight[record.id] = storage
+        return _movers.data_pointer(storage)
+
+    def _await_loans(self, record: Record) -> None:
+        while record.loans:
+            self._async_uses.look()  # a loan may last until one of them ends
+            time.sleep(_LOAN_POLL_SECONDS)
+
+    def _release(self, record: Record, storage: Storage, _size: int) -> int:
+        if record.id in self._in_flight:
+            self._order_streams(record)  # what is coming, and is not wanted any more
+            self._ledger.mark(record, _record.OUT)
+            self._await_loans(record)
+            self._device.share(storage)
+            self._mover.take(storage, record.guard())
+            del self._in_flight[record.id]
+        return 0
+
+    def _allocate(self, record: Record, storage: Storage, size: int) -> int:
+        address = self._memory_for(record, storage, size)
+        if not address:
+            return 0  # declined: the session has others leave and asks again, or says so
+        self._ledger.mark(record, _record.COMING)
+        self._in_flight[record.id] = storage
+        self._heap.allocated(size)
+        return address
+
+    def _memory_for(self, record: Record, storage: Storage, size: int) -> int:
+        """The address of memory that the storage got. 0: there is none, also not in what the
+        allocator keeps for later."""
+        for last in (False, True):
+            try:
+                return self._mover.give(storage, size, record.guard())
+            except torch.OutOfMemoryError:
+                if not last:
+                    self._heap.release()
+        return 0
+
+    def _settle(self, record: Record, storage: Storage, clean: int) -> int:
+        if record.state & _record.AWAY:
+            self._order_streams(record)
+            _movers.open_to_reads(storage)
+            self._device.share(storage)
+        self._ledger.mark(record, _record.CLEAN if clean else _record.SETTLED)
+        self._in_flight.pop(record.id, None)
+        if storage._tide_update is not None:
+            storage._tide_update.guard(storage)
+        return 0
+
+    def _order_streams(self, record: Record) -> None:
+        """From here on streams wait for the bytes that are on their way to a storage."""
+        in_flight = self._in_flight.get(record.id)
+        if record.state & _record.COMING and isinstance(in_flight, tuple):
+            self._device.fetched(in_flight[1])
+
+    _REQUESTS: ClassVar[dict[int, Callable[[Performer, Record, Storage, int], int]]] = {
+        Request.EVICT: _evict,
+        Request.RELEASE: _release,
+        Request.ALLOCATE: _allocate,
+        Request.SETTLE: _settle,
+    }

@@ -1,0 +1,267 @@
+"""The steps of a block, op by op: the first ones are profiled, from that a plan is made, and later
+ones follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tidelog._errors import BudgetError, Error
+from tidelog.abi._native import Session, StepMark
+from tidelog.dispatch._dispatch import Kernels
+from tidelog.dispatch._performer import Performer
+from tidelog.memory import _record
+from tidelog.memory._device import Host
+from tidelog.memory._heap import Cache, Heap, asked_for
+from tidelog.output import _logging
+from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
+from tidelog.storages._ledger import Ledger
+from tidelog.storages._ops import Op, info_of
+
+# What is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
+_ROOM_BYTES_MIN = 20 << 20
+
+
+class Plan:
+    """The plan that a session follows, as the hook needs it."""
+
+    __slots__ = ("due", "funcs", "infos", "needs", "ops")
+
+    due: bytes
+
+    def __init__(self, funcs: list[Op], needs: list[int]) -> None:
+        # Which op is expected. Behind the last one is none.
+        self.funcs: list[Op | None] = [*funcs, None]
+        self.infos = [info_of(func) for func in funcs]
+        self.needs = needs  # bytes of its outputs
+
+    def follow(self, due: bytes) -> None:
+        """Takes over what is due when: a step may begin with another plan for the same ops."""
+        self.due = due
+        self.ops = min(len(due), len(self.infos))
+        if self.ops < len(self.infos):
+            self.funcs[self.ops] = None
+
+
+class Steps:
+    """Tells the session where in which step the program is, and waits for it there."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        performer: Performer,
+        device: Host,
+        heap: Heap | Cache,
+        kernels: Kernels,
+        *,
+        learns: bool,
+    ) -> None:
+        self.plan: Plan | None = None  # the Plan that this step follows, as long as it matches
+        self.next_op = -1  # outside a step; inside, the index of the next op
+        # An op is about to be launched.
+        self.notice: Callable[[], None] = self._notice_stream if device.option else device.notice
+        self.notices: list[str] = []  # for the user; the session has others
+        # In a distributed program: whether to follow the first plan, given whether it is ready.
+        self.follows_plan: Callable[[bool], bool] | None = None
+        self._kernels = kernels
+        self._ledger = ledger
+        self._session = session
+        self._performer = performer
+        self._device = device
+        self._heap = heap
+        self._learns = learns  # whether a plan is wanted
+        self._known_plan: Plan | None = None  # what steps may follow
+        # Of the ops of a step that is being profiled.
+        self._funcs: list[Op] = []
+        self._needs: list[int] = []
+        self._rested = False  # whether the last step needed no migration at all
+        self._pressed = False  # whether the budget was ever reached: then ops are looked at
+        self._has_noticed = False  # what slows steps under a plan
+        self._last: SecondsOfAStep = {}
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins."""
+        ledger = self._ledger
+        self._performer.look_at_async_uses()
+        ledger.collect_dead()
+        self.judge_quiet()
+        if self.follows_plan is not None and self._is_profiling():
+            is_ready = self._session.hold_plan(True)
+            if self.follows_plan(is_ready):
+                self._session.hold_plan(False)
+        self._performer.drive(self._session.step(StepMark.BEGIN))
+        ledger.reuse_numbers()
+        self._take_plan()
+        if not ledger.quiet:
+            self.next_op = 0
+            self.plan = self._known_plan
+
+    def end(self, completed: bool, started: float) -> None:
+        """A step that began at `started` has ended; `completed`: by no exception."""
+        self._rested = self._ledger.quiet
+        self._ledger.end_quiet()
+        if not completed:
+            # An exception is on its way. What else is wrong surfaces at the next touch.
+            with contextlib.suppress(Error):
+                self._session.step(StepMark.INTERRUPTED)
+            return
+        if self._is_profiling() and (durations := self._device.durations()):
+            self._session.durations(durations)
+        self._performer.drive(self._session.step(StepMark.COMPLETE))
+        self.judge_quiet()
+        self._last = {"seconds": time.perf_counter() - started}
+
+    def leave_step(self) -> None:
+        """What follows is in no step."""
+        self.next_op, self.plan = -1, None
+
+    def _take_plan(self) -> None:
+        """A plan may have become ready: the first for steps like the last one, or another for the
+        same ops."""
+        if self._known_plan is not None:
+            self._known_plan.follow(self._session.plan())
+            self._kernels.follow(self._known_plan)
+        elif self._learns and self._funcs:
+            plan = Plan(self._funcs, self._needs)
+            plan.follow(self._session.plan())
+            if plan.ops:
+                self._known_plan = plan
+                self._kernels.follow(plan)
+                _logging.plan_followed(plan.ops)
+                self._notice_what_slows()
+        self._funcs, self._needs = [], []
+
+    def _notice_what_slows(self) -> None:
+        """On the host the threads that move tensors compute: copies and checksums. With a GPU threads that
+        are not seen keep fetches from completing by events."""
+        if self._has_noticed:
+            return
+        self._has_noticed = True
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        if not self._device.option and threads >= cores:
+            fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
+            self.notices.append(
+                f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
+                f"turns with it{fewer} (said once)"
+            )
+        if unseen := self._device.unseen_threads():
+            self.notices.append(
+                f"fetches wait for the host, as ops of threads that are older than the block are not seen: "
+                f"{', '.join(unseen[:8])}. Begin them inside the block, or end them before (said once)"
+            )
+
+    def judge_quiet(self) -> None:
+        """Whether ops need not be looked at: all is at rest, and the budget was never reached."""
+        if self._pressed or not self._ledger.is_at_rest():
+            self._ledger.end_quiet()
+        else:
+            self._device.await_copies()
+            self._device.blind = True
+            self._ledger.begin_quiet()
+
+    def budget_reached(self) -> None:
+        """The quiet ends: from here on every op is looked at."""
+        self._pressed = True
+        self._heap.take_over()
+        self._ledger.end_quiet()
+        self.leave_step()
+        self.end_op()
+
+    def learn_again(self) -> None:
+        """Between two steps: those to come are others, and are learnt as the first ones were."""
+        self._session.learn_again()
+        self._known_plan = None
+        self._funcs, self._needs = [], []
+
+    # -- ops --------------------------------------------------------------------------------------
+
+    def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
+        """Blocks until the op's storages are resident and its outputs have room."""
+        self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
+        self.notice()
+        if index >= 0 and self._is_profiling():
+            self._device.op_begins(index)
+
+    def end_op(self) -> None:
+        """Reports that the op has run and waits until the budget holds with its outputs."""
+        self._performer.drive(self._session.op_end())
+        self._ledger.note_peak()
+
+    def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int) -> None:
+        """CUDA has no memory for an op that is running, though the budget has: fragments, libraries
+        and other processes have it. Storages leave, and what is cached goes back to the driver."""
+        ledger = self._ledger
+        spare = max(ledger.limit - ledger.live, 0)
+        if not any("CUDA had no memory" in notice for notice in self.notices):
+            self.notices.append(
+                f"CUDA had no memory for {func}, with {spare} bytes of the budget left: tensors left to make "
+                "room, and it ran again. A smaller memory= spares that (said once)"
+            )
+        wanted, made = 2 * max(needs, asked_for(error), _ROOM_BYTES_MIN // 2), False
+        while wanted and not made:
+            with contextlib.suppress(BudgetError):  # so much cannot leave
+                name = b"memory that CUDA did not have"
+                self._performer.drive(self._session.op_begin(-1, 0, name, uses, spare + wanted))
+                made = True
+            wanted //= 2
+        self._heap.release()
+
+    def op_ran(self, index: int, func: Op, born: int) -> None:
+        """An op that was looked at in full has run."""
+        if index >= 0:
+            self.profiled(index, func, born)
+        self.end_op()
+        self._heap.allocated(born)
+
+    def profiled(self, index: int, func: Op, born: int) -> None:
+        """An op of a step has run; if the step is being profiled, this is noted."""
+        if self._is_profiling():
+            del self._funcs[index:], self._needs[index:]
+            self._funcs.append(func)
+            self._needs.append(born)
+            self._device.op_ran()
+
+    def leave_plan(self, func: Op) -> None:
+        """The program does something else than the step that was planned: the rest of the step is
+        reactive."""
+        plan, index = self.plan, self.next_op
+        expected = plan.funcs[index] if plan is not None and index < plan.ops else "the end of the step"
+        self.plan = None
+        self._session.leave_plan()
+        if not any("left the plan" in notice for notice in self.notices):
+            self.notices.append(
+                f"a step left the plan at op {index}: {func} ran where {expected} was planned; "
+                "that step went on reactively (said once)"
+            )
+
+    def _is_profiling(self) -> bool:
+        return self._known_plan is None and self._learns
+
+    def _notice_stream(self) -> None:
+        """An op is about to be launched, on whatever stream."""
+        known = len(self._device.streams)
+        self._device.notice()
+        if len(self._device.streams) > max(known, 1):
+            # What moved before was another stream's alone.
+            for record in list(self._ledger.records.values()):
+                if (storage := record()) is not None and not record.state & _record.AWAY:
+                    self._device.share(storage)
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def phase(self) -> Phase:
+        """ "profiling", "planned" or "reactive"."""
+        if not self._learns:
+            return "reactive"
+        return "planned" if self._known_plan is not None or self._rested else "profiling"
+
+    def last_step(self, figures: Totals) -> StepFigures:
+        """`figures`, the session's of the last complete step, with what only Python knows of it."""
+        return {**self._last, **figures, "stall_seconds": figures["stall_ns"] / 1e9}

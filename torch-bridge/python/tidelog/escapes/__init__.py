@@ -1,0 +1,1 @@
+"""How data is reached past the dispatcher: addresses, files, other threads, kernels, collectives."""

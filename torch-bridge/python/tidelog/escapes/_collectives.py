@@ -1,0 +1,99 @@
+"""What torch.distributed does outside the dispatcher: waiting for a `Work`, and DDP's reducer, which looks at
+gradients and makes buckets in C++.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tidelog import _patches
+from tidelog._patches import Wrapper
+from tidelog.dispatch._access import Access
+from tidelog.memory._record import untyped_storage
+from tidelog.storages._ops import Work
+
+_watched: list[torch.utils.hooks.RemovableHandle] = []  # hooks of gradients that DDP looks at
+_modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def install(access: Access) -> None:
+    """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
+    if torch.distributed.is_available():
+        _patches.replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
+        if torch.distributed.is_initialized():
+            access.expect_collectives()
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            _patches.replace(owner, "init_process_group", lambda original: _distributed(access, original))
+        ddp = torch.nn.parallel.DistributedDataParallel
+        _patches.replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
+        _patches.replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
+
+
+def remove() -> None:
+    """Watches no gradient any longer."""
+    _modules_watched.clear()
+    while _watched:
+        _watched.pop().remove()
+
+
+def _making_buckets(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with access.of_a_reducer():
+            return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _before_forward(access: Access, original: Wrapper) -> Wrapper:
+    """The second forward pass makes the buckets anew, in the order in which gradients came."""
+    make_buckets = _making_buckets(access, original)
+
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _watch_gradients(access, module)
+        return make_buckets(module, *args, **kwargs)
+
+    return wrapper
+
+
+def _watch_gradients(access: Access, module: Any) -> None:
+    """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
+    a static graph it looks at all of them when the first backward pass is at its end, so that the
+    guard would refuse those that are out."""
+    if module in _modules_watched:
+        return
+    _modules_watched.add(module)
+
+    def is_complete(gradient: Tensor) -> None:
+        if access.is_live() and not gradient.is_sparse:
+            storage = untyped_storage(gradient)
+            access.bring_back(storage)
+            if module.static_graph and storage._tide is not None:
+                storage._tide.is_guarded = False
+
+    torch.utils.hooks.unserializable_hook(is_complete)  # torch.save need not warn of it
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            _watched.append(parameter.register_hook(is_complete))
+
+
+def _distributed(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        access.expect_collectives()
+        result = original(*args, **kwargs)
+        access.meet_others()
+        return result
+
+    return wrapper
+
+
+def _wait(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(work: Work, *args: Any, **kwargs: Any) -> Any:
+        result = original(work, *args, **kwargs)
+        access.waited(work)
+        return result
+
+    return wrapper

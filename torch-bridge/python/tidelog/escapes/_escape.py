@@ -1,0 +1,365 @@
+"""Accesses that do not go through the dispatcher: bring the bytes back first, and pin where an
+alias stays.
+
+torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that the
+dispatch mode could see. While a block is open, the methods they go through are wrapped. What is
+not wrapped meets the guard of the mover: an error that names the tensor, never old bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tidelog import _errors, _patches
+from tidelog._patches import Wrapper
+from tidelog.dispatch._access import Access
+from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools
+from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
+from tidelog.escapes._nested import is_in_op
+from tidelog.escapes._threads import borrow
+from tidelog.memory._record import AWAY, LEAVING, Storage, data_ptr, resizable, run_updates, untyped_storage
+from tidelog.storages._ops import memory_of
+
+# Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
+# imported at any time.
+_COMPARES_ADDRESSES = ("reset_sharded_param", "is_same_tensor")
+# Functions of inductor that only ask whether tensors are aligned. Memory that moves is, always.
+_ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
+
+# A file of safetensors begins with the length of its header.
+_LENGTH_BYTES = 8
+
+_TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+# These run a Python function over the bytes.
+_TENSOR_WRITES = ("apply_", "map_", "map2_")
+_TENSOR_ALIASES = ("numpy", "__dlpack__")
+# These give the storage other memory, which other processes see.
+_TENSOR_SHARES = ("share_memory_",)
+# is_shared: torch aborts the process there when the storage is guarded.
+_STORAGE_READS = (
+    "nbytes",
+    "size",
+    "__len__",
+    "tolist",
+    "clone",
+    "cpu",
+    "__deepcopy__",
+    "_write_file",
+    "is_shared",
+)
+_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
+_STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
+
+
+def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
+    """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
+    Storage._aliased = False
+    Storage._tide_update = None
+    Storage._tide = None  # so that looking up a storage's record never raises
+    for name in _TENSOR_READS:
+        _wrap(access, torch.Tensor, name, _read, find=_read_from)
+    for name in _TENSOR_WRITES:
+        _wrap(access, torch.Tensor, name, _write, after=_modified)
+    for name in _TENSOR_ALIASES:
+        _wrap(access, torch.Tensor, name, _alias)
+    for name in _STORAGE_READS:
+        _wrap(access, torch.UntypedStorage, name, _read)
+    _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
+    for name in _STORAGE_WRITES:
+        _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
+    _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
+    for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
+        for name in names:
+            _wrap(access, owner, name, _share)
+    _patches.replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(access, original))
+    _patches.replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(access, original))
+    _patches.replace(torch, "save", lambda original: _within("identity", original))
+    _wrap(access, torch._C, "_to_dlpack", _alias)
+    for module in (torch.utils.dlpack, torch):
+        _wrap(access, module, "to_dlpack", _alias)
+    _collectives.install(access)
+    _launches.install(access)
+    _loading.install(access)
+    _compiled.install(access, say)
+    if on_gpu:
+        for name in ("capture_begin", "replay"):
+            _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
+        _pools.install(access)
+    if importlib.util.find_spec("safetensors") is not None:
+        _install_safetensors(access)
+
+
+def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(graph: object, *args: Any, **kwargs: Any) -> Any:
+        if access.is_live():
+            raise _errors.Error(
+                "a CUDA graph has the addresses of tensors in it, and inside an offload block these "
+                "move: a replay would read and write memory that is somebody else's by then. Run "
+                'without graphs (torch.compile: another mode than "reduce-overhead"), or keep '
+                "captures and replays outside the block."
+            )
+        return original(graph, *args, **kwargs)
+
+    return wrapper
+
+
+def remove() -> None:
+    """Puts every entry point back as it was."""
+    _collectives.remove()
+    _patches.take_back()
+
+
+def _wrap(
+    access: Access,
+    owner: Any,
+    name: str,
+    before: Callable[..., None],
+    after: Callable[..., None] | None = None,
+    find: Callable[[Any], Sequence[Storage]] | None = None,
+) -> None:
+    """`before` and `after` get the access, and the storages of the call's arguments, its subject's
+    first. `find` says which those of an argument are."""
+    if not hasattr(owner, name):
+        return
+
+    def make(original: Wrapper) -> Wrapper:
+        def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
+            storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
+            with _borrowed(access, storages):
+                access.await_copies()
+                before(access, *storages)
+                result = original(subject, *args, **kwargs)
+            if after is not None:
+                after(access, *storages)
+            return result
+
+        return wrapper
+
+    _patches.replace(owner, name, make)
+
+
+def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
+    """What a call uses is up to date, and in another thread than the block's it must not lose its memory
+    meanwhile."""
+    run_updates(storages)
+    borrows = access.is_elsewhere() and access.is_live()
+    return borrow(storages) if borrows else contextlib.nullcontext()
+
+
+def _storage_of(thing: Any) -> Storage | None:
+    if isinstance(thing, Storage):
+        return thing
+    try:
+        return untyped_storage(thing)
+    except (RuntimeError, TypeError):
+        return None  # sparse, opaque or not a tensor at all: the original says what is wrong
+
+
+def _storages_of(thing: Any) -> Sequence[Storage]:
+    return () if (storage := _storage_of(thing)) is None else (storage,)
+
+
+def _read_from(thing: Any) -> Sequence[Storage]:
+    """What a reader of a tensor reads: of a sparse one, its components."""
+    return memory_of(thing) if isinstance(thing, Tensor) else ()
+
+
+def _read(access: Access, *storages: Storage) -> None:
+    """Brings back what is out of the storages, all at once."""
+    for storage in storages:
+        if storage._tide is not None and storage._tide.state & AWAY:
+            access.bring_back(*storages)
+            return
+
+
+def _write(access: Access, *storages: Storage) -> None:
+    """The first is written, and may get other memory: nothing may be reading the old."""
+    if storages:
+        access.bring_back(*storages, written=storages[0])
+
+
+def _modified(access: Access, *storages: Storage) -> None:
+    if storages:
+        access.wrote(storages[0])
+
+
+def _resize(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(storage: Storage, size: int) -> Any:
+        with _borrowed(access, [storage]):
+            access.await_copies()
+            if size == 0:
+                access.empty(storage)
+            else:
+                access.bring_back(storage, written=storage)
+            result = original(storage, size)
+        access.wrote(storage)
+        return result
+
+    return wrapper
+
+
+def _alias(access: Access, *storages: Storage) -> None:
+    """From here on somebody holds the memory's address: it must never move again."""
+    if not storages:
+        return
+    storage = storages[0]
+    access.await_copies()
+    _read(access, storage)
+    if storage._tide is not None and storage._tide.addresses_end:
+        return
+    storage._aliased = True  # whoever takes it on later pins it
+    record = storage._tide
+    if record is not None and not record.pins:
+        if record.state & LEAVING and access.is_elsewhere():
+            record.refuse()  # only the block's own thread can stop it
+        record.ledger.pin(record)
+
+
+def _part(access: Access, original: Wrapper) -> Wrapper:
+    """A byte of a storage, or a slice: another storage in the same memory, which stays as long as
+    the slice does."""
+
+    def wrapper(storage: Storage, index: Any) -> Any:
+        with _borrowed(access, [storage]):
+            access.await_copies()
+            _read(access, storage)
+            part = original(storage, index)
+            if isinstance(part, Storage):
+                part._tide_whole = access.hold(storage)
+                if part.nbytes() and not resizable(storage):
+                    _look_at(part, original, storage, index)
+        return part
+
+    return wrapper
+
+
+def _look_at(part: Storage, original: Wrapper, whole: Storage, index: Any) -> None:
+    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has
+    it do with parts of a file, and takes any error there for a wrong shape. What the budget says of
+    it has to be said before."""
+    try:
+        original(part, 0)
+    except _errors.Error as error:
+        name = _tensor_at(whole, index.start or 0)
+        if name is None:
+            raise
+        raise type(error)(f"{name} (in a safetensors file): {error}") from error
+
+
+def _share(access: Access, *storages: Storage) -> None:
+    _write(access, *storages)
+    _alias(access, *storages)
+
+
+# -- addresses ------------------------------------------------------------------------------------
+# torch.save and safetensors compare addresses only to find tensors that share memory. Giving them
+# the storage's identity instead neither pins nor restores anything, and stays true while storages
+# move.
+
+
+def _meaning(caller: FrameType) -> str | None:
+    """What an address is for that this frame asks for. None: nothing is known, it may be kept."""
+    if caller.f_code.co_name in _COMPARES_ADDRESSES:
+        return "identity"
+    if caller.f_code.co_name in _ASKS_ALIGNMENT:
+        return "alignment"
+    return meaning_of_pointers() or ("momentary" if is_in_op(caller) else None)
+
+
+def _within(meaning: str, original: Wrapper) -> Wrapper:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with pointers_mean(meaning):
+            return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _identity(storage: Storage) -> int:
+    return (storage._cdata << 8) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _storage_pointer(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(storage: Storage) -> Any:
+        meaning = _meaning(sys._getframe(1))
+        if meaning == "identity":
+            return _identity(storage)
+        with _borrowed(access, [storage]):
+            (_read if meaning == "momentary" else _alias)(access, storage)
+        return original(storage)
+
+    return wrapper
+
+
+def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(tensor: Tensor) -> Any:
+        storage = _storage_of(tensor)
+        if storage is not None:
+            meaning = _meaning(sys._getframe(1))
+            if meaning == "identity" or (meaning == "alignment" and resizable(storage)):
+                return _identity(storage) + tensor.storage_offset() * tensor.element_size()
+            with _borrowed(access, [storage]):
+                (_alias if meaning is None else _read)(access, storage)
+        return original(tensor)
+
+    return wrapper
+
+
+# -- safetensors ----------------------------------------------------------------------------------
+
+
+def _tensor_at(storage: Storage, start: int) -> str | None:
+    """The name of the tensor whose bytes begin here, where the storage is a whole file of
+    safetensors."""
+    address, size = data_ptr(storage), storage.nbytes()
+    length = ctypes.string_at(address, min(size, _LENGTH_BYTES))
+    head = int.from_bytes(length, "little") + _LENGTH_BYTES
+    if head > size:
+        return None
+    try:
+        header = json.loads(ctypes.string_at(address + _LENGTH_BYTES, head - _LENGTH_BYTES))
+        begins = {head + entry["data_offsets"][0]: name for name, entry in header.items() if "data_offsets" in entry}
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return None  # it only looked like one
+    return begins.get(start)
+
+
+def _install_safetensors(access: Access) -> None:
+    """safetensors hands raw addresses of all tensors to its writer at once. Where they do not fit
+    in memory together, each is copied in turn to a file without a name, whose pages the kernel may
+    drop."""
+    import safetensors.torch as library
+
+    for name in ("_evaluate_tensors_for_save", "_remove_duplicate_names", "_find_shared_tensors"):
+        if hasattr(library, name):
+            _patches.replace(library, name, lambda original: _within("identity", original))
+    if hasattr(library, "_tobytes"):  # copies each tensor itself, one after the other
+        _patches.replace(library, "_tobytes", lambda original: _within("momentary", original))
+    if hasattr(library, "_to_ndarray"):
+        _patches.replace(library, "_to_ndarray", lambda original: _through_a_file(access, original))
+
+
+def _through_a_file(access: Access, original: Wrapper) -> Wrapper:
+    import numpy
+
+    def wrapper(tensor: Tensor) -> Any:
+        with pointers_mean("momentary"):
+            data, owner = original(tensor)
+            if data.nbytes == 0 or not access.moves(tensor):
+                return data, owner
+            file = tempfile.TemporaryFile()
+            copy = numpy.memmap(file, dtype=data.dtype, mode="w+", shape=data.shape)
+            copy[...] = data
+            return copy, copy
+
+    return wrapper

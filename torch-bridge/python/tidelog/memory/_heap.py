@@ -1,0 +1,216 @@
+"""Freed memory must leave the process, or a budget for tensors is none for the machine.
+
+To give it back costs a page fault for every 4 KiB when memory is asked for again, a third of what
+offloading costs. So once the budget is reached torch's allocator works on an arena of ours (`_kept`):
+freed pages stay and are used first, and as many leave as the process has above its allowance.
+
+glibc's heap, where torch's allocator cannot be directed, and for what is small: blocks stay in it up
+to the allowance. Then it is trimmed as a whole, because it cannot be asked for less; and because
+tensors leave and come back in another order than they came, it is trimmed ten times a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tidelog.memory import _kept
+from tidelog.output._figures import GpuMemory, HostHeap
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
+_TRIM_THRESHOLD_BYTES = 16 << 20
+# What the process may hold above its tensors before the heap is trimmed: fragments, and blocks
+# between two uses.
+_ALLOWANCE_BYTES = 28 << 20
+# The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
+_LOOK_EVERY_BYTES, _LOOK_SELDOM_BYTES = 4 << 20, 32 << 20
+_LOOK_EVERY_BYTES_MAX = 256 << 20
+# Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
+_KEPT_BYTES_MIN = 256 << 20
+_KEPT_PARTS = 10
+_PAGE_BYTES = 4096
+# What the allocator would say if it had been asked for anything yet.
+_NOTHING_YET = {
+    **{name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")},
+    **dict.fromkeys(("num_device_alloc", "num_device_free", "num_ooms"), 0),
+}
+
+
+class Heap:
+    """Keeps a process's anonymous memory near what its tensors take."""
+
+    def __init__(self, tensors_max: int) -> None:
+        self._tensors_max = tensors_max
+        self._most = sys.maxsize  # until it is known what the process holds beside its tensors
+        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES  # bytes allocated since the last look
+        self._kept: _kept.Kept | None = None
+        self._took_over = False
+        self._trims = 0
+        # Another C library keeps freed memory as it likes.
+        libc = ctypes.CDLL(None)
+        self._libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+
+    def begin(self, base: int, live: Callable[[], int]) -> None:
+        """`base`: what the process holds beside its tensors. `live` is for the heap of a GPU."""
+        self._most = base + self._tensors_max + _ALLOWANCE_BYTES
+
+    def make_way(self) -> None:
+        """The rings of a session are in nobody's way."""
+
+    def take_over(self) -> None:
+        """The budget is reached: what is freed is kept up to the allowance. Sets glibc's thresholds."""
+        if self._libc is not None:
+            self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+        self.release()
+        self._took_over = True  # first: Ctrl-C may come at a call
+        self._kept = _kept.begin()
+
+    def release(self) -> None:
+        """What is kept for later goes back to the kernel."""
+        if self._kept is not None:
+            self._kept.release()
+        if self._libc is not None:
+            self._trims += 1
+            self._libc.malloc_trim(0)
+
+    def end(self) -> None:
+        """The block ends, and with it what is kept for it."""
+        if self._took_over:
+            self._kept = None
+            _kept.end()
+
+    def allocated(self, size: int) -> None:
+        """A tensor got memory. Freed memory goes back to the kernel where the process holds too
+        much."""
+        self._unseen += size
+        if self._unseen < self._look_every:
+            return
+        self._unseen = 0
+        # What is kept is held below the limit between two looks, too.
+        look_every = _LOOK_EVERY_BYTES if self._kept is None else _LOOK_SELDOM_BYTES
+        excess = anonymous_bytes() - self._most if self._kept is None else self._kept.hold(self._most)
+        if excess <= 0:
+            self._look_every = look_every
+            return
+        self.release()
+        # Where others than tensors fill the allowance (Python's objects, a plan being made), all would
+        # leave again and again: what did not help is not done again soon.
+        helped = anonymous_bytes() < self._most - _ALLOWANCE_BYTES // 2
+        self._look_every = look_every if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
+
+    def figures(self) -> GpuMemory | None:
+        """Nothing of a GPU."""
+        return None
+
+    def host_figures(self) -> HostHeap | None:
+        """What the process holds, and may hold."""
+        return {
+            "anonymous": anonymous_bytes(),
+            "anonymous_max": self._most if self._most != sys.maxsize else 0,
+            "allowance": _ALLOWANCE_BYTES,
+            "kept": self._kept.size if self._kept is not None else 0,
+            "trims": self._trims,
+        }
+
+
+class Cache:
+    """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks
+    are used again as long as that fits, and go back to the driver where it does not.
+
+    To empty the cache costs a wait for the GPU and every block anew. What the allocator gave to
+    others than the block's tensors (the workspaces of cuBLAS, what C++ alone holds) does not come
+    back by it, so it is no reason for it.
+    """
+
+    def __init__(self, device: torch.device, tensors_max: int) -> None:
+        self._device = device
+        self._tensors_max = tensors_max
+        self._kept_max = max(_KEPT_BYTES_MIN, tensors_max // _KEPT_PARTS)
+        self._live: Callable[[], int] = lambda: tensors_max  # until a ledger is there to be asked
+        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES
+        self._trims = 0
+
+    def begin(self, base: int, live: Callable[[], int]) -> None:
+        """What the process holds in the host's memory is not asked here. `live`: the bytes of the
+        block's tensors that are in memory."""
+        self._live = live
+
+    def make_way(self) -> None:
+        """The driver gets back what is free: the rings of a session are allocated past torch."""
+        self.release()
+
+    def take_over(self) -> None:
+        """The budget is reached: what is cached beyond it goes."""
+        if self._is_too_much():
+            self.release()
+
+    def release(self) -> None:
+        """Blocks that no tensor has a part of go back to the driver."""
+        self._trims += 1
+        torch.cuda.empty_cache()
+
+    def allocated(self, size: int) -> None:
+        self._unseen += size
+        if self._unseen < self._look_every:
+            return
+        self._unseen = 0
+        if not self._is_too_much():
+            self._look_every = _LOOK_EVERY_BYTES
+            return
+        self.release()
+        # What is still too much is in blocks that tensors have parts of: what did not help is not
+        # done again soon.
+        self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
+
+    def end(self) -> None:
+        """What is cached stays torch's."""
+
+    def host_figures(self) -> HostHeap | None:
+        """Nothing of the host's memory."""
+        return None
+
+    def figures(self) -> GpuMemory | None:
+        """What the allocator holds now, and for whom."""
+        stats, live = self._stats(), self._live()
+        reserved, given = (stats[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
+        return {
+            "reserved": reserved,
+            "kept": reserved - given,
+            "tensors": live,
+            "not_ours": max(given - live, 0),
+            "trims": self._trims,
+            "device_allocations": stats["num_device_alloc"],
+            "device_frees": stats["num_device_free"],
+            "out_of_memory": stats["num_ooms"],
+        }
+
+    def _is_too_much(self) -> bool:
+        stats = self._stats()
+        kept: int = stats["reserved_bytes"]["all"]["current"] - stats["allocated_bytes"]["all"]["current"]
+        return kept > self._kept_max and kept + self._live() > self._tensors_max + self._kept_max
+
+    def _stats(self) -> Any:
+        # As it comes from C++: what else torch makes of it takes a hundred times as long.
+        return torch.cuda.memory_stats_as_nested_dict(self._device) or _NOTHING_YET
+
+
+def asked_for(error: Exception) -> int:
+    """The bytes that the caching allocator did not find, by its message; 0 where that does not
+    say."""
+    said = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", str(error))
+    units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    return int(float(said[1]) * units[said[2]]) if said else 0
+
+
+def anonymous_bytes() -> int:
+    """Resident memory that is no file's (proc(5): resident less shared pages)."""
+    with open("/proc/self/statm", "rb") as figures:
+        _, resident, shared, *_ = figures.read().split()
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,0 +1,79 @@
+"""Memory of tensors that is kept when it is freed: torch's CPU allocator gets its memory from the
+library's arena, as `tide_memory_keep` says."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+from tidelog._errors import Error
+from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
+from tidelog.memory import _interpose
+
+_i32, _u64, _size, _pointer = ctypes.c_int32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+
+_ALL = (1 << 64) - 1
+
+SIGNATURES: Signatures = {
+    "tide_memory_keep": (_i32, [_i32]),
+    "tide_memory_hold": (_u64, [_u64]),
+    "tide_memory_release": (_u64, [_u64]),
+    "tide_memory_kept": (_u64, []),
+    "tide_memory_allocate": (_i32, [ctypes.POINTER(_pointer), _size, _size]),
+    "tide_memory_free": (None, [_pointer]),
+}
+
+
+class Kept:
+    """Freed memory that the process keeps."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def hold(self, most: int) -> int:
+        """Holds the process at so many bytes of anonymous memory, as far as what is kept goes, until the
+        next call. Returns by how many bytes it is more still."""
+        return int(self._library.tide_memory_hold(most))
+
+    def release(self) -> None:
+        """All that is kept goes back to the kernel."""
+        self._library.tide_memory_release(_ALL)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return int(self._library.tide_memory_kept())
+
+
+def begin() -> Kept | None:
+    """From here on freed memory is kept. None: torch's allocator stays as it is."""
+    library = _directed()
+    if library is None:
+        return None
+    try:
+        library.tide_memory_keep(1)
+    except Error:
+        return None
+    return Kept(library)
+
+
+def end() -> None:
+    """Nothing is kept from here on."""
+    library = _directed()
+    if library is not None:
+        library.tide_memory_keep(0)
+
+
+@functools.cache
+def _directed() -> Library | None:
+    """The library, once torch's allocator calls it: that is for the rest of the process."""
+    if os.environ.get("TIDELOG_HEAP", "") == "libc":
+        return None
+    library = load_library()
+    declare(library, SIGNATURES, lambda status: last_error(library, status))
+    # What is allocated there must be freed there, so `free` comes first.
+    ours: dict[str, Any] = {"free": library.tide_memory_free, "posix_memalign": library.tide_memory_allocate}
+    addresses = {name: ctypes.cast(function, _pointer).value or 0 for name, function in ours.items()}
+    return library if _interpose.direct(addresses) else None

@@ -1,0 +1,1 @@
+"""Another order than the program's: updates at other times, micro-batches layer by layer."""

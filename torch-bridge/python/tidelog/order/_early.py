@@ -1,0 +1,239 @@
+"""The early optimizer: a parameter is updated in the backward pass, as soon as its gradient is complete, so
+that gradients never leave.
+
+A gradient is complete when as many have been added up as a whole step has been seen to add up. The
+first two steps of a parameter run in place: the first makes its state, the second is profiled. The
+step itself then checks that it would have done the same. What uses a parameter between its update and the
+step, or its gradient afterwards, is an error (`_watched`).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from tidelog import _errors
+from tidelog.dispatch._hook import Hook
+from tidelog.memory._record import untyped_storage
+from tidelog.order import _crossings, _element_wise
+from tidelog.order._element_wise import Group, is_plain
+from tidelog.order._update import Step, Update, tensors_of
+from tidelog.order._updates import Updates, interrupts_deferred
+from tidelog.order._watched import UsedUp, Watched, mark_of
+from tidelog.output._figures import UpdateFigures
+from tidelog.storages._ops import Args, Kwargs
+
+
+class _Trained:
+    """The parameters of one optimizer."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[int, Watched] = {}  # by id
+        self.expects = 0  # the most gradients that any of them has a step
+
+
+class EarlyUpdates(Updates):
+    """The parameters of one block that are updated in the backward pass."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._early = 0  # updates that have run before their step
+        self._trained: weakref.WeakKeyDictionary[Optimizer, _Trained] = weakref.WeakKeyDictionary()
+        self._after: RemovableHandle | None = None
+        self._is_alone = True  # no other process has a part in the gradients
+
+    def begin(self, hook: Hook) -> None:
+        super().begin(hook)
+        self._after = register_optimizer_step_post_hook(self._after_step)
+
+    def figures(self) -> UpdateFigures:
+        pending = sum(watched.updated is not None for watched in self._all())
+        return {"pending": pending, "late": 0, "early": self._early}
+
+    def _all(self) -> Iterator[Watched]:
+        for trained in list(self._trained.values()):
+            yield from trained.parameters.values()
+
+    # -- a gradient has been made -------------------------------------------------------------------
+
+    def _accumulated(self, watched: Watched, parameter: Tensor) -> None:
+        """A hook of the parameter: a gradient has been added to its own."""
+        optimizer = watched.optimizer()
+        if not self.is_live() or optimizer is None or _crossings.is_incomplete(parameter):
+            return
+        if watched.updated is not None:
+            watched.updated.refuse()
+        if self.is_elsewhere():
+            self._keep_in_place(watched, optimizer, "their backward pass runs in another thread than the block's")
+            return
+        watched.count += 1
+        if (why := watched.look_back()) is not None:
+            self._keep_in_place(watched, optimizer, why)
+        if watched.stays or watched.place >= len(optimizer.param_groups):
+            return
+        group = optimizer.param_groups[watched.place]
+        if watched.is_known:
+            if watched.count == watched.expects == self._trained[optimizer].expects and self._is_alone:
+                with interrupts_deferred():
+                    self._update(watched, optimizer, parameter, watched.numbers_of(group))
+            return
+        tensors = self._usable(optimizer, parameter)
+        if not tensors:
+            return
+        storages = [untyped_storage(each) for each in tensors]
+        if (why := watched.watch(storages, _element_wise.numbers_of(group))) is not None:
+            self._keep_in_place(watched, optimizer, why)
+
+    def _usable(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
+        """What an update would use; nothing, where it has to stay in its place."""
+        gradient = parameter.grad
+        if gradient is None or gradient.requires_grad:
+            return []
+        tensors = tensors_of(Step(optimizer), parameter, gradient)
+        if not all(map(is_plain, tensors)) or not all(self.is_seen(untyped_storage(each)) for each in tensors):
+            return []
+        return tensors
+
+    def _update(self, watched: Watched, optimizer: Optimizer, parameter: Tensor, numbers: Group) -> None:
+        """The gradient is complete."""
+        if parameter.grad is None or any(map(mark_of, tensors := self._usable(optimizer, parameter))) or not tensors:
+            return
+        step = Step(optimizer)
+        try:
+            update = Update(step, numbers, parameter, parameter.grad)
+        except RuntimeError:  # of a type that a view of the parameter takes no gradient of
+            return
+        del tensors
+        try:
+            self.run_apart(update)
+        except BaseException as error:
+            watched.fail(tensors_of(step, parameter), error)
+            raise
+        del update  # and with it the gradient
+        self._early += 1
+        watched.use_up(parameter, tensors_of(step, parameter), numbers)
+
+    def _keep_in_place(self, watched: Watched, optimizer: Optimizer, why: str) -> None:
+        watched.stay()
+        self.say_once(optimizer, why, f" (those of {watched.name}, for one)")
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
+        trained = self._trained.setdefault(optimizer, _Trained())
+        noted = [_element_wise.noted(group) for group in optimizer.param_groups]
+        _check(optimizer, trained, noted)
+        groups, before = [], trained.parameters
+        trained.parameters = {}
+        for place, (group, numbers) in enumerate(zip(optimizer.param_groups, noted)):
+            in_place = []
+            for parameter in group["params"]:
+                watched = _of(before, parameter) or self._begin_to_watch(optimizer, parameter)
+                if parameter.grad is not None and (watched is None or watched.updated is None):
+                    in_place.append(parameter)
+                if watched is not None:
+                    trained.parameters[id(parameter)] = watched
+                    if (why := watched.why_not(group)) is not None:
+                        self._keep_in_place(watched, optimizer, why)
+                    watched.step(place, numbers)
+            if in_place:
+                groups.append({**numbers, "params": in_place})
+        for key in before.keys() - trained.parameters.keys():
+            before[key].forget()
+        trained.expects = max((watched.expects for watched in trained.parameters.values()), default=0)
+        self.pending[id(self)] = self
+        return groups
+
+    def _begin_to_watch(self, optimizer: Optimizer, parameter: Tensor) -> Watched | None:
+        if not is_plain(parameter) or not parameter.is_leaf or not parameter.requires_grad:
+            return None
+        watched = Watched(optimizer, parameter)
+        watched.handle = parameter.register_post_accumulate_grad_hook(partial(self._accumulated, watched))
+        return watched
+
+    def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
+        if (trained := self._trained.get(optimizer)) is not None and self.is_live() and not self.is_elsewhere():
+            for watched in trained.parameters.values():
+                gradient = watched.watched_gradient()
+                if gradient is None or not is_plain(gradient) or mark_of(gradient) is not None:
+                    continue
+                if self.is_seen(untyped_storage(gradient)):
+                    watched.watch_gradient(gradient)
+
+    def leave_to(self, optimizer: Optimizer, why: str) -> None:
+        """Nothing may have been updated before."""
+        trained = self._trained.get(optimizer)
+        if trained is None:
+            return
+        for watched in trained.parameters.values():
+            if watched.updated is not None:
+                raise _errors.OrderError(
+                    f"{watched.name} has been updated in the backward pass (updates='early'), and now the step of "
+                    f"{type(optimizer).__name__} must run in one: {why}. Run with updates='lazy' or 'own'."
+                )
+        for watched in trained.parameters.values():
+            watched.forget()
+        del self._trained[optimizer]
+
+    # -- what else happens --------------------------------------------------------------------------
+
+    def look_at(self, optimizer: Optimizer) -> None:
+        trained = self._trained.get(optimizer)
+        for watched in trained.parameters.values() if trained is not None else ():
+            watched.state_is_used()
+
+    def expect_collectives(self) -> None:
+        self._is_alone = False
+
+    def end(self) -> BaseException | None:
+        super().end()
+        if self._after is not None:
+            self._after.remove()
+        left = 0
+        for watched in list(self._all()):
+            left += watched.updated is not None
+            watched.forget()
+        self._trained.clear()
+        self.pending.clear()
+        if left and not self.is_forked():
+            warnings.warn(
+                f"{left} parameters have been updated in the last backward pass (updates='early'), and their optimizer "
+                "has not stepped: they are one step ahead of the others. Go on from a checkpoint.",
+                _errors.LeftBehindWarning,
+                stacklevel=3,
+            )
+        return None
+
+
+def is_ours(hook: object) -> bool:
+    """Whether a hook of a parameter is one of these."""
+    return isinstance(hook, partial) and isinstance(getattr(hook.func, "__self__", None), EarlyUpdates)
+
+
+def _of(parameters: dict[int, Watched], parameter: Tensor) -> Watched | None:
+    watched = parameters.get(id(parameter))
+    return watched if watched is not None and watched.parameter() is parameter else None
+
+
+def _check(optimizer: Optimizer, trained: _Trained, noted: list[Group]) -> None:
+    """Raises an error, before anything is changed, where the step would not do what the backward pass did."""
+    left = {id(watched): watched for watched in trained.parameters.values() if watched.updated is not None}
+    for group, numbers in zip(optimizer.param_groups, noted):
+        for parameter in group["params"]:
+            watched = _of(trained.parameters, parameter)
+            if watched is not None and left.pop(id(watched), None) is not None:
+                watched.check(parameter, numbers)
+            elif parameter.grad is not None and isinstance(mark := mark_of(parameter.grad), UsedUp):
+                mark.refuse()
+    for watched in left.values():
+        raise _errors.OrderError(
+            f"{watched.name} has been updated in the backward pass (updates='early'), and its optimizer has it no more."
+        )

@@ -1,0 +1,170 @@
+"""The lazy optimizer: a step is taken note of, and each parameter's update runs just before anybody
+touches the parameter, its gradient or its state: mostly in the next forward pass.
+
+Who touches it: ops, by the hook; calls that are no ops, by the wrappers of `_escape`; who reads an
+optimizer's state, by a property of the class; and the next step, a fork and the end of the block.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tidelog import _errors
+from tidelog.escapes._nested import is_in_op
+from tidelog.memory._record import untyped_storage
+from tidelog.order import _element_wise
+from tidelog.order._element_wise import Group, is_plain
+from tidelog.order._update import Mark, Step, Update, name_of, tensors_of
+from tidelog.order._updates import Updates, interrupts_deferred
+from tidelog.output._figures import UpdateFigures
+
+
+class Late(Update, Mark):
+    """An update that has not run: it hangs on what it uses."""
+
+    def __init__(self, step: Step, group: Group, parameter: Tensor, gradient: Tensor, updates: LazyUpdates) -> None:
+        Update.__init__(self, step, group, parameter, gradient)
+        text = (
+            f"tidelog: an update of {name_of(parameter)}, which its optimizer has put off (updates='lazy'), has not "
+            "run yet, and this access did not go through the offload block (another thread, a raw kernel). Touch "
+            "the parameter by a torch op inside the block first."
+        )
+        Mark.__init__(self, tensors_of(step, parameter, gradient), text)
+        self._updates = updates
+
+    def run(self) -> None:
+        """Runs it, unless it has run."""
+        self._updates.run(self)
+
+    def touch(self, func: object) -> None:
+        """Runs it before an op."""
+        self._updates.run_before_op(self)
+
+
+class LazyUpdates(Updates):
+    """The updates of one block that have not run."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._late = 0  # updates that have run after their step
+        # Of each optimizer the parameters (by id) that had no state after a step that ran in its place.
+        self._stateless: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
+
+    def figures(self) -> UpdateFigures:
+        return {"pending": len(self.pending), "late": self._late, "early": 0}
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def leave_to(self, optimizer: Optimizer, why: str) -> None:
+        self._run_what_waited(optimizer)
+
+    def _run_what_waited(self, optimizer: Optimizer) -> None:
+        """What had a whole step to be touched in, and what nobody will touch."""
+        for update in list(self.pending.values()):
+            if update.step.optimizer() in (optimizer, None):
+                update.run()
+
+    def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
+        """Those stay in the step's place that have no state: the first step of each makes it."""
+        self._run_what_waited(optimizer)
+        groups, stateless = [], self._stateless.setdefault(optimizer, set())
+        for group in optimizer.param_groups:
+            numbers, at_once = _element_wise.noted(group), []
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                has_state = bool(step.state.get(parameter))
+                if (has_state or id(parameter) in stateless) and self._put_off(step, numbers, parameter):
+                    continue
+                at_once.append(parameter)
+                if not has_state:
+                    stateless.add(id(parameter))
+            if at_once:
+                groups.append({**numbers, "params": at_once})
+        return groups
+
+    def _put_off(self, step: Step, group: Group, parameter: Tensor) -> bool:
+        """Notes one parameter's update; returns whether it may run later."""
+        gradient = parameter.grad
+        if gradient is None or not all(map(is_plain, tensors := tensors_of(step, parameter, gradient))):
+            return False
+        storages = [untyped_storage(each) for each in tensors]
+        for storage in storages:
+            if storage._tide_update is not None:
+                storage._tide_update.run()
+        if not all(map(self.is_seen, storages)):
+            return False
+        try:
+            update = Late(step, group, parameter, gradient, self)
+        except RuntimeError:  # of a type that a view of the parameter takes no gradient of
+            return False
+        torch.autograd.graph.increment_version(parameter)  # what was computed with it is out of date from here on
+        self.pending[id(update)] = update
+        update.hang()
+        return True
+
+    # -- running them -------------------------------------------------------------------------------
+
+    def run_before_op(self, update: Late) -> None:
+        """Runs one for an op that has come to the hook."""
+        if self.is_forked():
+            self.run(update)
+        self._run(update)
+
+    def run_all(self) -> None:
+        while self.pending:
+            next(iter(self.pending.values())).run()
+
+    def look_at(self, optimizer: Optimizer) -> None:
+        for update in list(self.pending.values()):
+            if update.step.optimizer() is optimizer:
+                update.run()
+
+    def run(self, update: Late) -> None:
+        """Runs one, unless it has run."""
+        if id(update) not in self.pending:
+            return
+        if self.is_forked():
+            raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
+        if self.is_elsewhere() or is_in_op(sys._getframe(1)):
+            update.refuse()
+        self._run(update)
+
+    def _run(self, update: Late) -> None:
+        """Who is asked to stop in a forward pass need not expect that a parameter is half updated."""
+        with interrupts_deferred():
+            self._forget(update)
+            self._late += 1
+            self.run_apart(update)
+
+    def end(self) -> BaseException | None:
+        """All that is pending runs, as the program has stepped its optimizer."""
+        failure = None
+        try:
+            if not self.is_forked():
+                self.run_all()
+        except BaseException as error:  # the block ends first
+            failure = error
+        super().end()
+        left = list(self.pending.values())
+        for update in left:
+            self._forget(update)
+        if left and not self.is_forked():
+            warnings.warn(
+                f"the last updates of {len(left)} parameters did not run: these are as they were before their "
+                f"optimizer's last step ({failure!r}). Go on from a checkpoint.",
+                _errors.LeftBehindWarning,
+                stacklevel=3,
+            )
+        return failure
+
+    def _forget(self, update: Late) -> None:
+        update.take_off()
+        self.pending.pop(id(update), None)

@@ -1,0 +1,310 @@
+"""One parameter that is updated in the backward pass: what hangs on its storages, and when.
+
+While a step is profiled, a watch notes who uses them once the gradient has been made. From the update on
+until the optimizer steps nobody may use the parameter and its state; the gradient is gone until somebody
+sets it to None, or to zero.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
+
+from tidelog import _errors
+from tidelog.memory import _movers
+from tidelog.memory._record import Pending, Storage, nbytes, untyped_storage
+from tidelog.order import _element_wise
+from tidelog.order._element_wise import Group
+from tidelog.order._update import Mark, name_of
+
+_ZEROES = {torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default}
+
+_INSTEAD = "Or run with updates='lazy' or 'own'."
+
+
+class Watch(Pending):
+    """Notes who uses storages, and keeps nobody from it."""
+
+    def __init__(self, storages: list[Storage]) -> None:
+        self.why: str | None = None  # what is in the way: who has used one of them
+        self.has_stepped = False  # the optimizer: the gradient alone is watched
+        self._storages: list[weakref.ref[Storage]] = []
+        self.hang(storages)
+
+    def hang(self, storages: list[Storage]) -> None:
+        """From here on these are watched."""
+        for storage in storages:
+            storage._tide_update = self
+        self._storages += map(weakref.ref, storages)
+
+    def run(self) -> None:
+        """A call that is no op uses one of them."""
+        self.touch(None)
+
+    def touch(self, func: object) -> None:
+        """An op uses one of them."""
+        if self.has_stepped and func in _ZEROES:
+            self.take_off()
+        else:
+            self.note("a call that is no op" if func is None else str(func))
+
+    def note(self, used_by: str) -> None:
+        """The first user is enough."""
+        self.take_off()
+        when = "gradients after the step" if self.has_stepped else "what updates use before the step"
+        self.why = f"{used_by} uses {when}"
+
+    def guard(self, storage: Storage) -> None:
+        """There is none."""
+
+    def take_off(self) -> None:
+        """From here on none is watched."""
+        for reference in self._storages:
+            if (storage := reference()) is not None and storage._tide_update is self:
+                storage._tide_update = None
+        self._storages.clear()
+
+
+class Updated(Mark):
+    """A parameter that has been updated in the backward pass, while its optimizer has not stepped."""
+
+    error = _errors.OrderError
+
+    def run(self) -> None:
+        """A call that is no op uses it."""
+        self.refuse()
+
+    def touch(self, func: object) -> None:
+        """An op uses it."""
+        self.refuse()
+
+
+class UsedUp(Mark):
+    """A gradient that an update has used up: a tensor without memory stands for it."""
+
+    error = _errors.OrderError
+
+    def __init__(self, stand_in: Tensor, name: str) -> None:
+        super().__init__(
+            [stand_in],
+            f"tidelog: the gradient of {name} is gone: with updates='early' its update has used it up in the backward "
+            "pass, and freed it. Until it is set to None or to zero after the step, nothing may read it, or add "
+            f"to it. Read gradients in hooks of tensors (register_hook). {_INSTEAD}",
+        )
+        self.has_stepped = False  # the optimizer: now the gradient may be set to zero
+        (storage,) = self.storages
+        self.storages.clear()  # it owns this, and not the other way round
+        self._storage = weakref.ref(storage)
+        self._size = nbytes(storage)
+        storage._tide_update = self
+        _movers.ResizeMover.take(storage, self._text)
+
+    def run(self) -> None:
+        """A call that is no op uses it."""
+        self.refuse()
+
+    def touch(self, func: object) -> None:
+        """An op uses it. To set it to zero needs no bytes; it is zero from here on, whatever becomes of the op."""
+        storage = self._storage()
+        if storage is None or not self.has_stepped or func not in _ZEROES:
+            self.refuse()
+            return
+        _movers.give_zeroes(storage, self._size)
+        storage._tide_update = None
+
+
+class Watched:
+    """One parameter of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
+        self.optimizer, self.parameter = weakref.ref(optimizer), weakref.ref(parameter)
+        self.place = 0  # of its group
+        self.count = 0  # of gradients that have been added up since the last step
+        self.expects = 0  # how many make the gradient complete: the most that were seen
+        self.is_known = False  # a step was profiled, and nothing is in the way
+        self.stays = False  # it is updated where the program steps
+        self.handle: RemovableHandle  # of the hook that says when a gradient has been made
+        self.updated: Updated | None = None
+        self.failure: str | None = None
+        self._watch: Watch | None = None
+        self._numbers: Group = {}  # of its group, when the gradient was made
+        self._of_the_step: Group = {}  # of its group, as the last step had them
+        self._used_up: UsedUp | None = None
+        self._storage: Storage  # that was updated
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        parameter = self.parameter()
+        return name_of(parameter) if parameter is not None else "a parameter that is gone"
+
+    def forget(self) -> None:
+        """Nothing of it is left, but that its gradient is gone."""
+        self.handle.remove()
+        self._end_watch()
+        self._open()
+
+    # -- a step is profiled -------------------------------------------------------------------------
+
+    def watch(self, storages: list[Storage], numbers: Group) -> str | None:
+        """A gradient has been made, which may be the last before the step. Returns what is in the way."""
+        self._end_watch()
+        if any(storage._tide_update is not None for storage in storages):
+            return "something else is updated in the same memory"
+        self._watch, self._numbers = Watch(storages), numbers
+        return None
+
+    def why_not(self, group: Group) -> str | None:
+        """The optimizer steps, with this group: what has come between the gradient and the step?"""
+        watch, optimizer, parameter = self._watch, self.optimizer(), self.parameter()
+        if watch is None or optimizer is None or parameter is None:
+            return None
+        if watch.why is not None or watch.has_stepped:
+            return watch.why
+        if parameter.grad is None or mark_of(parameter.grad) is not watch:
+            return "something sets gradients between the backward pass and the step"
+        for name in self.differences(_element_wise.numbers_of(group), optimizer):
+            return f"{name} changes between the backward pass and the step"
+        return None
+
+    def look_back(self) -> str | None:
+        """A gradient has been made, the first since the step: who has used the last one after it?"""
+        watch = self._watch
+        if watch is None or not watch.has_stepped:
+            return None
+        self._end_watch()
+        self.is_known = watch.why is None
+        return watch.why
+
+    def watched_gradient(self) -> Tensor | None:
+        """The gradient, if the optimizer has stepped in its place: what happens to it now?"""
+        parameter = self.parameter()
+        is_watched = self._watch is not None and self._watch.has_stepped
+        return parameter.grad if is_watched and parameter is not None else None
+
+    def watch_gradient(self, gradient: Tensor) -> None:
+        """From here on it is watched again."""
+        if self._watch is not None:
+            self._watch.hang([untyped_storage(gradient)])
+
+    def state_is_used(self) -> None:
+        """Somebody looks at the optimizer's state."""
+        if self.updated is not None:
+            self.updated.refuse()
+        if self._watch is not None and not self._watch.has_stepped:
+            self._watch.note("a look at optimizer.state")
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.take_off()
+            self._watch = None
+
+    # -- it is updated --------------------------------------------------------------------------------
+
+    def numbers_of(self, group: Group) -> Group:
+        """What an update computes with now, as far as a group says it."""
+        numbers = _element_wise.numbers_of(group)
+        if "foreach" in numbers:  # torch decides it by all parameters
+            numbers["foreach"] = self._of_the_step.get("foreach")
+        return numbers
+
+    def use_up(self, parameter: Tensor, tensors: list[Tensor], numbers: Group) -> None:
+        """It has been updated. `tensors`: the parameter and its state."""
+        self._numbers, self._storage = numbers, untyped_storage(parameter)
+        self._close(
+            tensors,
+            "has been updated in the backward pass (updates='early'), and its optimizer has not stepped since. "
+            "Until then nothing may use it or its state: neither a look at them nor one more micro-batch than in the "
+            "steps before; and a step may not be left out. Call step() first.",
+        )
+        gradient = parameter.grad
+        assert gradient is not None
+        like: dict[str, Any] = {"dtype": gradient.dtype, "device": gradient.device}
+        shape = gradient.shape, gradient.stride()
+        parameter.grad = gradient = None
+        with _disable_current_modes():
+            parameter.grad = torch.empty_strided(*shape, **like)
+        self._used_up = UsedUp(parameter.grad, self.name)
+
+    def fail(self, tensors: list[Tensor], error: BaseException) -> None:
+        """An error has come in the middle of its update."""
+        self.failure = (
+            f"was being updated in the backward pass when an error came ({error!r}). Go on from a checkpoint."
+        )
+        self._close(tensors, self.failure)
+
+    def _close(self, tensors: list[Tensor], text: str) -> None:
+        self.updated = Updated(tensors, f"tidelog: {self.name} {text} {_INSTEAD}")
+        self.updated.hang()
+
+    # -- its optimizer steps --------------------------------------------------------------------------
+
+    def check(self, parameter: Tensor, numbers: Group) -> None:
+        """Raises an error where the step would not do what was done in the backward pass."""
+        optimizer = self.optimizer()
+        assert optimizer is not None
+        if self.failure is not None:
+            self._refuse(self.failure)
+        if parameter.grad is None or mark_of(parameter.grad) is not self._used_up:
+            self._refuse(
+                "has been updated in the backward pass (updates='early'), and since then something has set its "
+                "gradient: the step would have used that. Set gradients before the backward pass or after the step."
+            )
+        if untyped_storage(parameter) is not self._storage:
+            self._refuse(
+                "has been updated in the backward pass (updates='early'), and got other memory since then: the step "
+                "would have updated that. Set `.data` before the backward pass or after the step."
+            )
+        for name in self.differences(numbers, optimizer):
+            self._refuse(
+                f"has been updated in the backward pass (updates='early') with {name}={self._numbers.get(name)!r}, and "
+                f"its optimizer steps with {numbers.get(name)!r}. Change numbers before the backward pass or after "
+                "the step: a scheduler steps after its optimizer."
+            )
+
+    def _refuse(self, text: str) -> None:
+        raise _errors.OrderError(f"{self.name} {text} {_INSTEAD}")
+
+    def differences(self, numbers: Group, optimizer: Optimizer) -> list[str]:
+        """Which numbers are no longer what they were when the gradient was made. Whatever else users keep
+        in a group is not looked at."""
+        return [name for name in optimizer.defaults if numbers.get(name) != self._numbers.get(name)]
+
+    def step(self, place: int, numbers: Group) -> None:
+        """Its optimizer steps, with these numbers for its group."""
+        parameter = self.parameter()
+        if self.updated is not None and parameter is not None:
+            torch.autograd.graph.increment_version(parameter)  # what was computed with it is out of date from here on
+        self._open()
+        if self._watch is not None and not self._watch.has_stepped:
+            self.expects = max(self.expects, self.count)
+            self._watch.take_off()
+            self._watch.has_stepped = True
+        self.place, self._of_the_step, self.count = place, numbers, 0
+
+    def stay(self) -> None:
+        """It is updated in its place from here on."""
+        self._end_watch()
+        self.stays, self.is_known = True, False
+
+    def _open(self) -> None:
+        if self._used_up is not None:
+            self._used_up.has_stepped = self.updated is not None
+            self._used_up = None
+        if self.updated is not None:
+            self.updated.take_off()
+            self.updated = None
+
+
+def mark_of(tensor: Tensor) -> object:
+    """What hangs on a tensor's memory, if it has any of its own."""
+    try:
+        return untyped_storage(tensor)._tide_update
+    except RuntimeError:
+        return None  # sparse

@@ -1,0 +1,1 @@
+"""What users get to see: figures, what is logged, progress, notebooks."""

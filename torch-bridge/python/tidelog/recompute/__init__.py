@@ -1,0 +1,1 @@
+"""Regions under `torch.utils.checkpoint`, and which of them run once."""

@@ -1,0 +1,208 @@
+"""Recomputation as a choice: which regions under `torch.utils.checkpoint` run once in the steps of a block.
+
+First steps run as the program has them. Once they follow a plan, the planner looks which regions are better run
+once, beside the training. Those do so from a step on, and since that is another step, it is profiled and planned
+for anew. Where it is slower all the same, all goes back. None of that changes a bit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+import torch
+
+from tidelog.abi._native import Session
+from tidelog.dispatch._steps import Steps
+from tidelog.output import _logging
+from tidelog.output._figures import RecomputeFigures, RegionChoice
+from tidelog.recompute._regions import Region, Regions
+
+# So many steps under each plan are compared. The one that begins to follow it is none of them.
+_COMPARED = 5
+# Steps with regions that run once are planned for within so many, or all goes back.
+_PATIENCE = 60
+# They may be so much slower and stay: what is measured is no more exact.
+_SLOWER = 1.02
+
+
+class _Phase(Enum):
+    LOOKS = auto()  # the program's own steps are profiled, until they follow a plan
+    TIMES = auto()  # they are timed
+    CHOOSES = auto()  # and timed, while the planner looks
+    LEARNS = auto()  # regions run once: such steps are profiled
+    COMPARES = auto()  # and timed
+    ENDS = auto()
+
+
+class Recompute:
+    """The choice of one block."""
+
+    def __init__(
+        self, regions: Regions, steps: Steps, session: Session, why_never: str | None, say: Callable[[str], None]
+    ) -> None:
+        self._regions = regions
+        self._steps = steps
+        self._session = session
+        self._say = say
+        self._phase = _Phase.LOOKS
+        self._why = "the program's own steps are learnt"
+        self._seen: list[Region] = []  # of the last step that was profiled
+        self._asked: list[int] = []  # places of those that the planner chooses from
+        self._seconds: deque[float] = deque(maxlen=_COMPARED + 1)
+        self._own: float | None = None
+        self._kept: float | None = None
+        self._last = (0, 0)  # regions that ran once in the last step, and again
+        self._patience = _PATIENCE
+        regions.looks = why_never is None
+        if why_never is not None:
+            self.end(why_never)
+
+    def end(self, why: str) -> None:
+        """From the next step on all is as the program has it."""
+        if self._phase is _Phase.ENDS and not self._regions.once:
+            return
+        self._regions.looks = False
+        self._last = 0, len(self._seen)
+        if self._regions.once:
+            self._regions.once = {}
+            self._steps.learn_again()
+        self._phase, self._why = _Phase.ENDS, why
+
+    def is_choosing(self) -> bool:
+        """Whether the planner looks."""
+        return self._phase is _Phase.CHOOSES and self._session.chosen_regions() is None
+
+    def figures(self) -> RecomputeFigures:
+        """What `stats` says."""
+        refused = [f"region {place}: {region.why}" for place, region in enumerate(self._seen) if region.why]
+        return {
+            "kept": self._last[0],
+            "again": self._last[1],
+            "settled": self._phase is _Phase.ENDS,
+            "why": self._why,
+            "refused": refused,
+            "own_seconds": self._own,
+            "kept_seconds": self._kept,
+        }
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Before a step begins."""
+        if self._phase is _Phase.CHOOSES:
+            self._take_choice()
+        self._regions.begin_step()
+
+    def end_step(self, seconds: float | None, is_planned: bool) -> None:
+        """A step has ended; `seconds`: None where by an exception. `is_planned`: it has followed a plan to its end."""
+        regions = self._regions
+        if regions.of_step:
+            self._last = regions.kept, len(regions.of_step) - regions.kept
+        if seconds is None or self._phase is _Phase.ENDS:
+            return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return self.end("the program is distributed: all ranks would have to choose alike")
+        if not is_planned:
+            return self._unplanned()
+        if self._phase in (_Phase.LOOKS, _Phase.LEARNS):
+            regions.looks = False
+            self._seconds.clear()
+            self._phase = _Phase.TIMES if self._phase is _Phase.LOOKS else _Phase.COMPARES
+            return None
+        self._seconds.append(seconds)
+        if len(self._seconds) < _COMPARED:
+            return None
+        if self._phase is _Phase.TIMES:
+            self._ask()
+        elif self._phase is _Phase.COMPARES:
+            self._compare()
+        return None
+
+    def _unplanned(self) -> None:
+        if self._phase is _Phase.LOOKS:
+            self._seen = self._regions.of_step
+        elif self._phase in (_Phase.LEARNS, _Phase.COMPARES):
+            self._patience -= 1
+            if not self._patience:
+                self._go_back(f"{_PATIENCE} steps with regions that ran once followed no plan")
+
+    def _ask(self) -> None:
+        """The program's own steps are known."""
+        self._own = statistics.median(self._seconds)
+        for region in self._seen:
+            if len(region.runs) != 2:
+                region.refuse("it does not run again" if len(region.runs) < 2 else "it runs more than twice")
+        self._asked = [place for place, region in enumerate(self._seen) if region.why is None]
+        if not self._asked:
+            return self._find_none()
+        self._phase, self._why = _Phase.CHOOSES, "the planner looks which regions are better run once"
+        self._session.choose_regions([self._seen[place].ops() for place in self._asked])
+        return None
+
+    def _find_none(self) -> None:
+        if self._seen:
+            self.end("every region has to run again")
+            self._tell_refused()
+        elif self._regions.was_elsewhere:
+            self.end("regions ran in other threads, as in tidelog.accumulate")
+        else:
+            self.end("no step has called torch.utils.checkpoint, outside of compiled graphs")
+
+    def _tell_refused(self) -> None:
+        refused = [region.why for region in self._seen if region.why]
+        if refused:
+            self._say(
+                f"{len(refused)} of {len(self._seen)} checkpointed regions run again whatever the planner says: the "
+                f"first as {refused[0]} (said once)"
+            )
+
+    def _take_choice(self) -> None:
+        choice = self._session.chosen_regions()
+        if choice is None:
+            return
+        if "why_not" in choice:
+            self.end(f"the planner failed: {choice['why_not']}")
+            return
+        for number, why in choice["refused"]:
+            self._seen[self._asked[number]].refuse(why)
+        self._tell_refused()
+        once = [self._asked[number] for number in choice["once"]]
+        if not once:
+            self.end(self._why_none(choice))
+            return
+        # Steps beside the planner may have been slower.
+        self._own = min(self._own or self._seconds[-1], statistics.median(self._seconds))
+        self._why = f"{len(once)} of {len(self._seen)} regions run once"
+        if choice.get("own_ns"):
+            expected = [(choice[key] or 0) / 1e9 for key in ("best_ns", "own_ns")]
+            self._why += f": {expected[0]:.3f} s a step instead of {expected[1]:.3f} s, by the planner"
+        _logging.regions_run_once(self._why)
+        self._regions.once = {place: self._seen[place].key for place in once}
+        self._steps.learn_again()
+        self._phase = _Phase.LEARNS
+
+    def _why_none(self, choice: RegionChoice) -> str:
+        if all(region.why for region in self._seen):
+            return "every region has to run again"
+        if without := choice.get("without_room"):
+            return (
+                "to run all again is best, by the planner, which has left out what the pool has no room for: "
+                f"{without} of {choice['tried']} choices. A larger pool_size= may help"
+            )
+        return "to run all again is best, by the planner"
+
+    def _compare(self) -> None:
+        self._kept = statistics.median(self._seconds)
+        assert self._own is not None
+        if self._kept > self._own * _SLOWER:
+            self._go_back(f"steps took {self._kept:.3f} s with regions that ran once, {self._own:.3f} s without")
+        else:
+            self._phase = _Phase.ENDS
+            self._why += f"; {self._kept:.3f} s and {self._own:.3f} s measured"
+
+    def _go_back(self, why: str) -> None:
+        self.end(f"all regions run again, as the program has it: {why}")
+        self._say(self._why)

@@ -1,0 +1,277 @@
+"""Regions: calls of `torch.utils.checkpoint` in a step. What a region makes in the forward pass is let go, and the
+region runs again in the backward pass; or, where that is better, it runs once, and what it makes stays or moves.
+
+What `checkpoint` itself calls is replaced, so it is no matter who has imported `checkpoint`, or called it through
+another library. Which ops each of a region's runs has is noted while steps are profiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeAlias
+
+import torch
+import torch.utils.checkpoint as checkpoints
+from torch import Tensor, nn
+
+from tidelog import _patches
+from tidelog.dispatch._access import Access
+from tidelog.dispatch._steps import Steps
+from tidelog.order._unordered import states_of_others
+from tidelog.storages._ops import Args, Kwargs, Op, info_of
+
+# What a region is: its code, and the modules that are found in it, each with whether it trains.
+Key: TypeAlias = tuple[object, tuple[tuple["weakref.ref[nn.Module]", bool], ...]]
+
+# The generator function that `checkpoint` calls where use_reentrant=False: in torch 2.15, and before.
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+
+
+# Options of `checkpoint` that change how a region runs.
+_USUAL = {"determinism_check": "default", "debug": False, "early_stop": True, "respect_saved_tensors_hooks": None}
+
+
+class Region:
+    """One call in a step."""
+
+    def __init__(self, key: Key, why: str | None) -> None:
+        self.key = key
+        self.why = why  # it has to run again, if so
+        self.runs: list[tuple[int, int]] = []  # of each: its first op, and behind its last
+
+    def refuse(self, why: str) -> None:
+        """It has to run again. The first reason counts."""
+        self.why = self.why or why
+
+    def ops(self) -> tuple[int, int, int, int]:
+        """Both of its runs."""
+        first, again = self.runs
+        return *first, *again
+
+
+class Regions:
+    """The regions of a block's steps, in the order in which each step calls them."""
+
+    def __init__(self, steps: Steps, access: Access) -> None:
+        self.looks = False  # whether runs are noted
+        self.once: dict[int, Key] = {}  # regions that run once, by their places in the step
+        self.of_step: list[Region] = []
+        self.kept = 0  # of them, so many have run once
+        self.was_elsewhere = False  # whether one was called in another thread than the block's own
+        self._steps = steps
+        self._access = access
+        self._inside: Region | None = None  # which runs now
+
+    def begin(self) -> None:
+        """From here on calls are seen."""
+        _patches.put(checkpoints.CheckpointFunction, "apply", self._apply(checkpoints.CheckpointFunction.apply))
+        name = next(name for name in _GENERATORS if hasattr(checkpoints, name))
+        _patches.replace(checkpoints, name, self._generator)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.of_step, self.kept, self._inside = [], 0, None
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """use_reentrant=True."""
+
+        def apply(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+            region = self._called(function, args, preserves, {})
+            if region is None:
+                return original(function, preserves, *args)
+            noted = self._noted(region, function)
+            if self._is_kept(region):
+                return _Once.apply(noted, *args)
+            return original(noted, preserves, *args)
+
+        return apply
+
+    def _generator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """use_reentrant=False: what `checkpoint` does before and after it calls the function itself."""
+        signature = inspect.signature(original)
+
+        def begun(*args: Any, **kwargs: Any) -> Any:
+            said = signature.bind(*args, **kwargs)
+            said.apply_defaults()
+            options = said.arguments
+            region = self._called(options["fn"], options["args"], options["preserve_rng_state"], options)
+            if region is None:
+                return original(*args, **kwargs)
+            if self._is_kept(region):
+                return self._once(region)
+            options["fn"] = self._noted(region, options["fn"])
+            return self._twice(region, original(*said.args, **said.kwargs))
+
+        return begun
+
+    def _twice(self, region: Region, own: Generator[None, None, None]) -> Iterator[None]:
+        next(own)
+        try:
+            with self._runs(region):
+                yield
+        except BaseException as error:
+            own.throw(error)
+            raise
+        next(own, None)
+
+    def _once(self, region: Region) -> Iterator[None]:
+        with self._runs(region):
+            yield
+
+    def _called(
+        self, function: Callable[..., Any], args: Args, preserves: bool, options: dict[str, Any]
+    ) -> Region | None:
+        """A call of a step, if it is to be looked at."""
+        if not (self.looks or self.once) or self._steps.next_op < 0 or not torch.is_grad_enabled():
+            return None
+        if not self._access.is_live() or self._access.is_elsewhere():
+            return None
+        if self._access.is_instead():
+            self.was_elsewhere = True
+            return None
+        if self._inside is not None:
+            self._inside.refuse("another region is in it")
+            return None
+        region = Region(_key(function, args), _why_not(preserves, options))
+        self.of_step.append(region)
+        return region
+
+    def _is_kept(self, region: Region) -> bool:
+        place = len(self.of_step) - 1
+        is_kept = region.why is None and self.once.get(place) == region.key
+        self.kept += is_kept
+        return is_kept
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def _noted(self, region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._runs(region):
+                return function(*args, **kwargs)
+
+        return run
+
+    @contextlib.contextmanager
+    def _runs(self, region: Region) -> Iterator[None]:
+        outer, self._inside = self._inside, region
+        begins, step = self._steps.next_op, self.of_step
+        drawn = states_of_others() if self.looks else None
+        try:
+            yield
+        finally:
+            self._inside = outer
+            if self.looks:
+                region.runs.append((begins, self._steps.next_op))
+                if step is not self.of_step or region not in step:
+                    region.refuse("it runs again in another step")
+                if states_of_others() != drawn:
+                    region.refuse("it draws random numbers of Python's or NumPy's, which no second run has again")
+
+    def saw(self, func: Op, args: Args, kwargs: Kwargs) -> None:
+        """An op has run, while runs are noted."""
+        region = self._inside
+        if region is None:
+            return
+        if not isinstance(func, torch._ops.OpOverload):
+            region.refuse("it runs compiled kernels")
+        elif info_of(func).draws:
+            if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+                region.refuse("it draws random numbers of a generator that no second run finds as it was")
+
+
+def _key(function: object, args: Args) -> Key:
+    found: list[object] = [*args]
+    while isinstance(function, functools.partial):
+        found += [*function.args, *function.keywords.values()]
+        function = function.func
+    found += [function, getattr(function, "__self__", None)]
+    function = getattr(function, "__func__", function)
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            found.append(cell.cell_contents)
+    modules = (part for each in found if isinstance(each, nn.Module) for part in each.modules())
+    code = getattr(function, "__code__", type(function))
+    return code, tuple((weakref.ref(module), module.training) for module in modules)
+
+
+def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
+    """Why a region has to run again, as far as it is known when it is called."""
+    if not preserves:
+        return "preserve_rng_state=False: a second run may draw other random numbers"
+    if options.get("context_fn", checkpoints.noop_context_fn) is not checkpoints.noop_context_fn:
+        return "it has a context_fn, as selective checkpointing does"
+    for option, usual in _USUAL.items():
+        if options.get(option, usual) != usual:
+            return f"{option}={options[option]!r}"
+    for name in ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop"):
+        if getattr(checkpoints, name, None) is not None:
+            return f"torch.utils.checkpoint.set{name.removesuffix('_enabled').replace('_enable', '')} is in force"
+    if torch._C._is_any_autocast_enabled():
+        return "it runs under autocast"
+    if torch._C._len_torch_dispatch_stack() != 1 or torch._C._len_torch_function_stack():
+        return "another dispatch mode or function mode is active"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "hooks look at the tensors that autograd saves"
+    return None
+
+
+class _Once(torch.autograd.Function):
+    """What `CheckpointFunction` computes, with the second run's graph made by the first one. Its backward pass is
+    the same, so that gradients are added up in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
+        checkpoints.check_backward_validity(args)
+        inputs = checkpoints.detach_variable(args)
+        with torch.enable_grad():
+            outputs = function(*inputs)
+        ctx.inputs, ctx.outputs = inputs, outputs
+        given = {id(one): arg for one, arg in zip(inputs, args)}
+        if isinstance(outputs, tuple):
+            return tuple(_detached(each, given) for each in outputs)
+        return _detached(outputs, given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not torch.autograd._is_checkpoint_valid():
+            raise RuntimeError(
+                "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() or passing an `inputs` "
+                "parameter to .backward()."
+            )
+        if ctx.outputs is None:
+            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
+        inputs, outputs = ctx.inputs, ctx.outputs
+        stays = torch._C._autograd._get_current_graph_task_keep_graph()
+        if not stays:
+            ctx.inputs = ctx.outputs = None
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(outputs, gradients)
+            if isinstance(output, Tensor) and output.requires_grad
+        ]
+        if not pairs:
+            raise RuntimeError("none of output has requires_grad=True, this checkpoint() is not necessary")
+        torch.autograd.backward(
+            [output for output, _ in pairs], [gradient for _, gradient in pairs], retain_graph=stays
+        )
+        found = []
+        for each in inputs:
+            found.append(each.grad if isinstance(each, Tensor) else None)
+            if isinstance(each, Tensor):
+                each.grad = None
+        return None, *found
+
+
+def _detached(output: Any, given: dict[int, Any]) -> Any:
+    if not isinstance(output, Tensor):
+        return output
+    return given[id(output)] if id(output) in given else output.detach()

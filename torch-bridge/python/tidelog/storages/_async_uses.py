@@ -1,0 +1,119 @@
+"""Ops that go on after they have returned: collectives, sends and receives.
+
+A collective reads and writes raw addresses, on another thread or stream, until its `Work` is
+complete, whoever waits for it, and also where nobody does. So what it uses stays where it is until
+then. The residency machine keeps it there; this class tells it when such a use begins and ends.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tidelog.memory._record import Storage
+from tidelog.storages._ledger import Ledger
+from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
+
+
+class _Use:
+    """What one `Work` uses. That keeps the storages alive: their memory counts until it ends, and
+    is nobody else's."""
+
+    __slots__ = ("ends_alone", "records", "storages", "waited", "work")
+
+    def __init__(self, work: Work, storages: Sequence[Storage], ends_alone: bool) -> None:
+        self.work = work
+        self.storages = storages
+        self.ends_alone = ends_alone
+        self.records = [storage._tide for storage in storages if storage._tide is not None]
+        self.waited = False
+
+    def has_ended(self) -> bool:
+        # Gloo's reduce-scatter never says that it is complete.
+        return self.waited or self.work.is_completed()
+
+
+class AsyncUses:
+    """The asynchronous uses of a block's storages that have not ended."""
+
+    def __init__(self, ledger: Ledger, when_begun: Callable[[], None]) -> None:
+        self._ledger = ledger
+        self._when_begun = when_begun
+        self._running: list[_Use] = []
+        self._elsewhere: collections.deque[_Use] = (
+            collections.deque()
+        )  # what other threads began: see `began_elsewhere`
+
+    def began(self, info: OpInfo, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """An op has returned, and goes on where its result says so."""
+        self.look()
+        self._when_begun()
+        for work in info.works_in(result):
+            storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of_written(each) is not None]
+            use = _Use(work, storages, info.ends_alone(storages))
+            self._running.append(use)
+            for record in use.records:
+                self._ledger.async_use_begins(record)
+
+    def began_elsewhere(self, info: OpInfo, result: Any, storages: Sequence[Storage]) -> None:
+        """The same in another thread, which cannot speak to the session: its storages are borrowed
+        until the use ends."""
+        for work in info.works_in(result):
+            use = _Use(work, storages, info.ends_alone(storages))
+            for record in use.records:
+                record.borrow(1)
+            self._elsewhere.append(use)
+
+    def launch(self, mode: TorchDispatchMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Runs a functional collective as the ops that it is made of, which come to this mode."""
+        with mode:
+            result = functional_collectives()[func](*args, **kwargs)
+        if awaits(func):
+            self._waited_for(storages_of(args, kwargs))
+        return result
+
+    def waited(self, work: Work) -> None:
+        """Somebody has waited for this `Work`."""
+        for use in [*self._running, *self._elsewhere]:
+            if use.work is work:
+                use.waited = True
+
+    def _waited_for(self, storages: Sequence[Storage]) -> None:
+        """Somebody has waited for all that used these storages."""
+        for use in [*self._running, *self._elsewhere]:
+            if any(storage in storages for storage in use.storages):
+                use.waited = True
+
+    def look(self) -> bool:
+        """Notes the uses that have ended; returns whether any has."""
+        ended = [use for use in self._running if use.has_ended()]
+        for use in ended:
+            self._running.remove(use)
+            for record in use.records:
+                self._ledger.async_use_ends(record)
+        for _ in range(len(self._elsewhere)):
+            use = self._elsewhere.popleft()
+            if use.has_ended():
+                for record in use.records:
+                    record.borrow(-1)
+            else:
+                self._elsewhere.append(use)
+        return bool(ended)
+
+    def forget(self) -> None:
+        """The block has ended: nothing leaves any more."""
+        self._running.clear()
+        while self._elsewhere:
+            for record in self._elsewhere.popleft().records:
+                record.borrow(-1)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._running or self._elsewhere)
+
+    def end_alone(self) -> bool:
+        """Whether waiting helps."""
+        return any(use.ends_alone for use in [*self._running, *self._elsewhere])
