@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import time
-import warnings
 import weakref
 from functools import partial
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from tidelog.abi._native import Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._ranks import Ranks
+from tidelog.block._restoring import Restoring
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
 from tidelog.checkpoints._resume import Resumed
@@ -34,14 +34,13 @@ from tidelog.escapes import _compiled, _escape, _threads
 from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
 from tidelog.memory._movers import Mover
-from tidelog.memory._record import Record, Storage
+from tidelog.memory._record import Storage
 from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates, UpdatesHook
 from tidelog.output import _logging, _notebook
 from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog.output._notebook import Report
-from tidelog.output._progress import Progress
 from tidelog.recompute._recompute import Recompute
 from tidelog.recompute._regions import Regions
 from tidelog.storages._async_uses import AsyncUses
@@ -113,6 +112,7 @@ class Tide:
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
+        self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._regions, self._recompute = Regions(self.steps, self.access), None
         if settings.recompute == "best":
@@ -235,8 +235,8 @@ class Tide:
         self.ledger.collect_dead()
         failure = ""
         try:
-            self._stop_migrations()
-            failure = self._restore_what_fits()
+            self._restoring.stop_migrations()
+            failure = self._restoring.what_fits()
         finally:
             self.device.await_copies()
             self.access.is_open = False
@@ -249,71 +249,9 @@ class Tide:
             _active = None
             if self.ledger.has_away():
                 _left_behind.append(self)
-                records = self.ledger.records.values()
-                self._leave_behind([record for record in records if record.state & _record.AWAY], failure)
+                self._restoring.leave_the_rest(self.budget, self._settings.outside, failure)
             else:
                 self._close()
-
-    def _stop_migrations(self) -> None:
-        """From here on nobody says which tensors are used and written, so nothing may leave or be
-        prefetched."""
-        self.session.leave_plan()
-        self.session.lift_budget()
-        with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
-            self.performer.settle()
-        for record in list(self.ledger.records.values()):
-            storage = record()
-            if storage is not None and record.state & _record.LEAVING:
-                with contextlib.suppress(_errors.Error):
-                    self.access.bring_back(storage, written=storage)
-
-    def _restore_what_fits(self) -> str:
-        """Returns why the first that did not come back, although the budget has room, did not."""
-        ledger, failure = self.ledger, ""
-        # What is coming has its memory already, so it comes first.
-        records = ledger.records.values()
-        with self._restoring() as progress:
-            for record in sorted(records, key=lambda record: (-record.state, record.id)):
-                storage = record()
-                if storage is None or not record.state & _record.AWAY:
-                    continue
-                if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
-                    had_memory, before = record.state & _record.COMING, ledger.live
-                    # Damaged on the device: it is named with those that stay.
-                    try:
-                        self.access.bring_back(storage)
-                    except _errors.Error as error:
-                        failure = failure or str(error)
-                    else:
-                        if not had_memory and ledger.live < before + record.size:
-                            # CUDA has no more: from here on each would only push another out.
-                            return failure or "CUDA had memory for it only after another had left"
-                progress.add(record.size)
-        return failure
-
-    def _restoring(self) -> Progress:
-        away = sum(record.size for record in self.ledger.records.values() if record.state & _record.AWAY)
-        return Progress("restoring tensors", "B", away)
-
-    def _leave_behind(self, left: list[Record], failure: str) -> None:
-        for record in left:
-            # What is coming has memory, and a device may be writing it.
-            if record.state & _record.OUT:
-                self.performer.leave(record)
-        names = [record.describe() for record in left]
-        size = sum(record.size for record in left)
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        why = f"do not fit the budget of {self.budget} bytes"
-        if failure:
-            why = f"could not all come back ({failure})"
-        warnings.warn(
-            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they {why}: "
-            f"{shown}. They are safe until this process "
-            "ends; touching one raises an error. Enter another offload block to use them, or call "
-            "restore() on this one to bring them back.",
-            _errors.LeftBehindWarning,
-            stacklevel=4,
-        )
 
     def _close(self) -> None:
         try:
@@ -455,13 +393,7 @@ class Tide:
             return
         if not self.session.is_open():
             return  # the block ended with nothing out
-        self.session.lift_budget()
-        with self._restoring() as progress:
-            for record in list(self.ledger.records.values()):
-                storage = record()
-                if storage is not None and record.state & _record.AWAY:
-                    self.access.bring_back(storage)
-                    progress.add(record.size)
+        self._restoring.everything()
         if not self.is_open:
             self._close()
 
