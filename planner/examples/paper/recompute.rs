@@ -17,14 +17,13 @@ use tidelog_planner::cost::Machine;
 use tidelog_planner::order::{MicroBatches, OpOrder, Updates};
 use tidelog_planner::recompute::{LeftOut, Reruns, choose, finalists};
 use tidelog_planner::simulate::SimulateError;
-use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
 use tidelog_planner::trace::Trace;
+use tidelog_planner::units::{Bytes, Nanos};
 
 const EFFORT: Effort = Effort { instants: 600, steps: 1000 };
 
-/// Of the choices that look best after a short search of so many steps, so many are planned in
-/// full.
-const QUICK_STEPS: u64 = 4;
+/// Of the choices that look best after a short search, so many are planned in full.
 const PLANNED_IN_FULL: usize = 3;
 
 /// A step with some of its reruns left out.
@@ -102,21 +101,15 @@ pub(super) fn row(name: &str, folder: &Path, bounds: &Path) -> Result<Recomputed
 }
 
 fn in_order(order: OpOrder, reruns: &Reruns<'_>, machine: &Machine) -> Result<InOrder, Failure> {
-    let planned = |trace: &Trace, steps: u64| -> Result<Option<(u64, u64)>, SimulateError> {
+    let planned = |trace: &Trace, steps: u64| -> Result<Option<(Nanos, Bytes)>, SimulateError> {
         let Ok(ordered) = order.of(trace) else { return Ok(None) };
         let options = TidelogOptions { planned: PLANNED, ..TidelogOptions::thorough() };
-        let mut search = Search::new(&ordered.trace, machine, options)?;
-        match search.advance(steps) {
-            Err(SimulateError::Refused { .. }) => return Ok(None),
-            done => done?,
-        };
-        let best = search.best().map(|(_, simulation)| simulation);
-        Ok(best.map(|best| (best.time.0, best.bytes.ssd_written.0)))
+        step_cost(&ordered.trace, machine, options, steps)
     };
     let in_full = |left_out: &LeftOut| -> Result<Option<Outcome>, Failure> {
         let found = planned(&reruns.without(left_out)?.trace, u64::MAX)?;
         let left_out = left_out.0.len();
-        Ok(found.map(|(time, written)| Outcome { left_out, time, written }))
+        Ok(found.map(|(time, written)| Outcome { left_out, time: time.0, written: written.0 }))
     };
     let all = in_full(&LeftOut::default())?;
     let none = in_full(&reruns.every())?;

@@ -7,6 +7,7 @@ use crate::plan::PlannedBytes;
 use crate::recompute::{LeftOut, Reruns, choose, finalists};
 use crate::report::text::{bytes, time};
 use crate::simulate::SimulateError;
+use crate::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
 use crate::trace::Trace;
 use crate::units::Nanos;
 use serde::Serialize;
@@ -31,8 +32,8 @@ pub struct RecomputeAnswer {
     pub bytes: Option<PlannedBytes>,
 }
 
-/// Plans and simulates a step with all its reruns, with none, and with those that `quick` finds
-/// best to leave out. Nothing where the step has no reruns.
+/// Plans and simulates a step with all its reruns, with none, and with those that a short
+/// search finds best to leave out. Nothing where the step has no reruns.
 ///
 /// # Errors
 /// If a step cannot be simulated for another reason than a lack of memory.
@@ -40,13 +41,13 @@ pub fn recomputation(
     program: &Trace,
     order: OpOrder,
     machine: &Machine,
-    (quick, simulator): (SimulateFn<'_>, SimulateFn<'_>),
+    simulator: SimulateFn<'_>,
 ) -> Result<Vec<RecomputeAnswer>, SimulateError> {
     let reruns = Reruns::of(program);
     if reruns.all().is_empty() {
         return Ok(Vec::new());
     }
-    let planned = |trace: &Trace, simulator: SimulateFn<'_>| {
+    let planned = |trace: &Trace| {
         let Ok(ordered) = order.of(trace) else { return Ok(None) };
         match simulator(&ordered.trace, machine) {
             Ok(found) => Ok(Some((found.time, found.bytes))),
@@ -54,13 +55,13 @@ pub fn recomputation(
             Err(other) => Err(other),
         }
     };
-    let found = choose(&reruns, machine, |trace| {
-        let found = planned(trace, quick)?;
-        Ok::<_, SimulateError>(found.map(|(time, bytes)| (time, bytes.ssd_written)))
+    let found = choose(&reruns, machine, |trace| match order.of(trace) {
+        Ok(ordered) => step_cost(&ordered.trace, machine, TidelogOptions::default(), QUICK_STEPS),
+        Err(_) => Ok(None),
     })?;
     let answer = |left_out: LeftOut| {
         let step = reruns.without(&left_out).ok();
-        let found = step.map_or(Ok(None), |step| planned(&step.trace, simulator))?;
+        let found = step.map_or(Ok(None), |step| planned(&step.trace))?;
         let runs = |index: &usize| !left_out.0.contains(&(*index as u32));
         let again = (0..reruns.all().len()).filter(runs).map(|index| reruns.all()[index].time.0);
         Ok(RecomputeAnswer {

@@ -20,12 +20,16 @@ use crate::cost::Machine;
 use crate::plan::Plan;
 use crate::simulate::{Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
+use crate::units::{Bytes, Nanos};
 pub use in_parts::{PartedPlan, in_parts};
 pub use price::PlanPrice;
 pub use search::Search;
 
 /// How many ops the plans of a thorough search may have together.
 const THOROUGH: u64 = 4_000_000;
+
+/// So many steps of a search are enough to compare steps of a program with each other.
+pub const QUICK_STEPS: u64 = 4;
 
 /// The name in the policy's plans.
 const POLICY: &str = "tidelog";
@@ -137,6 +141,27 @@ pub fn tidelog(
 ) -> Result<(Plan, Simulation), SimulateError> {
     let search = search::searched(trace, machine, options)?;
     Ok(search.best().expect("the first step of a search makes a plan"))
+}
+
+/// What the best plan takes and writes that so many steps of a search find. Nothing where the
+/// trace's step cannot run on the machine.
+///
+/// # Errors
+/// If the trace's step cannot be simulated for another reason than a lack of memory.
+pub fn step_cost(
+    trace: &Trace,
+    machine: &Machine,
+    options: TidelogOptions,
+    steps: u64,
+) -> Result<Option<(Nanos, Bytes)>, SimulateError> {
+    let found = Search::new(trace, machine, options).and_then(|mut search| {
+        search.advance(steps)?;
+        Ok(search.best())
+    });
+    match found {
+        Err(SimulateError::Refused { .. }) => Ok(None),
+        found => Ok(found?.map(|(_, best)| (best.time, best.bytes.ssd_written))),
+    }
 }
 
 /// The plans that no other one beats in both time and bytes written, fastest first, among all that

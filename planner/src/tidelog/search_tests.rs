@@ -63,6 +63,18 @@ fn a_search_that_knows_a_plan_never_ends_with_a_worse_one() {
 }
 
 #[test]
+fn a_step_costs_what_the_search_has_found_and_nothing_where_it_cannot_run() {
+    let trace = training(16, 40_000, 100_000, 30_000);
+    let roomy = machine(Lifetimes::of(&trace).peak().0 / 2);
+    let mut search = Search::new(&trace, &roomy, TidelogOptions::default()).unwrap();
+    search.advance(QUICK_STEPS).unwrap();
+    let best = search.best().unwrap().1;
+    let cost = |machine| step_cost(&trace, machine, TidelogOptions::default(), QUICK_STEPS);
+    assert_eq!(cost(&roomy).unwrap(), Some((best.time, best.bytes.ssd_written)));
+    assert_eq!(cost(&machine(1)).unwrap(), None);
+}
+
+#[test]
 fn the_first_step_makes_a_plan_whatever_the_caller_says() {
     let trace = training(12, 40_000, 100_000, 60_000);
     let machine = machine(900_000);

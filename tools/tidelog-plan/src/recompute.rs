@@ -6,16 +6,11 @@ use crate::order::orders;
 use tidelog_planner::cost::Machine;
 use tidelog_planner::order::OpOrder;
 use tidelog_planner::recompute::{LeftOut, RecomputeError, Reruns, choose, finalists};
-use tidelog_planner::simulate::{SimulateError, Simulation};
-use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
 use tidelog_planner::trace::Trace;
-use tidelog_planner::units::{Bytes, Nanos};
 
 /// Of the choices that look best after a short search, so many are planned in full.
 const PLANNED: usize = 3;
-
-/// How many steps of a search are enough to compare steps with each other.
-const QUICK_STEPS: u64 = 4;
 
 /// A step in an order, without some of its reruns.
 pub(crate) struct ArrangedStep {
@@ -73,26 +68,8 @@ fn choices(
         RecomputeName::Best => {}
     }
     let found = choose(reruns, machine, |trace| match order.of(trace) {
-        Ok(ordered) => quick(&ordered.trace, machine),
+        Ok(ordered) => step_cost(&ordered.trace, machine, TidelogOptions::default(), QUICK_STEPS),
         Err(_) => Ok(None),
     });
     Ok(finalists(reruns, found?, PLANNED))
-}
-
-/// What the best plan of a short search takes and writes; nothing where the step cannot run.
-fn quick(trace: &Trace, machine: &Machine) -> Result<Option<(Nanos, Bytes)>, SimulateError> {
-    match quick_simulator(trace, machine) {
-        Err(SimulateError::Refused { .. }) => Ok(None),
-        found => found.map(|found| Some((found.time, found.bytes.ssd_written))),
-    }
-}
-
-/// Plans and simulates by a short search.
-pub(crate) fn quick_simulator(
-    trace: &Trace,
-    machine: &Machine,
-) -> Result<Simulation, SimulateError> {
-    let mut search = Search::new(trace, machine, TidelogOptions::default())?;
-    search.advance(QUICK_STEPS)?;
-    Ok(search.best().expect("the first step of a search makes a plan").1)
 }

@@ -4,13 +4,11 @@ use super::table::table;
 use crate::cli::{ExplainArgs, PolicyName};
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, best, searched_in_parts, simulator};
-use crate::recompute::quick_simulator;
 use serde_json::json;
 use std::fmt::{self, Write};
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::explain::{
-    MachineChange, OpAnswer, PartsAnswer, SimulateFn, StorageAnswer, find, orders, recomputation,
-    what_if,
+    MachineChange, OpAnswer, PartsAnswer, StorageAnswer, find, orders, recomputation, what_if,
 };
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
@@ -61,9 +59,8 @@ pub(crate) fn explain(
     let recomputed = if asked || arguments.no_what_if {
         Vec::new()
     } else {
-        let simulators: (SimulateFn<'_>, SimulateFn<'_>) =
-            (&quick_simulator, &simulator(step.policy, step.within));
-        recomputation(&step.program, step.order, &step.machine, simulators)?
+        let simulator = simulator(step.policy, step.within);
+        recomputation(&step.program, step.order, &step.machine, &simulator)?
     };
     let parts = if asked || arguments.no_what_if { Vec::new() } else { parts(&step)? };
     if output == OutputFormat::Json {

@@ -118,7 +118,6 @@ class Tide:
         if settings.recompute == "best":
             why_never = self._why_no_choice(settings)
             self._recompute = Recompute(self._regions, self.steps, session, why_never, self.steps.notices.append)
-            self._hook.looks_on = self._regions.saw if self._regions.looks else None
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
@@ -276,6 +275,7 @@ class Tide:
         started = time.perf_counter()
         if self._recompute is not None:
             self._recompute.begin_step()
+            self._hook.looks_on = self._regions.saw if self._regions.looks else None
         self._open_kernels()
         steps.begin()
         completed = False
@@ -294,7 +294,6 @@ class Tide:
         self.steps.end(completed, started)
         if self._recompute is not None:
             self._recompute.end_step(time.perf_counter() - started if completed else None, is_planned)
-            self._hook.looks_on = self._regions.saw if self._regions.looks else None
 
     def _why_no_choice(self, settings: Settings) -> str | None:
         """Why all regions run as the program has them, if that is so."""

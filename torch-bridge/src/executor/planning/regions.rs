@@ -13,12 +13,11 @@ use tidelog_planner::recompute::{
     CheckpointedRegion, LeftOut, Reruns, choose, finalists, without_aliases,
 };
 use tidelog_planner::simulate::{Runtime, SimulateError};
-use tidelog_planner::tidelog::{Search, TidelogOptions};
+use tidelog_planner::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos};
 
-/// Steps of a search that tell choices apart, and of one for those that look best.
-const QUICK_STEPS: u64 = 4;
+/// Steps of a search for the choices that look best.
 const FULL_STEPS: u64 = 16;
 /// So many choices are planned by the longer search, besides all regions run twice, and none.
 const PLANNED: usize = 2;
@@ -165,20 +164,10 @@ impl ChoiceTask {
             return Err(NoChoice::Dropped);
         }
         let began = Instant::now();
-        let found = self.best_of(trace, steps);
-        thread::sleep(began.elapsed());
-        match found {
-            Err(SimulateError::Refused { .. }) => Ok(None),
-            found => Ok(found?),
-        }
-    }
-
-    fn best_of(&self, trace: &Trace, steps: u64) -> Result<Option<(Nanos, Bytes)>, SimulateError> {
         let options = TidelogOptions { runtime: self.runtime, ..Default::default() };
-        let mut search = Search::new(trace, &self.machine, options)?;
-        search.advance(steps)?;
-        let best = search.best();
-        Ok(best.map(|(_, simulated)| (simulated.time, simulated.bytes.ssd_written)))
+        let found = step_cost(trace, &self.machine, options, steps);
+        thread::sleep(began.elapsed());
+        Ok(found?)
     }
 }
 
