@@ -41,7 +41,7 @@ def module():
     return _dispatch._built.get()
 
 
-def train(steps, **options):
+def train(steps, *, learnt_again_after=None, **options):
     """The losses of a small training, and of each step the part of its ops that went past Python."""
     torch.manual_seed(0)
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())])
@@ -60,13 +60,16 @@ def train(steps, **options):
             step()
         return losses, parts
     with tidelog.offload(model, optimizer, **options) as tide:
-        for _ in range(steps):
+        for number in range(steps):
+            if number == learnt_again_after:
+                tide.steps.learn_again()
             with tide.step():
                 before = tide.stats()["dispatch"]["ops_past_python"]
                 step()
                 parts.append(tide.stats()["dispatch"]["ops_past_python"] - before)
             tide.await_plan()
         assert tide.stats()["dispatch"]["why_not"] == ""
+        assert not any("left the plan" in notice for notice in tide.stats()["notices"]), tide.stats()["notices"]
     return losses, parts
 
 
@@ -87,6 +90,21 @@ def test_most_ops_go_past_python_and_the_bits_are_the_same(pool, memory):
     assert losses == plain
     # 12 layers forward and backward, and 12 parameters of AdamW.
     assert min(passed[-2:]) > 150, passed
+
+
+def test_steps_that_are_learnt_again_follow_another_plan(pool):
+    plain, _ = train(16)
+    options = {"pool": pool, "memory": 8 * MIB, "staging": MIB, "pool_size": 256 * MIB}
+    losses, passed = train(16, learnt_again_after=8, **options)
+    assert losses == plain
+    assert min(passed[1:]) > 150, passed
+
+
+def test_what_looks_on_sees_each_op(tide):
+    seen = []
+    tide._hook.looks_on = lambda func, args, kwargs: seen.append(func)
+    unmet()
+    assert len(seen) == (0 if tide.ledger.quiet else 2)
 
 
 def test_a_storage_that_python_has_not_met_counts_until_it_dies(tide):

@@ -96,7 +96,8 @@ class Tide:
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
         learns = self.mode == "auto"
-        self._kernels = kernels = Kernels(_why_no_kernels(device, settings))
+        # With a GPU the hook notices each launch, and in which stream it is.
+        self._kernels = kernels = Kernels("the budget is of a GPU's memory" if device.option else "")
         self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
         self.updates = _UPDATES[settings.updates](
             ledger,
@@ -478,16 +479,6 @@ class Tide:
             raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
         if self.session.forked:
             raise _errors.ForkedError("this offload block belongs to the parent process.")
-
-
-def _why_no_kernels(device: Host, settings: Settings) -> str:
-    """Why every op of a block goes through Python; empty where usual ones may go past it."""
-    if device.option:
-        # The hook notices each launch, and in which stream it is.
-        return "the budget is of a GPU's memory"
-    if settings.recompute == "best":
-        return 'with recompute="best" the ops of each region are looked at'
-    return ""
 
 
 def open_here() -> Tide | None:

@@ -67,8 +67,8 @@ class Module(Unmet, Engine, Protocol):
     def close(self) -> None:
         """It ends."""
 
-    def follow(self, plan: Followed) -> None:
-        """The block follows this plan where `steps.plan` is it."""
+    def follow(self, plan: Followed | None) -> None:
+        """The block follows this plan where `steps.plan` is it. None: its steps are profiled."""
 
     def perform(self) -> bool:
         """Does what the session asks for; returns whether that was all."""
@@ -145,6 +145,12 @@ class Kernels:
                 if func is not None:
                     self.adopt(func)
             self._module.follow(plan)
+
+    def forget_plan(self) -> None:
+        """Steps are profiled until `follow` is called again."""
+        self._followed = None
+        if self._module is not None:
+            self._module.follow(None)
 
 
 _adopted: set[Op] = set()

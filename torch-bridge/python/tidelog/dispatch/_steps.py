@@ -177,6 +177,7 @@ class Steps:
     def learn_again(self) -> None:
         """Between two steps: those to come are others, and are learnt as the first ones were."""
         self._session.learn_again()
+        self._kernels.forget_plan()
         self._known_plan = None
         self._funcs, self._needs = [], []
 

@@ -147,6 +147,7 @@ class Kernel final : public c10::OperatorKernel {
     Block& block = *run.block;
     PyObject* steps = block.steps.get();
     if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.has_async_uses()) return false;
+    if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
     run.index = number(steps, names().next_op);
     Held plan = attribute(steps, names().plan);
     if (plan.get() != Py_None && !(plan.get() == block.plan.get() && is_expected(block, run.index))) return false;

@@ -117,6 +117,8 @@ PyObject* follow(PyObject*, PyObject* plan) {
   HANDLE_TH_ERRORS
   const auto& block = open_block();
   if (!block) Py_RETURN_NONE;
+  block->plan = Held(nullptr);
+  if (plan == Py_None) Py_RETURN_NONE;
   Held funcs = attribute(plan, names().funcs), due = attribute(plan, names().due), needs = attribute(plan, names().needs);
   size_t count = number(plan, names().ops);
   block->kernels.assign(count, nullptr);
@@ -176,7 +178,7 @@ PyMethodDef METHODS[] = {
      "Calls what runs autograd's engine, which finds no mode."},
     {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
      "Calls what finds the mode there, too."},
-    {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it."},
+    {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };
 // `storage._tide` where nobody has set it: Python meets the storage now.

@@ -112,6 +112,7 @@ struct Names {
   NAME(limit);
   NAME(live);
   NAME(loans);
+  NAME(looks_on);
   NAME(made);
   NAME(mark);
   NAME(modified);
