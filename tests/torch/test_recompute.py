@@ -21,8 +21,9 @@ VARIANTS = pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("once", [ALL, OTHERS])
 def test_regions_run_once(pool, monkeypatch, reentrant, once):
     choosing(monkeypatch, once)
-    figures, kept, _ = compare(pool, model=functools.partial(Model, use_reentrant=reentrant))
+    figures, kept, notices = compare(pool, model=functools.partial(Model, use_reentrant=reentrant))
     assert figures["kept"] == kept[-1] == len(once), figures
+    assert not any("left the plan" in notice for notice in notices), notices
     assert figures["again"] == BLOCKS - len(once) and not figures["refused"]
     assert kept[0] == 0  # the first steps are the program's own
     assert figures["own_seconds"] and figures["kept_seconds"]
@@ -37,8 +38,23 @@ def test_where_to_run_all_again_is_best_nothing_changes(pool, monkeypatch, reent
 
 @VARIANTS
 def test_the_planner_chooses(pool, reentrant):
-    figures, _, _ = compare(pool, model=functools.partial(Model, use_reentrant=reentrant))
+    figures, kept, _ = compare(pool, model=functools.partial(Model, use_reentrant=reentrant))
     assert figures["own_seconds"] and not figures["refused"], figures
+    assert "to run all again is best" in figures["why"] or max(kept), figures
+
+
+def test_usual_ops_go_past_python(pool, monkeypatch):
+    choosing(monkeypatch, ALL)
+    passed = []
+
+    def scenario(program):
+        for _ in range(STEPS):
+            program.step()
+            if program.tide is not None:
+                passed.append(program.tide.stats()["dispatch"]["ops_past_python"])
+
+    compare(pool, scenario)
+    assert passed[-1] - passed[-2] > 200, passed  # of 260 ops
 
 
 def test_own_is_the_default(pool):
@@ -60,6 +76,7 @@ def test_slower_steps_go_back(pool, monkeypatch):
     assert BLOCKS in kept and kept[-1] == 0, kept
     assert "all regions run again, as the program has it: steps took" in figures["why"]
     assert figures["why"] in notices
+    assert not any("left the plan" in notice for notice in notices), notices  # they are learnt again, too
 
 
 def test_steps_that_are_never_alike_go_back(pool, monkeypatch):
@@ -137,34 +154,53 @@ def test_a_graph_that_is_kept_runs_backward_twice(pool, monkeypatch, reentrant):
     def scenario(program):
         for _ in range(STEPS):
             program.step()
-        loss = program.model(program.x).sum()
-        loss.backward(retain_graph=True)
-        program.note("once", [each.grad for each in program.model.parameters()])
-        loss.backward()
-        program.note("twice", [each.grad for each in program.model.parameters()])
-        with pytest.raises(RuntimeError, match="second time"):
+        with program.boundary():
+            loss = program.model(program.x).sum()
+            loss.backward(retain_graph=True)
+            program.note("once", [each.grad for each in program.model.parameters()])
             loss.backward()
+            program.note("twice", [each.grad for each in program.model.parameters()])
+            with pytest.raises(RuntimeError, match="second time"):
+                loss.backward()
 
     figures, _, _ = compare(pool, scenario, model=functools.partial(Model, use_reentrant=reentrant))
     assert figures["kept"] == BLOCKS, figures
 
 
-def test_a_step_that_fails_in_a_region(pool, monkeypatch):
+def test_gradients_that_are_asked_for_are_refused_as_by_the_program(pool, monkeypatch):
+    choosing(monkeypatch, ALL)
+
+    def scenario(program):
+        for _ in range(STEPS):
+            program.step()
+        with program.boundary():
+            loss = program.model(program.x).sum()
+            with pytest.raises(RuntimeError, match="use_reentrant=True"):
+                torch.autograd.grad(loss, list(program.model.parameters()))
+
+    figures, _, _ = compare(pool, scenario, model=functools.partial(Model, use_reentrant=True))
+    assert figures["kept"] == BLOCKS, figures
+
+
+@VARIANTS
+def test_a_step_that_fails_in_a_region(pool, monkeypatch, reentrant):
     choosing(monkeypatch, ALL)
 
     def fail(*_):
         raise KeyError("in a region")
 
     def scenario(program):
+        errors = []  # with the frames of what failed
         for number in range(24):
             if number in (2, 20):
                 handle = program.model.blocks[1].up.register_forward_hook(fail)
-                with pytest.raises(KeyError):
+                with pytest.raises(KeyError) as caught:
                     program.step()
+                errors.append(caught)
                 handle.remove()
             program.step()
 
-    figures, _, _ = compare(pool, scenario)
+    figures, _, _ = compare(pool, scenario, model=functools.partial(Model, use_reentrant=reentrant))
     assert figures["kept"] == BLOCKS, figures
 
 
@@ -195,6 +231,19 @@ def test_another_model_at_its_place_runs_as_the_program_has_it(pool, monkeypatch
 
     figures, kept, _ = compare(pool, scenario)
     assert kept[19] == BLOCKS and figures["kept"] == BLOCKS - 1, kept
+
+
+def test_another_option_at_its_place_runs_as_the_program_has_it(pool, monkeypatch):
+    choosing(monkeypatch, ALL)
+
+    def scenario(program):
+        for number in range(24):
+            if number == 20:
+                program.model.options["determinism_check"] = "none"
+            program.step()
+
+    figures, kept, _ = compare(pool, scenario)
+    assert kept[19] == BLOCKS and figures["kept"] == 0, kept
 
 
 def test_early_updates(pool, monkeypatch):
@@ -241,6 +290,24 @@ def test_transformers(pool, monkeypatch, reentrant):
     monkeypatch.setattr("tidetest.regions.Program", Words)
     figures, _, _ = compare(pool, model=model, memory=2 << 20)
     assert (figures["kept"], figures["again"]) == (2, 1), figures
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"why_not": "it is ill"}, "the planner failed: it is ill"),
+        (
+            {"once": [], "refused": [], "tried": 5, "without_room": 3},
+            "no room for: 3 of 5 choices. A larger pool_size= may help",
+        ),
+    ],
+    ids=["no planner", "no room"],
+)
+def test_where_there_is_no_choice_it_says_why(pool, monkeypatch, made, why):
+    monkeypatch.setattr(_native.Session, "chosen_regions", lambda session: made)
+    monkeypatch.setattr(_recompute, "_COMPARED", 2)
+    figures, kept, _ = compare(pool, steps=12)
+    assert not any(kept) and why in figures["why"] and figures["settled"], figures
 
 
 def test_the_library_refuses_what_is_no_region(pool):

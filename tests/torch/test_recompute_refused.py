@@ -201,6 +201,41 @@ def test_kernels_that_are_compiled(pool, monkeypatch, compiled_once):
     refused(pool, monkeypatch, "compiled kernels", Compiled)
 
 
+def test_a_region_that_never_runs_again(pool, monkeypatch):
+    class Unused(Model):
+        def call(self, block, x):
+            super().call(block, x)
+            return block(x)
+
+    refused(pool, monkeypatch, "it does not run again", Unused)
+
+
+def test_a_region_that_runs_again_and_again(pool, monkeypatch):
+    class Kept(Program):
+        def backward(self):
+            loss = self.model(self.x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            self.note("loss", loss)
+
+    monkeypatch.setattr("tidetest.regions.Program", Kept)
+    refused(pool, monkeypatch, "it runs more than twice")
+
+
+def test_a_region_that_runs_again_in_the_next_step(pool, monkeypatch):
+    class Late(Program):
+        loss = None
+
+        def backward(self):
+            before, self.loss = self.loss, self.model(self.x).square().mean()
+            if before is not None:
+                before.backward()
+            self.note("loss", self.loss)
+
+    monkeypatch.setattr("tidetest.regions.Program", Late)
+    refused(pool, monkeypatch, "it runs again in another step")
+
+
 def test_modes_without_a_choice(pool):
     for options, why in [({"mode": "reactive"}, "nothing is planned"), ({"updates": "lazy"}, 'updates="lazy"')]:
         figures, kept, _ = compare(pool, steps=4, **options)

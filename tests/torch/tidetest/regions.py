@@ -69,8 +69,11 @@ class Program:
         loss.backward()
         self.note("loss", loss)
 
+    def boundary(self):
+        return self.tide.step() if self.tide is not None else contextlib.nullcontext()
+
     def step(self):
-        with self.tide.step() if self.tide is not None else contextlib.nullcontext():
+        with self.boundary():
             self.optimizer.zero_grad()
             self.backward()
             self.optimizer.step()
