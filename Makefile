@@ -128,9 +128,10 @@ test-ranks: build ## Distributed programs and ranks that fail, every mover and m
 test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
-test-slow: build ## Longer storms, a thousand small steps planned with more freedom, and every program and touch under every mover and mode
+test-slow: build ## What takes hours: longer storms, small steps, every mover and mode, touches under checkpoint
 	cargo test -q --release -p tidelog-planner --lib freedom -- --ignored
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --recompute best tests/torch/test_touch_*.py
 
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
 	@scripts/wheel.sh $(if $(SPDK),spdk)

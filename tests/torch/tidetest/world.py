@@ -111,14 +111,19 @@ class World:
 
     def warm_up(self, mode):
         """Steps until an "auto" block executes a plan. Returns their number, for the plain run to repeat."""
-        chooses = mode != "reactive" and made_on.recompute == "best"
-        for count in range(1, (CHOICE_STEPS_MAX if chooses else WARM_UP_STEPS_MAX) + 1):
+        looks = mode != "reactive" and made_on.recompute == "best"
+        for count in range(1, (CHOICE_STEPS_MAX if looks else WARM_UP_STEPS_MAX) + 1):
             self.step()
+            chooses = looks and not self.fits()
             is_chosen = not chooses or self.tide.stats()["recompute"]["settled"]
             if count >= 2 and (mode == "reactive" or self.tide.phase == "planned") and is_chosen:
                 assert not chooses or self.tide.stats()["recompute"]["kept"], self.tide.stats()["recompute"]
                 return count
-        raise AssertionError(f"no plan after {WARM_UP_STEPS_MAX} equal steps; the phase is {self.tide.phase!r}")
+        raise AssertionError(f"no plan after {count} equal steps; the phase is {self.tide.phase!r}")
+
+    def fits(self):
+        """Whether no step has reached the budget: then nothing is planned."""
+        return any("the budget was not reached yet" in why for why in self.tide.stats()["held_back"][-1:])
 
     # -- what is touched --------------------------------------------------------------------------
 
