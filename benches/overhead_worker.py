@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from typing import Any
 
 import torch
 from hook import Bare, Counting  # first: it finds the package and demo/
@@ -18,6 +19,7 @@ import overhead_models
 import tidelog
 from memory import LiveStorages
 from tidelog.abi import _native
+from tidelog.order._chains import Chain
 
 WARM_STEPS_MAX = 60  # before there is a plan, and what is computed again is chosen
 
@@ -72,9 +74,11 @@ class Worker:
         self.around = Bare()
         return {}
 
-    def block(self, memory: int, peak: int, pool: str, **options: str) -> dict[str, object]:
+    def block(self, memory: int, peak: int, pool: str, **options: Any) -> dict[str, object]:
         """From here on in a block."""
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        if options.get("recompute") == "best" and not getattr(self.model, "is_gradient_checkpointing", False):
+            options["blocks"] = Chain(self.model, None).blocks.values()
         block = tidelog.offload(
             self.model,
             self.optimizer,

@@ -102,7 +102,7 @@ def test_steps_that_are_learnt_again_follow_another_plan(pool):
 
 def test_what_looks_on_sees_each_op(tide):
     seen = []
-    tide._hook.looks_on = lambda func, args, kwargs: seen.append(func)
+    tide._hook.looks_on = lambda func, *_: seen.append(func)
     unmet()
     assert len(seen) == (0 if tide.ledger.quiet else 2)
 

@@ -20,6 +20,7 @@ DEFAULTS = {
     "mover": "auto",
     "updates": "own",
     "recompute": "own",
+    "blocks": None,
     "pool_size": None,
     "staging": None,
     "data_path": "auto",

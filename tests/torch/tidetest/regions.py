@@ -99,27 +99,29 @@ def choosing(monkeypatch, once):
         if made is None or "once" not in made:
             return made
         refused = {place for place, _ in made["refused"]}
-        return {**made, "once": [place for place in once if place not in refused]}
+        forced = [place for place in once if place not in refused]
+        return {**made, "once": forced, "best": forced, "best_ns": 1, "none_ns": 2}
 
     monkeypatch.setattr(_native.Session, "chosen_regions", forced)
     monkeypatch.setattr(_recompute, "_SLOWER", 1e9)
     monkeypatch.setattr(_recompute, "_COMPARED", 2)
 
 
-def compare(pool, scenario=None, *, model=Model, steps=STEPS, **options):
+def compare(pool, scenario=None, *, model=Model, steps=STEPS, blocks=None, **options):
     """`scenario(program)` in a block notes what it notes without one. Returns the block's figures of regions, of
     each step how many ran once, and its notices."""
     scenario = scenario or (lambda program: [program.step() for _ in range(steps)])
     off = Program(model)
     options = {"memory": BUDGET, "staging": STAGING, "pool_size": 64 * MIB, "recompute": "best", **options}
     warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-    with tidelog.offload(off.model, off.optimizer, pool=pool, **options) as off.tide:
+    blocks = blocks(off.model) if blocks is not None else None
+    with tidelog.offload(off.model, off.optimizer, pool=pool, blocks=blocks, **options) as off.tide:
         scenario(off)
         off.note_all()
         stats, peak = off.tide.stats(), off.tide.peak_bytes
     assert peak <= options["memory"], f"{peak} bytes were in memory"
     got, kept = off.notes, off.kept
-    del off
+    del off, blocks
     gc.collect()
     plain = Program(model)
     scenario(plain)

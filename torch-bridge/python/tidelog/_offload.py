@@ -1,6 +1,7 @@
 """What a user says of a block: `offload` and its options."""
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Literal, get_args
 
 import torch
@@ -12,6 +13,7 @@ from tidelog.block._block import RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
 from tidelog.memory import _device, _movers
+from tidelog.order._chains import Chain
 from tidelog.output._figures import StrPath
 
 ModeName = Literal["auto", "reactive"]
@@ -116,6 +118,13 @@ def offload(
             one_of(*get_args(RecomputeName)),
         ),
     ] = "own",
+    blocks: Annotated[
+        Iterable[torch.nn.Module] | None,
+        Option(
+            'for `recompute="best"` where the program has nothing under torch.utils.checkpoint: modules, such as '
+            "model.layers, whose calls it may put there. They have to bear that; what is seen not to is left as it is."
+        ),
+    ] = None,
     pool_size: Annotated[
         int | str | None,
         Option(
@@ -191,6 +200,10 @@ def offload(
         )
     if resume is not None and model is None:
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
+    if blocks is not None and recompute != "best":
+        raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
+    if blocks is not None and model is None:
+        raise Error("blocks= needs the model that they are of: pass it, too.")
     if share is None:
         share = local_rank()
     session = SessionOptions(
@@ -219,6 +232,7 @@ def offload(
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
         recompute=recompute,
+        blocks=tuple(Chain(model, blocks).blocks.values()) if model is not None and blocks is not None else (),
         resume=resume,
         together=together,
         report=report,

@@ -627,11 +627,12 @@ pub unsafe extern "C" fn tide_session_choose_regions(
 }
 
 /// The choice that was asked for, as JSON, written to `buffer`: `once`, the regions that are better
-/// run once, by their places; `refused`, a list of places each with why that region cannot be;
-/// `tried` and `without_room`, how many choices were looked at and how many of them the pool has no
-/// room for; `own_ns` and `best_ns`, what a step is expected to take with all run twice and with
-/// that choice. Or `why_not` alone; null while it is being made. Returns the text's length, 0 for a
-/// stale handle.
+/// run once, by their places; `best`, those that run once in the best choice, however little it
+/// brings; `refused`, a list of places each with why that region cannot be; `tried` and
+/// `without_room`, how many choices were looked at and how many of them the pool has no room for;
+/// `own_ns`, `none_ns` and `best_ns`, what a step is expected to take with all run twice, with none
+/// and with the best choice. Or `why_not` alone; null while it is being made. Returns the text's
+/// length, 0 for a stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.

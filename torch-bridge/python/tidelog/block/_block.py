@@ -41,6 +41,7 @@ from tidelog.order._updates import Updates, UpdatesHook
 from tidelog.output import _logging, _notebook
 from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog.output._notebook import Report
+from tidelog.recompute._blocks import Blocks
 from tidelog.recompute._recompute import Recompute
 from tidelog.recompute._regions import Regions
 from tidelog.storages._async_uses import AsyncUses
@@ -72,6 +73,7 @@ class Settings:
     outside: str  # where what is out is, in words
     updates: UpdatesName
     recompute: RecomputeName
+    blocks: tuple[nn.Module, ...]  # which may run again
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -116,9 +118,12 @@ class Tide:
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._regions, self._recompute = Regions(self.steps, self.access), None
+        self._blocks = Blocks(settings.blocks, self._regions) if settings.blocks else None
         if settings.recompute == "best":
             why_never = self._why_no_choice(settings)
-            self._recompute = Recompute(self._regions, self.steps, session, why_never, self.steps.notices.append)
+            self._recompute = Recompute(
+                *(self._regions, self._blocks, self.steps, session, why_never, self.steps.notices.append)
+            )
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
@@ -174,6 +179,9 @@ class Tide:
                     self.updates.begin(self._hook)
                 if self._regions.looks:
                     self._regions.begin()
+                    if self._blocks is not None:
+                        self._at_work.callback(self._blocks.close)
+                        self._blocks.begin()
                 entered.pop_all()  # `__exit__` leaves them
         except BaseException as error:
             self._leave_ranks(error)
@@ -276,7 +284,8 @@ class Tide:
         started = time.perf_counter()
         if self._recompute is not None:
             self._recompute.begin_step()
-            self._hook.looks_on = self._regions.saw if self._regions.looks else None
+            saw = self._regions.saw if self._blocks is None else self._blocks.saw
+            self._hook.looks_on = saw if self._regions.looks else None
         self._open_kernels()
         steps.begin()
         completed = False

@@ -86,7 +86,7 @@ class Hook(TorchDispatchMode):
         # Ops over lists are done in pieces of this.
         self._chunk_bytes_max = max(ledger.limit // 4, 1)
         self.updates: Mapping[int, object] = {}  # of an optimizer, that have not run: what they use comes here
-        self.looks_on: Callable[[Op, Args, Kwargs], None] | None = None  # at each op that is looked at in full
+        self.looks_on: Callable[[Op, Args, Kwargs, Any], None] | None = None  # at each op that is looked at in full
         self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
@@ -324,7 +324,7 @@ class Hook(TorchDispatchMode):
         if info.launches:
             self._async_uses.began(info, args, kwargs, result)
         if self.looks_on is not None:
-            self.looks_on(func, args, kwargs)
+            self.looks_on(func, args, kwargs, result)
         if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
             self._foresight.clear()
         self._foresight[foreseen] = born

@@ -146,20 +146,22 @@ class RegionChoice(TypedDict, total=False):
     refused: list[tuple[int, str]]  # those that cannot be, each with why
     tried: int  # choices that were looked at
     without_room: int  # of them, those that the pool has no room for
+    best: list[int]  # what runs once in the best choice, however little it brings
     own_ns: int | None  # a step with all regions run twice, as the planner expects it
-    best_ns: int  # and with this choice
+    none_ns: int | None  # and with none of them
+    best_ns: int  # and with the best choice
 
 
 class RecomputeFigures(TypedDict):
-    """What becomes of regions under torch.utils.checkpoint, in a step as the last one."""
+    """What becomes of regions under torch.utils.checkpoint, or of named blocks, in a step as the last one."""
 
     kept: int  # that run once
-    again: int  # that run again in the backward pass, as the program has it
+    again: int  # that run again in the backward pass
     settled: bool  # whether that stays so
     why: str  # what led to that, or what is waited for
-    refused: list[str]  # regions that have to run again, each with why
+    refused: list[str]  # regions that have to run as the program has them, each with why
     own_seconds: float | None  # a step as the program has it: the median of those that were compared
-    kept_seconds: float | None  # and one with regions that run once
+    kept_seconds: float | None  # and one with other regions that run once
 
 
 class Space(TypedDict):

@@ -18,6 +18,7 @@ from tidelog.abi._native import Session
 from tidelog.dispatch._steps import Steps
 from tidelog.output import _logging
 from tidelog.output._figures import RecomputeFigures, RegionChoice
+from tidelog.recompute._blocks import Blocks
 from tidelog.recompute._regions import Region, Regions
 
 # So many steps under each plan are compared. The one that begins to follow it is none of them.
@@ -26,11 +27,14 @@ _COMPARED = 5
 _PATIENCE = 60
 # They may be so much slower and stay: what is measured is no more exact.
 _SLOWER = 1.02
+# In percent of the program's own step: nothing else is worth a change, by the planner.
+_WORTH = 98
 
 
 class _Phase(Enum):
     LOOKS = auto()  # the program's own steps are profiled, until they follow a plan
     TIMES = auto()  # they are timed
+    DOUBLES = auto()  # named blocks run twice, and such steps are profiled
     CHOOSES = auto()  # and timed, while the planner looks
     LEARNS = auto()  # regions run once: such steps are profiled
     COMPARES = auto()  # and timed
@@ -41,9 +45,16 @@ class Recompute:
     """The choice of one block."""
 
     def __init__(
-        self, regions: Regions, steps: Steps, session: Session, why_never: str | None, say: Callable[[str], None]
+        self,
+        regions: Regions,
+        blocks: Blocks | None,
+        steps: Steps,
+        session: Session,
+        why_never: str | None,
+        say: Callable[[str], None],
     ) -> None:
         self._regions = regions
+        self._blocks = blocks
         self._steps = steps
         self._session = session
         self._say = say
@@ -62,12 +73,15 @@ class Recompute:
 
     def end(self, why: str) -> None:
         """From the next step on all is as the program has it."""
-        if self._phase is _Phase.ENDS and not self._regions.once:
+        changes = bool(self._regions.once or (self._blocks is not None and self._blocks.again))
+        if self._phase is _Phase.ENDS and not changes:
             return
         self._regions.looks = False
-        self._last = 0, len(self._seen)
-        if self._regions.once:
+        self._last = (0, len(self._seen)) if self._blocks is None else (len(self._seen), 0)
+        if changes:
             self._regions.once = {}
+            if self._blocks is not None:
+                self._blocks.again = {}
             self._steps.learn_again()
         self._phase, self._why = _Phase.ENDS, why
 
@@ -95,10 +109,14 @@ class Recompute:
         if self._phase is _Phase.CHOOSES:
             self._take_choice()
         self._regions.begin_step()
+        if self._blocks is not None:
+            self._blocks.begin_step()
 
     def end_step(self, seconds: float | None, is_planned: bool) -> None:
         """A step has ended; `seconds`: None where by an exception. `is_planned`: it has followed a plan to its end."""
         regions = self._regions
+        if self._blocks is not None and regions.looks and seconds is not None:
+            self._blocks.end_step()
         if regions.of_step:
             self._last = regions.kept, len(regions.of_step) - regions.kept
         if seconds is None or self._phase is _Phase.ENDS:
@@ -112,26 +130,39 @@ class Recompute:
             self._seconds.clear()
             self._phase = _Phase.TIMES if self._phase is _Phase.LOOKS else _Phase.COMPARES
             return None
+        if self._phase is _Phase.DOUBLES:
+            regions.looks = False
+            return self._ask()
         self._seconds.append(seconds)
         if len(self._seconds) < _COMPARED:
             return None
         if self._phase is _Phase.TIMES:
-            self._ask()
+            self._own = statistics.median(self._seconds)
+            self._ask() if self._blocks is None else self._double(self._blocks)
         elif self._phase is _Phase.COMPARES:
             self._compare()
         return None
 
     def _unplanned(self) -> None:
-        if self._phase is _Phase.LOOKS:
+        if self._phase in (_Phase.LOOKS, _Phase.DOUBLES):
             self._seen = self._regions.of_step
-        elif self._phase in (_Phase.LEARNS, _Phase.COMPARES):
+        if self._phase in (_Phase.DOUBLES, _Phase.LEARNS, _Phase.COMPARES):
             self._patience -= 1
             if not self._patience:
-                self._go_back(f"{_PATIENCE} steps with regions that ran once followed no plan")
+                self._go_back(f"{_PATIENCE} steps with {self._others()} followed no plan")
+
+    def _double(self, blocks: Blocks) -> None:
+        """The program's own steps are known. What it would be to run blocks again is not."""
+        blocks.again = {place: region.key for place, region in enumerate(self._seen) if region.why is None}
+        if not blocks.again:
+            return self._find_none()
+        self._regions.looks = True
+        self._steps.learn_again()
+        self._phase, self._why = _Phase.DOUBLES, "steps in which blocks run again are learnt"
+        return None
 
     def _ask(self) -> None:
-        """The program's own steps are known."""
-        self._own = statistics.median(self._seconds)
+        """Steps with both runs of each region are known."""
         for region in self._seen:
             if len(region.runs) != 2:
                 region.refuse("it does not run again" if len(region.runs) < 2 else "it runs more than twice")
@@ -144,19 +175,21 @@ class Recompute:
 
     def _find_none(self) -> None:
         if self._seen:
-            self.end("every region has to run again")
+            self.end("every region has to run again" if self._blocks is None else "no block can run again")
             self._tell_refused()
         elif self._regions.was_elsewhere:
             self.end("regions ran in other threads, as in tidelog.accumulate")
         else:
-            self.end("no step has called torch.utils.checkpoint, outside of compiled graphs")
+            what = "torch.utils.checkpoint" if self._blocks is None else "a block"
+            self.end(f"no step has called {what}, outside of compiled graphs")
 
     def _tell_refused(self) -> None:
         refused = [region.why for region in self._seen if region.why]
+        what = "checkpointed regions run again" if self._blocks is None else "blocks run once"
         if refused:
             self._say(
-                f"{len(refused)} of {len(self._seen)} checkpointed regions run again whatever the planner says: the "
-                f"first as {refused[0]} (said once)"
+                f"{len(refused)} of {len(self._seen)} {what} whatever the planner says: the first as {refused[0]} "
+                "(said once)"
             )
 
     def _take_choice(self) -> None:
@@ -169,6 +202,8 @@ class Recompute:
         for number, why in choice["refused"]:
             self._seen[self._asked[number]].refuse(why)
         self._tell_refused()
+        if self._blocks is not None:
+            return self._take_again(self._blocks, choice)
         once = [self._asked[number] for number in choice["once"]]
         if not once:
             self.end(self._why_none(choice))
@@ -184,6 +219,20 @@ class Recompute:
         self._steps.learn_again()
         self._phase = _Phase.LEARNS
 
+    def _take_again(self, blocks: Blocks, choice: RegionChoice) -> None:
+        best, none = choice["best_ns"], choice["none_ns"]
+        once = {self._asked[number] for number in choice["best"]}
+        again = [place for place in self._asked if self._seen[place].why is None and place not in once]
+        if none is None or best * 100 > none * _WORTH or not again:
+            return self.end("to run all once, as the program has it, is best, by the planner")
+        self._why = f"{len(again)} of {len(self._seen)} blocks run again: {best / 1e9:.3f} s a step instead of "
+        self._why += f"{none / 1e9:.3f} s, by the planner"
+        _logging.regions_run_once(self._why)
+        blocks.again = {place: self._seen[place].key for place in again}
+        self._steps.learn_again()
+        self._phase = _Phase.LEARNS
+        return None
+
     def _why_none(self, choice: RegionChoice) -> str:
         if all(region.why for region in self._seen):
             return "every region has to run again"
@@ -198,11 +247,15 @@ class Recompute:
         self._kept = statistics.median(self._seconds)
         assert self._own is not None
         if self._kept > self._own * _SLOWER:
-            self._go_back(f"steps took {self._kept:.3f} s with regions that ran once, {self._own:.3f} s without")
+            self._go_back(f"steps took {self._kept:.3f} s with {self._others()}, {self._own:.3f} s without")
         else:
             self._phase = _Phase.ENDS
             self._why += f"; {self._kept:.3f} s and {self._own:.3f} s measured"
 
+    def _others(self) -> str:
+        return "regions that ran once" if self._blocks is None else "blocks that ran again"
+
     def _go_back(self, why: str) -> None:
-        self.end(f"all regions run again, as the program has it: {why}")
+        all_do = "regions run again" if self._blocks is None else "blocks run once"
+        self.end(f"all {all_do}, as the program has it: {why}")
         self._say(self._why)

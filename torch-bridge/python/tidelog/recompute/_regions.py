@@ -61,10 +61,11 @@ class Regions:
         self.once: dict[int, Key] = {}  # regions that run once, by their places in the step
         self.of_step: list[Region] = []
         self.kept = 0  # of them, so many have run once
+        self.are_named = False  # whether they are the calls of named blocks (`_blocks`), and no others
         self.was_elsewhere = False  # whether one was called in another thread than the block's own
         self._steps = steps
         self._access = access
-        self._inside: Region | None = None  # which runs now
+        self.inside: Region | None = None  # which runs now
 
     def begin(self) -> None:
         """From here on calls are seen."""
@@ -74,7 +75,7 @@ class Regions:
 
     def begin_step(self) -> None:
         """A step begins."""
-        self.of_step, self.kept, self._inside = [], 0, None
+        self.of_step, self.kept, self.inside = [], 0, None
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -82,11 +83,11 @@ class Regions:
         """use_reentrant=True."""
 
         def apply(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
-            region = self._called(function, args, preserves, {})
+            region = self._checkpointed(function, args, preserves, {})
             if region is None:
                 return original(function, preserves, *args)
-            noted = self._noted(region, function)
-            if self._is_kept(region):
+            noted = self.noted(region, function)
+            if self.is_kept(region):
                 return _Once.apply(noted, *args)
             return original(noted, preserves, *args)
 
@@ -100,12 +101,12 @@ class Regions:
             said = signature.bind(*args, **kwargs)
             said.apply_defaults()
             options = said.arguments
-            region = self._called(options["fn"], options["args"], options["preserve_rng_state"], options)
+            region = self._checkpointed(options["fn"], options["args"], options["preserve_rng_state"], options)
             if region is None:
                 return original(*args, **kwargs)
-            if self._is_kept(region):
+            if self.is_kept(region):
                 return self._once(region)
-            options["fn"] = self._noted(region, options["fn"])
+            options["fn"] = self.noted(region, options["fn"])
             return self._twice(region, original(*said.args, **said.kwargs))
 
         return begun
@@ -113,7 +114,7 @@ class Regions:
     def _twice(self, region: Region, own: Generator[None, None, None]) -> Iterator[None]:
         next(own)
         try:
-            with self._runs(region):
+            with self.runs(region):
                 yield
         except BaseException as error:
             own.throw(error)
@@ -121,51 +122,65 @@ class Regions:
         next(own, None)
 
     def _once(self, region: Region) -> Iterator[None]:
-        with self._runs(region):
+        with self.runs(region):
             yield
 
-    def _called(
+    def _checkpointed(
         self, function: Callable[..., Any], args: Args, preserves: bool, options: dict[str, Any]
     ) -> Region | None:
-        """A call of a step, if it is to be looked at."""
-        if not (self.looks or self.once) or self._steps.next_op < 0 or not torch.is_grad_enabled():
+        """A call of `checkpoint`, if it is a region that is to be looked at."""
+        if not self.are_named:
+            return self.called(function, args, preserves, options) if self.looks or self.once else None
+        if self.inside is not None:
+            self.inside.refuse("it calls torch.utils.checkpoint itself")
+        return None
+
+    def called(
+        self, function: Callable[..., Any], args: Args, preserves: bool, options: dict[str, Any]
+    ) -> Region | None:
+        """A region of a step, if it is to be looked at."""
+        if self._steps.next_op < 0 or not torch.is_grad_enabled():
             return None
         if not self._access.is_live() or self._access.is_elsewhere():
             return None
         if self._access.is_instead():
             self.was_elsewhere = True
             return None
-        if self._inside is not None:
-            self._inside.refuse("another region is in it")
+        if self.inside is not None:
+            self.inside.refuse("another region is in it")
             return None
         region = Region(_key(function, args), _why_not(preserves, options))
         self.of_step.append(region)
         return region
 
-    def _is_kept(self, region: Region) -> bool:
+    def is_kept(self, region: Region) -> bool:
         place = len(self.of_step) - 1
         is_kept = region.why is None and self.once.get(place) == region.key
         self.kept += is_kept
         return is_kept
 
+    def again(self, region: Region, function: Callable[..., Any], args: Args) -> Any:
+        """Calls a function that runs again in the backward pass."""
+        return checkpoints.checkpoint(self.noted(region, function), *args, use_reentrant=False)
+
     # -- runs ------------------------------------------------------------------------------------
 
-    def _noted(self, region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(self, region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self._runs(region):
+            with self.runs(region):
                 return function(*args, **kwargs)
 
         return run
 
     @contextlib.contextmanager
-    def _runs(self, region: Region) -> Iterator[None]:
-        outer, self._inside = self._inside, region
+    def runs(self, region: Region) -> Iterator[None]:
+        outer, self.inside = self.inside, region
         begins, step = self._steps.next_op, self.of_step
         drawn = states_of_others() if self.looks else None
         try:
             yield
         finally:
-            self._inside = outer
+            self.inside = outer
             if self.looks:
                 region.runs.append((begins, self._steps.next_op))
                 if step is not self.of_step or region not in step:
@@ -173,9 +188,9 @@ class Regions:
                 if states_of_others() != drawn:
                     region.refuse("it draws random numbers of Python's or NumPy's, which no second run has again")
 
-    def saw(self, func: Op, args: Args, kwargs: Kwargs) -> None:
+    def saw(self, func: Op, args: Args, kwargs: Kwargs, _result: Any = None) -> None:
         """An op has run, while runs are noted."""
-        region = self._inside
+        region = self.inside
         if region is None:
             return
         if not isinstance(func, torch._ops.OpOverload):

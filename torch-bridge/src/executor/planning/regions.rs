@@ -120,7 +120,7 @@ impl ChoiceTask {
             self.cost(trace, QUICK_STEPS, slot)
         })?;
         let mut best: Option<(Nanos, LeftOut)> = None;
-        let mut own = None;
+        let (mut own, mut none) = (None, None);
         for left_out in finalists(&reruns, found, PLANNED) {
             let Ok(step) = reruns.without(&left_out) else { continue };
             if Lifetimes::of(&step.trace).peak() > room {
@@ -130,6 +130,9 @@ impl ChoiceTask {
             if left_out.0.is_empty() {
                 own = Some(time);
             }
+            if left_out == reruns.every() {
+                none = Some(time);
+            }
             if best.as_ref().is_none_or(|(least, _)| time < *least) {
                 best = Some((time, left_out));
             }
@@ -137,14 +140,15 @@ impl ChoiceTask {
         let (time, left_out) = best.unwrap_or_default();
         let is_worth =
             own.is_none_or(|own| u128::from(time.0) * 100 <= u128::from(own.0) * WORTH_PERCENT);
-        let is_once = |place: &Result<u32, _>| {
-            is_worth && place.as_ref().is_ok_and(|place| left_out.0.contains(place))
-        };
-        let once: Vec<usize> =
-            (0..places.len()).filter(|region| is_once(&places[*region])).collect();
+        let is_left_out =
+            |place: &Result<u32, _>| place.as_ref().is_ok_and(|place| left_out.0.contains(place));
+        let best: Vec<usize> =
+            (0..places.len()).filter(|region| is_left_out(&places[*region])).collect();
         Ok(json!({
-            "once": once,
+            "once": if is_worth { best.clone() } else { Vec::new() },
+            "best": best,
             "refused": refused,
+            "none_ns": none.map(|none| none.0),
             "own_ns": own.map(|own| own.0),
             "best_ns": time.0,
             "tried": tried,
@@ -214,12 +218,14 @@ mod tests {
         let made = chosen(100_000_000, 1_000_000_000, 100_000_000);
         assert_eq!(made["once"], json!([0, 1, 2, 3]), "{made}");
         assert!(made["best_ns"].as_u64() < made["own_ns"].as_u64(), "{made}");
+        assert_eq!((&made["best"], &made["none_ns"]), (&made["once"], &made["best_ns"]), "{made}");
     }
 
     #[test]
     fn where_links_are_slow_what_runs_twice_is_left_so() {
         let made = chosen(500_000, 1_000_000, 100_000_000);
         assert_eq!(made["once"], json!([]), "{made}");
+        assert!(made["none_ns"].as_u64() > made["own_ns"].as_u64(), "{made}");
     }
 
     #[test]

@@ -1,0 +1,151 @@
+"""Calls of blocks that are named to `offload`: regions that the program has run once, and that may run again in the
+backward pass, as if they were under `torch.utils.checkpoint`, where that is better.
+
+No second run may show. So the program's own steps are looked at first: what a block uses and changes, and what is
+changed of it before its backward pass, which is when a second run would read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tidelog.memory._record import Record, Storage
+from tidelog.order._chains import CallsSeen
+from tidelog.recompute._regions import Key, Region, Regions
+from tidelog.storages._ops import Args, Kwargs, Op, info_of, storages_in, storages_of
+
+# What a second run finds as the first one did, but for the bytes of tensors.
+_PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Generator)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Uses:
+    """The storages of one region's first run, by their numbers."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.made: set[int] = set()
+        self.read: set[int] = set()  # of others
+
+
+class Blocks:
+    """The named blocks of an offload block."""
+
+    def __init__(self, blocks: Iterable[nn.Module], regions: Regions) -> None:
+        self.again: dict[int, Key] = {}  # calls that run again, by their places in the step
+        self._calls = CallsSeen(blocks)
+        self._regions = regions
+        self._uses: _Uses | None = None  # of the call that runs now, in a step of the program's own
+        self._waiting: list[_Uses] = []  # of those whose backward pass has not begun
+        regions.are_named = True
+
+    def begin(self) -> None:
+        """From here on calls are seen."""
+        self._calls.begin(self._call)
+
+    def close(self) -> None:
+        """They are not."""
+        self._calls.close()
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._uses, self._waiting = None, []
+
+    def end_step(self) -> None:
+        """It ends."""
+        for uses in self._waiting:
+            uses.region.refuse("it has no backward pass in its step")
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _call(self, block: nn.Module, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        function = functools.partial(original, block, **kwargs)
+        regions = self._regions
+        region = regions.called(function, args, True, {}) if regions.looks or self.again else None
+        if region is None:
+            return original(block, *args, **kwargs)
+        if (why := _why_not(block, args, kwargs)) is not None:
+            region.refuse(why)
+        if self._runs_again(region):
+            return regions.again(region, function, args)
+        regions.kept += 1
+        uses = _Uses(region)
+        self._uses = uses
+        try:
+            with regions.runs(region):
+                result = original(block, *args, **kwargs)
+        finally:
+            self._uses = None
+        if regions.looks and not self.again:
+            self._await_backward(uses, result)
+        return result
+
+    def _runs_again(self, region: Region) -> bool:
+        place = len(self._regions.of_step) - 1
+        return region.why is None and self.again.get(place) == region.key
+
+    def _await_backward(self, uses: _Uses, result: Any) -> None:
+        nodes = {each.grad_fn for each in tree_leaves(result) if isinstance(each, Tensor) and each.grad_fn is not None}
+        if not nodes:
+            uses.region.refuse("it makes nothing that has a gradient")
+            return
+        self._waiting.append(uses)
+
+        def begins(_gradients: Any) -> None:
+            if uses in self._waiting:
+                self._waiting.remove(uses)
+
+        for node in nodes:
+            node.register_prehook(begins)
+
+    # -- ops of steps that are looked at ------------------------------------------------------------
+
+    def saw(self, func: Op, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """An op has run."""
+        self._regions.saw(func, args, kwargs)
+        if self.again:
+            return
+        info = info_of(func)
+        written = dict(_numbers(info.modified(args, kwargs)))
+        for waiting in self._waiting:
+            for number in waiting.read & written.keys():
+                waiting.region.refuse(f"{written[number].describe()}, which it reads, changes before its backward pass")
+        if (uses := self._uses) is not None:
+            for number in written.keys() - uses.made:
+                uses.region.refuse(f"it changes {written[number].describe()}")
+            used = {number for number, _ in _numbers(storages_of(args, kwargs))}
+            made: list[Storage] = []
+            storages_in(result, made)
+            uses.read |= used - uses.made
+            uses.made |= {number for number, _ in _numbers(made)} - used
+
+
+def _numbers(storages: Iterable[Storage]) -> Iterator[tuple[int, Record]]:
+    for storage in storages:
+        if (record := storage._tide) is not None and record.id is not None:
+            yield record.id, record
+
+
+def _why_not(block: nn.Module, args: Args, kwargs: Kwargs) -> str | None:
+    for value in (*args, *kwargs.values()):
+        if (other := _not_plain(value)) is not None:
+            return f"an argument of it is a {type(other).__name__}, which a second run may find as another"
+    for module in block.modules():
+        if any(getattr(module, hooks, None) for hooks in _HOOKS):
+            return f"{type(module).__name__} has hooks, which would see a second run"
+    if torch._C._current_graph_task_id() != -1:
+        return "it is called in a backward pass"
+    return None
+
+
+def _not_plain(value: Any) -> Any:
+    """What of a value is no more than numbers and tensors; None: nothing."""
+    if type(value) is tuple:
+        return next((other for each in value if (other := _not_plain(each)) is not None), None)
+    return None if isinstance(value, _PLAIN) else value
