@@ -229,6 +229,23 @@ def test_another_block_at_its_place_runs_as_the_program_has_it(pool, monkeypatch
     assert kept[23] == 0 and figures["kept"] == 1, kept
 
 
+def test_what_a_block_reads_may_not_change_before_it_runs_again(pool, monkeypatch):
+    choosing(monkeypatch, NONE)
+
+    def scenario(program):
+        for _ in range(24):
+            program.step()
+        assert program.tide is None or program.kept[-1] == 0
+        with program.boundary():
+            loss = program.model(program.x).sum()
+            with torch.no_grad():
+                program.model.blocks[1].down.bias.add_(1)  # autograd does not keep it: without a block nothing raises
+            loss.backward()
+
+    with pytest.raises(tidelog.OrderError, match="a Block of blocks= was to run again .* has changed since it ran"):
+        compared(pool, scenario)
+
+
 def test_classes_are_as_they_were(pool, monkeypatch):
     call = Block.__call__
     choosing(monkeypatch, NONE)

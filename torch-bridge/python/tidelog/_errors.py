@@ -22,7 +22,8 @@ class BudgetError(Error):
 
 
 class OrderError(Error):
-    """`tidelog.accumulate` cannot give the bits of the program's own order. The text says why."""
+    """The bits of the program's own order cannot be given, by `tidelog.accumulate` or where a block of layers runs
+    again. The text says why."""
 
 
 class ForkedError(Error):

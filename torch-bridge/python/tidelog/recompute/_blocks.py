@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tidelog import _errors
 from tidelog.memory._record import Record, Storage
 from tidelog.order._chains import CallsSeen
 from tidelog.recompute._regions import Key, Region, Regions
@@ -73,7 +74,7 @@ class Blocks:
         if (why := _why_not(block, args, kwargs)) is not None:
             region.refuse(why)
         if self._runs_again(region):
-            return regions.again(region, function, args)
+            return regions.again(region, _checked(block, function, kwargs), args)
         regions.kept += 1
         uses = _Uses(region)
         self._uses = uses
@@ -124,6 +125,26 @@ class Blocks:
             storages_in(result, made)
             uses.read |= used - uses.made
             uses.made |= {number for number, _ in _numbers(made)} - used
+
+
+def _checked(block: nn.Module, function: Callable[..., Any], kwargs: Kwargs) -> Callable[..., Any]:
+    """The function, whose second run raises where the bytes that it reads are no longer those of the first one. In the
+    steps that were looked at they were."""
+    first: list[int] = []
+
+    def run(*args: Any) -> Any:
+        arguments = tree_leaves((args, kwargs))
+        read = (*block.parameters(), *block.buffers(), *(each for each in arguments if isinstance(each, Tensor)))
+        versions = [tensor._version for tensor in read]
+        if first and versions != first:
+            raise _errors.OrderError(
+                f"a {type(block).__name__} of blocks= was to run again in the backward pass, but a tensor that it reads "
+                "has changed since it ran. Leave that block out of blocks=."
+            )
+        first[:] = versions
+        return function(*args)
+
+    return run
 
 
 def _numbers(storages: Iterable[Storage]) -> Iterator[tuple[int, Record]]:
