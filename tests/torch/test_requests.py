@@ -1,18 +1,22 @@
 """What a session asks for is done in C++ where it is usual: as in Python, request by request."""
 
+import _thread
+import itertools
 import threading
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import tidelog
+from tidelog.abi._library import Status
 from tidelog.abi._native import Request
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
-from tidetest.requests import Requests, leave_to_python, of_python
+from tidetest.requests import Requests, returning, leave_to_python, of_python
 
 pytestmark = [
     pytest.mark.host_memory("with a GPU every request is done in Python"),
@@ -146,6 +150,53 @@ def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, m
     end()
     assert not tide.is_resident(tensor)
     assert tensor.sum() == SIZE // 2
+
+
+# -- waits of ops ----------------------------------------------------------------------------------
+
+
+def out_of(tide, count):
+    """So many tensors that are out. Whoever sums one up knows already what that needs."""
+    tensors = [torch.full((SIZE // 4,), float(number)) for number in range(count)]
+    for tensor in tensors:
+        tide.evict(tensor)
+    for _ in range(2):
+        tide.evict(tensors[0])
+        tensors[0].sum()
+    return tensors
+
+
+def test_ops_wait_past_python(tide, monkeypatch):
+    tensors = out_of(tide, 8)
+    tide.evict(tensors[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Performer, "drive", None)  # none comes there
+        sums = [tensor.sum() for tensor in tensors]
+    assert torch.stack(sums).tolist() == [number * SIZE // 4 for number in range(8)]
+
+
+def interrupted():
+    # Nothing of this is in Python: a signal would be handled there, not by who waits. SIGINT is 2, as WAITING is.
+    return map(partial(max, key=_thread.interrupt_main), [[int(Status.WAITING)]])
+
+
+def failed():
+    return [int(Status.DEVICE_FAILED)]
+
+
+@pytest.mark.parametrize(("error", "first"), [(KeyboardInterrupt, interrupted), (tidelog.DeviceError, failed)])
+def test_a_wait_past_python_ends_at_once_by(tide, error, first, monkeypatch):
+    here, out = out_of(tide, 2)
+    waits = itertools.repeat(int(Status.WAITING))
+    returns = itertools.chain(first(), itertools.islice(waits, 3), itertools.repeat(*failed()))
+    with monkeypatch.context() as patch:
+        patch.setattr(Performer, "_await", None)
+        with returning(tide, resume=waits, wait=returns):
+            here.sum()  # the first goes through Python
+            with pytest.raises(error):
+                out.sum()
+    assert list(itertools.islice(returns, 4)) == [Status.WAITING] * 3 + failed()
+    assert (here.sum(), out.sum()) == (0, SIZE // 4)
 
 
 def test_training_is_the_same_whoever_moves(pool):

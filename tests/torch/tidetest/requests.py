@@ -1,6 +1,8 @@
 """What the session of a block asks for, request by request, and how things stand when each is answered."""
 
+import contextlib
 import ctypes
+import functools
 
 from tidelog.abi._library import Status
 from tidelog.abi._native import Action
@@ -8,6 +10,7 @@ from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
 from tidetest.ledger import _pointer
 
+_status = ctypes.CFUNCTYPE(ctypes.c_int32)  # whatever it is given
 _next_action = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Action))
 _action_done = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 
@@ -28,6 +31,26 @@ def of_python(monkeypatch):
     requests = {kind: noted(kind, does) for kind, does in Performer._REQUESTS.items()}
     monkeypatch.setattr(Performer, "_REQUESTS", requests)
     return done
+
+
+@contextlib.contextmanager
+def returning(tide, **returns):
+    """Meanwhile these functions of the library do nothing but return what an iterator of each gives next."""
+    library = tide.session._library
+    kept = {name: getattr(library, f"tide_session_{name}") for name in returns}
+    replace(tide, {name: _status(functools.partial(next, each)) for name, each in returns.items()})
+    try:
+        yield
+    finally:
+        replace(tide, kept)
+
+
+def replace(tide, functions):
+    """From here on a block calls these functions for the library's, whoever calls them."""
+    for name, function in functions.items():
+        setattr(tide.session._library, f"tide_session_{name}", function)
+    tide._kernels.close()
+    tide._open_kernels()
 
 
 class Requests:

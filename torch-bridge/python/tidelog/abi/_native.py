@@ -225,6 +225,7 @@ class Session:
         functions = (
             *(library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end),
             *(library.tide_session_resume, library.tide_session_next_action, library.tide_session_action_done),
+            library.tide_session_wait,
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 

@@ -24,17 +24,10 @@ struct Block {
         ledger(borrowed(ledger)),
         steps(attribute(hook, names()._steps)),
         heap(attribute(hook, names()._heap)),
-        async_uses(attribute(hook, names()._async_uses)),
         updates(attribute(hook, names().updates)),
         no_uses(checked(PyDict_New())),
         session(attribute(hook, names()._session), ledger, attribute(steps.get(), names()._performer)),
         attention(attention) {}
-
-  bool has_async_uses() const {
-    int has = PyObject_IsTrue(async_uses.get());
-    checked(has);
-    return has != 0;
-  }
 
   // The storages of an op that is running stay where they are while another thread brings one back.
   void begin_uses(PyObject* uses) const { checked(PyObject_SetAttr(hook.get(), names()._uses, uses)); }
@@ -53,7 +46,7 @@ struct Block {
     call(heap.get(), names().allocated, checked(PyLong_FromLongLong(allocated.exchange(0))).get());
   }
 
-  const Held hook, ledger, steps, heap, async_uses;
+  const Held hook, ledger, steps, heap;
   const Held updates;  // a dict of the optimizer's updates that have not run
   const Held no_uses;
   const LibrarySession session;

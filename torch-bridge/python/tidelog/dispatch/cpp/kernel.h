@@ -146,7 +146,7 @@ class Kernel final : public c10::OperatorKernel {
   bool begins(Run& run, const Stack& stack) const {
     Block& block = *run.block;
     PyObject* steps = block.steps.get();
-    if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.has_async_uses()) return false;
+    if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
     if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
     run.index = number(steps, names().next_op);
     Held plan = attribute(steps, names().plan);

@@ -68,6 +68,7 @@ class Performer {
       : performer_(std::move(performer)),
         ledger_(borrowed(ledger)),
         heap_(attribute(performer_.get(), names()._heap)),
+        async_uses_(attribute(performer_.get(), names()._async_uses)),
         in_flight_(attribute(performer_.get(), names()._in_flight)),
         swaps_(Mover::is_there && is_true(performer_.get(), names().swaps)) {}
 
@@ -93,6 +94,13 @@ class Performer {
         return settle(asked);
     }
     return false;
+  }
+
+  // Whether ops that have returned use storages still: then only Python knows how to wait.
+  bool has_async_uses() const {
+    int has = PyObject_IsTrue(async_uses_.get());
+    checked(has);
+    return has != 0;
   }
 
   // Goes on in Python, from a status that is not `READY`.
@@ -178,7 +186,7 @@ class Performer {
   void begins(const Asked& asked) const { checked(PyDict_SetItem(in_flight_.get(), asked.number, asked.storage)); }
   void ended(const Asked& asked) const { checked(PyDict_DelItem(in_flight_.get(), asked.number)); }
 
-  const Held performer_, ledger_, heap_;
+  const Held performer_, ledger_, heap_, async_uses_;
   const Held in_flight_;  // a dict
   const bool swaps_;      // whether the block moves by swaps of pointers
 };

@@ -10,6 +10,7 @@
 namespace tidelog {
 
 constexpr int32_t READY = 0, ACTION = 1;            // `Status`
+constexpr uint32_t WAIT_MS = 50;                    // as in `_performer.py`
 constexpr uint32_t MODIFIES = 1u << 31;             // in a use: the op writes the storage
 constexpr uint64_t OUTSIDE_A_STEP = 0xFFFFFFFFull;  // the op index of a birth that no step has seen
 
@@ -36,8 +37,11 @@ class LibrarySession {
     resume_ = reinterpret_cast<decltype(resume_)>(each(4));
     next_action_ = reinterpret_cast<decltype(next_action_)>(each(5));
     action_done_ = reinterpret_cast<decltype(action_done_)>(each(6));
+    wait_ = reinterpret_cast<decltype(wait_)>(each(7));
     if (PyErr_Occurred()) torch::throw_python_error();
   }
+
+  bool has_async_uses() const { return performer_.has_async_uses(); }
 
   // Not in a child of a fork.
   bool is_usable() const { return !is_true(session_.get(), names().forked); }
@@ -122,15 +126,24 @@ class LibrarySession {
     if (status < 0) call(session_.get(), names().refuse, checked(PyLong_FromLong(status)).get());
   }
 
-  // As `Performer.drive`, which waits where it has to.
+  // As `Performer.drive`.
   void drive(int32_t status) const {
     require(status);
-    while (status == ACTION && perform()) {
+    while (status != READY) {
+      if (status == ACTION ? !perform() : performer_.has_async_uses()) return performer_.drive(status);
       flush();
-      status = resume_(handle_);
+      status = status == ACTION ? resume_(handle_) : wait();
       require(status);
     }
-    if (status != READY) performer_.drive(status);
+  }
+
+  // Waits a while without Python's lock. Ctrl-C is heard after it.
+  int32_t wait() const {
+    PyThreadState* thread = PyEval_SaveThread();
+    int32_t status = wait_(handle_, WAIT_MS);
+    PyEval_RestoreThread(thread);
+    checked(PyErr_CheckSignals());
+    return status;
   }
 
   const Held session_, ledger_;
@@ -144,6 +157,7 @@ class LibrarySession {
   int32_t (*resume_)(uint64_t);
   int32_t (*next_action_)(uint64_t, Action*);
   int32_t (*action_done_)(uint64_t, uint64_t, uint64_t, void*);
+  int32_t (*wait_)(uint64_t, uint32_t);
 };
 
 }  // namespace tidelog
