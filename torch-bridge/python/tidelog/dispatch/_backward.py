@@ -1,5 +1,5 @@
 """Backward passes as autograd runs them where no dispatch mode is entered, while all fits: it adds gradients up in
-place then, and computes formulas in fewer ops. dispatch/backward.h says how a block sees the ops all the same, and why
+place then, and computes formulas in fewer ops. cpp/backward.h says how a block sees the ops all the same, and why
 not where tensors move.
 
 Code in Python that the engine runs finds the mode as ever where it may ask for it: in functions, in the hooks of saved

@@ -161,7 +161,7 @@ def _may_pass(info: OpInfo) -> bool:
 
 
 def _looks(info: OpInfo) -> int:
-    """What an op asks of a tensor, where that is not its bytes: `Looks` in dispatch/kernel.h."""
+    """What an op asks of a tensor, where that is not its bytes: `Looks` in cpp/kernel.h."""
     if info.asks_pinned:
         return 3
     return (2 if info.name == "aten.view.default" else 1) if info.looks else 0

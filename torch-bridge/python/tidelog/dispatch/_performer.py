@@ -42,7 +42,7 @@ class Performer:
         self._ledger = ledger
         self._device = device
         self._mover = mover
-        self.swaps = mover is _movers.SwapMover  # what dispatch/performer.h does, too
+        self.swaps = mover is _movers.SwapMover  # what cpp/performer.h does, too
         self._heap = heap
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
