@@ -6,12 +6,26 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import tidelog
 from tidelog.abi import _native
 from tidelog.recompute import _recompute
-from tidetest.regions import BLOCKS, STEPS, WIDTH, Block, Model, Program, choosing, compare
+from tidetest.regions import (
+    BLOCKS,
+    STEPS,
+    WIDTH,
+    Block,
+    Drawing,
+    Model,
+    Nested,
+    Normed,
+    Rolling,
+    Twice,
+    Words,
+    choosing,
+    compare,
+    gpt2,
+)
 
 pytestmark = pytest.mark.host_memory("nothing runs again on a GPU yet")
 
@@ -60,29 +74,6 @@ def refused(pool, monkeypatch, why, model=Plain, scenario=None):
     assert any("blocks run once whatever the planner says" in notice for notice in notices), notices
 
 
-class Normed(Block):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x):
-        return self.norm(super().forward(x))
-
-
-class Drawing(Block):
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-
-    def forward(self, x):
-        return super().forward(x) + torch.rand(x.shape, generator=self.generator)
-
-
-class Rolling(Block):
-    def forward(self, x):
-        return super().forward(x) * random.random()
-
-
 class Listening(Block):
     def __init__(self):
         super().__init__()
@@ -117,11 +108,6 @@ class Unused(Plain):
         return torch.tanh(x)
 
 
-class Under(Block):
-    def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
 class Detached(Block):
     def forward(self, x):
         return super().forward(x).detach()
@@ -149,7 +135,7 @@ class Factor(Block):
         (functools.partial(Unused, Block), "it has no backward pass in its step"),
         (functools.partial(Beside, Detached), "it makes nothing that has a gradient"),
         (functools.partial(Model, use_reentrant=True), "it is called in a backward pass"),
-        (functools.partial(Plain, Under), "it calls torch.utils.checkpoint itself"),
+        (functools.partial(Plain, Nested), "it calls torch.utils.checkpoint itself"),
     ],
     ids=[
         "batch norm",
@@ -256,12 +242,6 @@ def test_classes_are_as_they_were(pool, monkeypatch):
 @pytest.mark.slow
 def test_micro_batches(pool, monkeypatch):
     choosing(monkeypatch, range(1, 2 * BLOCKS, 2))
-
-    class Twice(Program):
-        def backward(self):
-            super().backward()
-            super().backward()
-
     monkeypatch.setattr("tidetest.regions.Program", Twice)
     figures, _, _ = compared(pool)
     assert (figures["kept"], figures["again"]) == (BLOCKS, BLOCKS), figures
@@ -270,26 +250,9 @@ def test_micro_batches(pool, monkeypatch):
 @pytest.mark.slow
 def test_transformers(pool, monkeypatch):
     choosing(monkeypatch, (1,))
-    transformers = pytest.importorskip("transformers")
-
-    def model():
-        config = transformers.GPT2Config(
-            n_layer=3, n_embd=64, n_head=2, vocab_size=256, n_positions=64, resid_pdrop=0.1, use_cache=False
-        )
-        return transformers.GPT2LMHeadModel(config).train()
-
-    class Words(Program):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.x = torch.randint(256, (4, 64))
-
-        def backward(self):
-            loss = self.model(input_ids=self.x, labels=self.x).loss
-            loss.backward()
-            self.note("loss", loss)
-
+    pytest.importorskip("transformers")
     monkeypatch.setattr("tidetest.regions.Program", Words)
     figures, _, _ = compare(
-        pool, model=model, steps=BLOCKS_STEPS, memory=2 << 20, blocks=lambda model: model.transformer.h
+        pool, model=gpt2, steps=BLOCKS_STEPS, memory=2 << 20, blocks=lambda model: model.transformer.h
     )
     assert (figures["kept"], figures["again"]) == (1, 2), figures

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import tidelog
 from tidelog.abi import _native
 from tidelog.recompute import _recompute
-from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, choosing, compare
+from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, Twice, Words, choosing, compare, gpt2
 
 pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
 
@@ -100,12 +100,6 @@ def test_steps_that_are_never_alike_go_back(pool, monkeypatch):
 
 def test_micro_batches_have_regions_of_their_own(pool, monkeypatch):
     choosing(monkeypatch, range(1, 2 * BLOCKS, 2))
-
-    class Twice(Program):
-        def backward(self):
-            super().backward()
-            super().backward()
-
     monkeypatch.setattr("tidetest.regions.Program", Twice)
     figures, _, _ = compare(pool)
     assert (figures["kept"], figures["again"]) == (BLOCKS, BLOCKS), figures
@@ -267,25 +261,12 @@ def test_parts_of_a_sequential_model(pool, monkeypatch):
 @VARIANTS
 def test_transformers(pool, monkeypatch, reentrant):
     choosing(monkeypatch, (0, 2))
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
 
     def model():
-        config = transformers.GPT2Config(
-            n_layer=3, n_embd=64, n_head=2, vocab_size=256, n_positions=64, resid_pdrop=0.1, use_cache=False
-        )
-        made = transformers.GPT2LMHeadModel(config)
+        made = gpt2()
         made.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        return made.train()
-
-    class Words(Program):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.x = torch.randint(256, (4, 64))
-
-        def backward(self):
-            loss = self.model(input_ids=self.x, labels=self.x).loss
-            loss.backward()
-            self.note("loss", loss)
+        return made
 
     monkeypatch.setattr("tidetest.regions.Program", Words)
     figures, _, _ = compare(pool, model=model, memory=2 << 20)

@@ -6,11 +6,23 @@ import random
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import tidelog
-from tidetest.regions import BLOCKS, STEPS, WIDTH, Block, Model, Program, choosing, compare
+from tidetest.regions import (
+    BLOCKS,
+    STEPS,
+    WIDTH,
+    Block,
+    Drawing,
+    Model,
+    Nested,
+    Normed,
+    Program,
+    Rolling,
+    choosing,
+    compare,
+)
 
 pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
 
@@ -26,17 +38,6 @@ def refused(pool, monkeypatch, why, model=Model, *, count=BLOCKS, steps=14, **op
     assert any("run again whatever the planner says" in notice for notice in notices), notices
 
 
-class Normed(Block):
-    """With running statistics, which each run changes."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x):
-        return self.norm(super().forward(x))
-
-
 class Counting(Block):
     """Changes a buffer of its own."""
 
@@ -47,29 +48,6 @@ class Counting(Block):
     def forward(self, x):
         self.calls += 1
         return super().forward(x) + self.calls
-
-
-class Drawing(Block):
-    """Draws from a generator that checkpoint does not know."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-
-    def forward(self, x):
-        return super().forward(x) + torch.rand(x.shape, generator=self.generator)
-
-
-class Rolling(Block):
-    """Draws from Python's generator."""
-
-    def forward(self, x):
-        return super().forward(x) * random.random()
-
-
-class Nested(Block):
-    def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Writing(Block):

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import random
 import warnings
 
 import torch
@@ -31,6 +32,42 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.dropout(self.down(torch.tanh(self.up(x))))
+
+
+class Normed(Block):
+    """With running statistics, which each run changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Drawing(Block):
+    """Draws from a generator that checkpoint does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand(x.shape, generator=self.generator)
+
+
+class Rolling(Block):
+    """Draws from Python's generator."""
+
+    def forward(self, x):
+        return super().forward(x) * random.random()
+
+
+class Nested(Block):
+    """Calls checkpoint itself."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Model(nn.Module):
@@ -87,6 +124,37 @@ class Program:
         self.note("model", self.model.state_dict())
         self.note("optimizer", self.optimizer.state_dict())
         self.note("generator", torch.get_rng_state())
+
+
+class Twice(Program):
+    """With two micro-batches a step."""
+
+    def backward(self):
+        super().backward()
+        super().backward()
+
+
+class Words(Program):
+    """Of a language model."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.x = torch.randint(256, (4, 64))
+
+    def backward(self):
+        loss = self.model(input_ids=self.x, labels=self.x).loss
+        loss.backward()
+        self.note("loss", loss)
+
+
+def gpt2():
+    """One of three layers."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=3, n_embd=64, n_head=2, vocab_size=256, n_positions=64, resid_pdrop=0.1, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config).train()
 
 
 def choosing(monkeypatch, once):
