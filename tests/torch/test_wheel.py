@@ -80,6 +80,13 @@ def test_the_wheel_is_small_and_fits_every_python(wheel):
     assert scripts == set(TOOLS)
 
 
+def test_the_wheel_has_the_packages_modules_alone(wheel):
+    package = ROOT / "torch-bridge" / "python"
+    there = {str(path.relative_to(package)) for path in (package / "tidelog").rglob("*.py")}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if name.startswith("tidelog/") and name.endswith(".py")} == there
+
+
 def test_completions_are_where_shells_look(installed):
     share = installed.parent / "share"
     for name in (*TOOLS, "tidelog"):
