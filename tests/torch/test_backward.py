@@ -244,6 +244,15 @@ def test_a_function_that_is_compiled_in_a_backward_pass(pool):
             assert_same(one, other)
 
 
+def test_what_is_compiled_in_a_backward_pass_is_compiled_once(pool):
+    compiled = torch.compile(lambda x: torch.tanh(x * 2) + x, backend="aot_eager")
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    for memory in (FITS, MOVES):
+        train(lambda gradient: compiled(gradient), pool=pool, memory=memory)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def test_a_higher_order_backward_with_a_graph(pool):
     def hook(gradient):
         return None

@@ -29,6 +29,9 @@ class Engine(Protocol):
     def run_with_mode(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls what finds the mode there, too."""
 
+    def enter_compiled(self, save: Callable[[], None]) -> None:
+        """Notes the keys of this thread by a function, and finds the mode again until they are put back."""
+
 
 _engine: Engine | None = None
 
@@ -42,6 +45,9 @@ def install(engine: Engine) -> None:
         (torch._ops, "key_extractor", with_mode),
         (BackwardCFunction, "_get_user_fn", lambda original: lambda node: with_mode(original(node))),
         (saved_tensors_hooks, "__init__", _unpacking),
+        # Guards of compiled functions compare dispatch keys: where a hook of gradients calls one, it must have those of
+        # all calls, else it is compiled again each time.
+        (torch._C, "_dynamo_save_local_dispatch_key_set", lambda original: partial(engine.enter_compiled, original)),
     )
     if all(hasattr(owner, name) for owner, name, _ in places):  # else this torch keeps them elsewhere
         _engine = engine

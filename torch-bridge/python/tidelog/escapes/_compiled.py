@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
-from tidelog.dispatch import _backward
 from tidelog.dispatch._access import Access
 from tidelog.escapes._launches import launch, launching
 from tidelog.memory._record import AWAY, Storage, untyped_storage
@@ -169,7 +168,7 @@ def _compiling(access: Access, original: Wrapper) -> Wrapper:
 
     def wrapper(*args: Any) -> Any:
         with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
-            compiled = _backward.with_mode(original)(*args)
+            compiled = original(*args)
         if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
             access.adopt_what_is_new()
         return compiled

@@ -160,6 +160,17 @@ PyObject* run_with_mode(PyObject*, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
+// A compiled function is about to run, and puts the keys back afterwards that `save` notes. No frame of Python may be
+// between: torch would compile it.
+PyObject* enter_compiled(PyObject*, PyObject* save) {
+  HANDLE_TH_ERRORS
+  Held saved = checked(PyObject_CallNoArgs(save));
+  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
+  if (keys.included_.has(DispatchKey::Fake)) c10::impl::_force_tls_local_dispatch_key_set(with_mode(keys));
+  return saved.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
@@ -178,6 +189,7 @@ PyMethodDef METHODS[] = {
      "Calls what runs autograd's engine, which finds no mode."},
     {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
      "Calls what finds the mode there, too."},
+    {"enter_compiled", enter_compiled, METH_O, "Notes the keys of this thread by a function, and finds the mode again."},
     {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };
