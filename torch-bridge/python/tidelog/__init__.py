@@ -32,7 +32,8 @@ from tidelog.checkpoints._checkpoint import Checkpoints, restore
 from tidelog.output._notebook import Report
 
 if TYPE_CHECKING:
-    from tidelog.commands._fit import Fit, fit
+    from tidelog.commands._fit import fit
+    from tidelog.commands._fit_result import Fit
 
     __version__: str
 

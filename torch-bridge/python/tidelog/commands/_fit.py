@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 
@@ -22,13 +22,12 @@ from tidelog._offload import STAGING_MAX, STAGING_MIN, STAGING_PART, default_sta
 from tidelog._options import size
 from tidelog.commands import _measure
 from tidelog.commands._commands import USAGE
-from tidelog.output import _notebook
+from tidelog.commands._fit_result import Fit, FitFigures, Rates, binary
 from tidelog.output._figures import StrPath
 from tidelog.output._progress import Progress
 from tidelog.recorder import Gpu
 from tidelog.storages._ops import OpOverload
 
-_GIB, _MIB = 1 << 30, 1 << 20
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
@@ -64,9 +63,6 @@ class Failure(_errors.Error):
     def __init__(self, code: Exit, text: object) -> None:
         super().__init__(str(text))
         self.code = code
-
-
-# -- what is asked ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -126,75 +122,6 @@ def answer(question: Question) -> Fit:
     """Finds what is asked."""
     with tempfile.TemporaryDirectory(prefix="tidelog-fit-") as folder:
         return Fit(_figures(question, Path(folder)))
-
-
-class Rates(TypedDict):
-    """Bytes per second of a pool."""
-
-    read: int
-    write: int
-
-
-# The key is a keyword of Python.
-PoolRates = TypedDict("PoolRates", {"read": int, "write": int, "from": Literal["measured", "said"]})
-
-
-class Change(TypedDict):
-    """What other hardware would bring."""
-
-    change: str
-    step_seconds: float
-
-
-class _Planned(TypedDict, total=False):
-    """What is known where it fits."""
-
-    pool: PoolRates
-    slowdown: float  # of ops beside transfers
-    step_seconds: float
-    tokens_per_second: float
-    waiting_seconds: float
-    bytes_written: int  # in a step
-    bytes_read: int
-    wear: dict[str, Any]  # where the drives are named
-    what_if: list[Change]
-
-
-class FitFigures(_Planned):
-    """What `Fit.figures` has. Sizes are bytes."""
-
-    model: str
-    parameters: int
-    tokens_per_step: int
-    ops_from: str
-    threads: int | None
-    memory: int
-    memory_least: int
-    memory_least_op: str
-    memory_without_tidelog: int
-    compute_seconds: float
-    fits: bool
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What a model needs, and how fast it would train. As text it is one screen."""
-
-    figures: FitFigures
-
-    @property
-    def fits(self) -> bool:
-        """Whether the budget is enough."""
-        return self.figures["fits"]
-
-    def __str__(self) -> str:
-        return "\n".join(_screen(self.figures))
-
-    def _repr_html_(self) -> str:
-        figures = self.figures
-        marks = {"budget": figures["memory"], "least": figures["memory_least"]}
-        bar = _notebook.memory_bar(figures["memory_without_tidelog"], marks, "all tensors at once")
-        return _notebook.page(bar, _notebook.text(str(self)))
 
 
 def _figures(said: Question, folder: Path) -> FitFigures:
@@ -257,7 +184,7 @@ def _changes(memory: int, enough: int) -> Iterator[tuple[str, int, int]]:
     """What else could be bought: in words, the memory then, and how much faster the SSDs are."""
     for more in sorted({min(memory * 3 // 2, enough), min(memory * 2, enough)}):
         if more > memory:
-            yield f"{_binary(more)} of memory", more, 1
+            yield f"{binary(more)} of memory", more, 1
     if memory < enough:
         yield "twice the SSDs", memory, 2
 
@@ -372,45 +299,3 @@ def _planner(words: Sequence[object], failure: Exit = Exit.NO_PLANNER) -> str:
     if done.returncode:
         raise Failure(failure, done.stderr.strip())
     return done.stdout
-
-
-# -- what is answered -------------------------------------------------------------------------------
-
-
-def _screen(figures: FitFigures) -> Iterator[str]:
-    """The figures as people read them."""
-    yield f"{figures['model']}: parameters {_binary(figures['parameters'])}, {figures['tokens_per_step']} tokens a step"
-    threads = figures["threads"]
-    yield f"ops: {figures['ops_from']}, " + ("computed" if threads is None else f"measured with {threads} threads")
-    yield ""
-    yield f"without Tidelog   {_binary(figures['memory_without_tidelog']):>10}   {figures['compute_seconds']:.3f} s a step"
-    yield f"least memory      {_binary(figures['memory_least']):>10}   {figures['memory_least_op']} uses it at once"
-    if not figures["fits"]:
-        yield f"memory given      {_binary(figures['memory']):>10}   too small: give at least {figures['memory_least']} bytes"
-        yield "smaller           micro-batches, sequences or --checkpointing need less"
-        return
-    step, waiting = figures["step_seconds"], figures["waiting_seconds"]
-    slower = step / figures["compute_seconds"]
-    yield f"memory given      {_binary(figures['memory']):>10}   {step:.3f} s a step, {slower:.2f} x of all in memory"
-    yield f"                               {figures['tokens_per_second']:,.1f} tokens a second"
-    yield f"                               {waiting:.3f} s of it waiting for the SSDs"
-    pool = figures["pool"]
-    rates = f"reads {pool['read'] / 1e9:.2f} GB/s and writes {pool['write'] / 1e9:.2f} GB/s"
-    yield f"pool              {rates} ({pool['from']})"
-    if figures["slowdown"] > 1:
-        yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
-    yield f"moved in a step   {_binary(figures['bytes_written'])} written, {_binary(figures['bytes_read'])} read"
-    if "wear" in figures:
-        hours = figures["wear"]["lifetime_hours"]
-        lasting = f"{hours / 24 / 365:.1f} years of training" if hours is not None else "not known: no rating"
-        yield f"drives last       {lasting}, {figures['wear']['written_per_day'] / 1e12:.1f} TB written a day"
-    if figures["what_if"]:
-        yield ""
-        yield "What would change it"
-    for each in figures["what_if"]:
-        yield f"  {each['change']:<24} {each['step_seconds']:.3f} s a step"
-
-
-def _binary(value: float) -> str:
-    unit, name = (_GIB, "GiB") if value >= _GIB else (_MIB, "MiB")
-    return f"{value / unit:.2f} {name}"
