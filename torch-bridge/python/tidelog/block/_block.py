@@ -41,7 +41,7 @@ from tidelog.order._updates import Updates, UpdatesHook
 from tidelog.output import _logging, _notebook
 from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog.output._notebook import Report
-from tidelog.recompute._blocks import Blocks
+from tidelog.recompute._choosable import CheckpointedRegions, NamedBlocks
 from tidelog.recompute._recompute import Recompute
 from tidelog.recompute._regions import Regions
 from tidelog.storages._async_uses import AsyncUses
@@ -117,13 +117,11 @@ class Tide:
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
-        self._regions, self._recompute = Regions(self.steps, self.access), None
-        self._blocks = Blocks(settings.blocks, self._regions) if settings.blocks else None
+        self._recompute = None
         if settings.recompute == "best":
-            why_never = self._why_no_choice(settings)
-            self._recompute = Recompute(
-                *(self._regions, self._blocks, self.steps, session, why_never, self.steps.notices.append)
-            )
+            regions, why_never = Regions(self.steps, self.access), self._why_no_choice(settings)
+            choosable = NamedBlocks(regions, settings.blocks) if settings.blocks else CheckpointedRegions(regions)
+            self._recompute = Recompute(choosable, self.steps, session, why_never, self.steps.notices.append)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
@@ -177,11 +175,9 @@ class Tide:
                 entered.enter_context(self._hook)
                 if self._moves_updates:
                     self.updates.begin(self._hook)
-                if self._regions.looks:
-                    self._regions.begin()
-                    if self._blocks is not None:
-                        self._at_work.callback(self._blocks.close)
-                        self._blocks.begin()
+                if self._recompute is not None:
+                    self._at_work.callback(self._recompute.close)
+                    self._recompute.begin()
                 entered.pop_all()  # `__exit__` leaves them
         except BaseException as error:
             self._leave_ranks(error)
@@ -283,9 +279,7 @@ class Tide:
         steps = self.steps
         started = time.perf_counter()
         if self._recompute is not None:
-            self._recompute.begin_step()
-            saw = self._regions.saw if self._blocks is None else self._blocks.saw
-            self._hook.looks_on = saw if self._regions.looks else None
+            self._hook.looks_on = self._recompute.begin_step()
         self._open_kernels()
         steps.begin()
         completed = False

@@ -27,8 +27,8 @@ def plan_followed(ops: int) -> None:
     _log.info("a plan of %d ops is ready, and steps follow it from here on", ops)
 
 
-def regions_run_once(text: str) -> None:
-    """From here on some regions under torch.utils.checkpoint run once."""
+def regions_chosen(text: str) -> None:
+    """From here on some regions under torch.utils.checkpoint run once, or named blocks again."""
     _log.info("%s", text)
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Any
 
 import torch
 
 from tidelog.abi._native import Session
 from tidelog.dispatch._steps import Steps
 from tidelog.output import _logging
-from tidelog.output._figures import RecomputeFigures, RegionChoice
-from tidelog.recompute._blocks import Blocks
-from tidelog.recompute._regions import Region, Regions
+from tidelog.output._figures import RecomputeFigures
+from tidelog.recompute._choosable import Choosable
+from tidelog.recompute._regions import Region
+from tidelog.storages._ops import Args, Kwargs, Op
 
 # So many steps under each plan are compared. The one that begins to follow it is none of them.
 _COMPARED = 5
@@ -27,8 +29,6 @@ _COMPARED = 5
 _PATIENCE = 60
 # They may be so much slower and stay: what is measured is no more exact.
 _SLOWER = 1.02
-# In percent of the program's own step: nothing else is worth a change, by the planner.
-_WORTH = 98
 
 
 class _Phase(Enum):
@@ -46,15 +46,14 @@ class Recompute:
 
     def __init__(
         self,
-        regions: Regions,
-        blocks: Blocks | None,
+        choosable: Choosable,
         steps: Steps,
         session: Session,
         why_never: str | None,
         say: Callable[[str], None],
     ) -> None:
-        self._regions = regions
-        self._blocks = blocks
+        self._choosable = choosable
+        self._regions = choosable.regions
         self._steps = steps
         self._session = session
         self._say = say
@@ -67,22 +66,18 @@ class Recompute:
         self._kept: float | None = None
         self._last = (0, 0)  # regions that ran once in the last step, and again
         self._patience = _PATIENCE
-        regions.looks = why_never is None
+        self._regions.looks = why_never is None
         if why_never is not None:
             self.end(why_never)
 
     def end(self, why: str) -> None:
         """From the next step on all is as the program has it."""
-        changes = bool(self._regions.once or (self._blocks is not None and self._blocks.again))
-        if self._phase is _Phase.ENDS and not changes:
+        if self._phase is _Phase.ENDS and not self._choosable.otherwise:
             return
         self._regions.looks = False
-        self._last = (0, len(self._seen)) if self._blocks is None else (len(self._seen), 0)
-        if changes:
-            self._regions.once = {}
-            if self._blocks is not None:
-                self._blocks.again = {}
-            self._steps.learn_again()
+        self._last = self._choosable.counts(len(self._seen))
+        if self._choosable.otherwise:
+            self._run_otherwise([])
         self._phase, self._why = _Phase.ENDS, why
 
     def is_choosing(self) -> bool:
@@ -104,19 +99,27 @@ class Recompute:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """Before a step begins."""
+    def begin(self) -> None:
+        """From here on calls are seen, if any has a choice."""
+        if self._regions.looks:
+            self._choosable.begin()
+
+    def close(self) -> None:
+        """They are not."""
+        self._choosable.close()
+
+    def begin_step(self) -> Callable[[Op, Args, Kwargs, Any], None] | None:
+        """Before a step begins. Returns what is to see its ops, if it is looked at."""
         if self._phase is _Phase.CHOOSES:
             self._take_choice()
-        self._regions.begin_step()
-        if self._blocks is not None:
-            self._blocks.begin_step()
+        self._choosable.begin_step()
+        return self._choosable.saw if self._regions.looks else None
 
     def end_step(self, seconds: float | None, is_planned: bool) -> None:
         """A step has ended; `seconds`: None where by an exception. `is_planned`: it has followed a plan to its end."""
         regions = self._regions
-        if self._blocks is not None and regions.looks and seconds is not None:
-            self._blocks.end_step()
+        if regions.looks and seconds is not None:
+            self._choosable.end_step()
         if regions.of_step:
             self._last = regions.kept, len(regions.of_step) - regions.kept
         if seconds is None or self._phase is _Phase.ENDS:
@@ -138,7 +141,7 @@ class Recompute:
             return None
         if self._phase is _Phase.TIMES:
             self._own = statistics.median(self._seconds)
-            self._ask() if self._blocks is None else self._double(self._blocks)
+            self._ask() if self._choosable.runs_twice else self._double()
         elif self._phase is _Phase.COMPARES:
             self._compare()
         return None
@@ -149,17 +152,22 @@ class Recompute:
         if self._phase in (_Phase.DOUBLES, _Phase.LEARNS, _Phase.COMPARES):
             self._patience -= 1
             if not self._patience:
-                self._go_back(f"{_PATIENCE} steps with {self._others()} followed no plan")
+                self._go_back(f"{_PATIENCE} steps with {self._choosable.other_way} followed no plan")
 
-    def _double(self, blocks: Blocks) -> None:
+    def _double(self) -> None:
         """The program's own steps are known. What it would be to run blocks again is not."""
-        blocks.again = {place: region.key for place, region in enumerate(self._seen) if region.why is None}
-        if not blocks.again:
+        places = [place for place, region in enumerate(self._seen) if region.why is None]
+        if not places:
             return self._find_none()
+        self._run_otherwise(places)
         self._regions.looks = True
-        self._steps.learn_again()
         self._phase, self._why = _Phase.DOUBLES, "steps in which blocks run again are learnt"
         return None
+
+    def _run_otherwise(self, places: Sequence[int]) -> None:
+        """From the next step on those regions, and no others, run otherwise than the program has them."""
+        self._choosable.otherwise = {place: self._seen[place].key for place in places}
+        self._steps.learn_again()
 
     def _ask(self) -> None:
         """Steps with both runs of each region are known."""
@@ -175,21 +183,19 @@ class Recompute:
 
     def _find_none(self) -> None:
         if self._seen:
-            self.end("every region has to run again" if self._blocks is None else "no block can run again")
+            self.end(self._choosable.no_choice)
             self._tell_refused()
         elif self._regions.was_elsewhere:
             self.end("regions ran in other threads, as in tidelog.accumulate")
         else:
-            what = "torch.utils.checkpoint" if self._blocks is None else "a block"
-            self.end(f"no step has called {what}, outside of compiled graphs")
+            self.end(f"no step has called {self._choosable.callee}, outside of compiled graphs")
 
     def _tell_refused(self) -> None:
         refused = [region.why for region in self._seen if region.why]
-        what = "checkpointed regions run again" if self._blocks is None else "blocks run once"
         if refused:
             self._say(
-                f"{len(refused)} of {len(self._seen)} {what} whatever the planner says: the first as {refused[0]} "
-                "(said once)"
+                f"{len(refused)} of {len(self._seen)} {self._choosable.whatever} whatever the planner says: the first "
+                f"as {refused[0]} (said once)"
             )
 
     def _take_choice(self) -> None:
@@ -202,60 +208,28 @@ class Recompute:
         for number, why in choice["refused"]:
             self._seen[self._asked[number]].refuse(why)
         self._tell_refused()
-        if self._blocks is not None:
-            return self._take_again(self._blocks, choice)
-        once = [self._asked[number] for number in choice["once"]]
-        if not once:
-            self.end(self._why_none(choice))
+        places, why, seconds = self._choosable.decide(choice, self._seen, self._asked)
+        if not places:
+            self.end(why)
             return
-        # Steps beside the planner may have been slower.
-        self._own = min(self._own or self._seconds[-1], statistics.median(self._seconds))
-        self._why = f"{len(once)} of {len(self._seen)} regions run once"
-        if choice.get("own_ns"):
-            expected = [(choice[key] or 0) / 1e9 for key in ("best_ns", "own_ns")]
-            self._why += f": {expected[0]:.3f} s a step instead of {expected[1]:.3f} s, by the planner"
-        _logging.regions_run_once(self._why)
-        self._regions.once = {place: self._seen[place].key for place in once}
-        self._steps.learn_again()
+        if self._choosable.runs_twice:  # so do the steps beside the planner, which may have been slower
+            self._own = min(self._own or self._seconds[-1], statistics.median(self._seconds))
+        self._why = why
+        if seconds is not None:
+            self._why += f": {seconds[0]:.3f} s a step instead of {seconds[1]:.3f} s, by the planner"
+        _logging.regions_chosen(self._why)
+        self._run_otherwise(places)
         self._phase = _Phase.LEARNS
-
-    def _take_again(self, blocks: Blocks, choice: RegionChoice) -> None:
-        best, none = choice["best_ns"], choice["none_ns"]
-        once = {self._asked[number] for number in choice["best"]}
-        again = [place for place in self._asked if self._seen[place].why is None and place not in once]
-        if none is None or best * 100 > none * _WORTH or not again:
-            return self.end("to run all once, as the program has it, is best, by the planner")
-        self._why = f"{len(again)} of {len(self._seen)} blocks run again: {best / 1e9:.3f} s a step instead of "
-        self._why += f"{none / 1e9:.3f} s, by the planner"
-        _logging.regions_run_once(self._why)
-        blocks.again = {place: self._seen[place].key for place in again}
-        self._steps.learn_again()
-        self._phase = _Phase.LEARNS
-        return None
-
-    def _why_none(self, choice: RegionChoice) -> str:
-        if all(region.why for region in self._seen):
-            return "every region has to run again"
-        if without := choice.get("without_room"):
-            return (
-                "to run all again is best, by the planner, which has left out what the pool has no room for: "
-                f"{without} of {choice['tried']} choices. A larger pool_size= may help"
-            )
-        return "to run all again is best, by the planner"
 
     def _compare(self) -> None:
         self._kept = statistics.median(self._seconds)
         assert self._own is not None
         if self._kept > self._own * _SLOWER:
-            self._go_back(f"steps took {self._kept:.3f} s with {self._others()}, {self._own:.3f} s without")
+            self._go_back(f"steps took {self._kept:.3f} s with {self._choosable.other_way}, {self._own:.3f} s without")
         else:
             self._phase = _Phase.ENDS
             self._why += f"; {self._kept:.3f} s and {self._own:.3f} s measured"
 
-    def _others(self) -> str:
-        return "regions that ran once" if self._blocks is None else "blocks that ran again"
-
     def _go_back(self, why: str) -> None:
-        all_do = "regions run again" if self._blocks is None else "blocks run once"
-        self.end(f"all {all_do}, as the program has it: {why}")
+        self.end(f"all {self._choosable.own_way}, as the program has it: {why}")
         self._say(self._why)
