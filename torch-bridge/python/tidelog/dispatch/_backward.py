@@ -1,6 +1,6 @@
-"""Backward passes as autograd runs them where no dispatch mode is entered, while all fits: it adds gradients up in
-place then, and computes formulas in fewer ops. cpp/backward.h says how a block sees the ops all the same, and why
-not where tensors move.
+"""Backward passes as autograd runs them where no dispatch mode is entered: it adds gradients up in place then, and
+computes formulas in fewer ops. cpp/backward.h says how a block sees the ops all the same, and cpp/sums.h why sums do
+not depend on what moves.
 
 Code in Python that the engine runs finds the mode as ever where it may ask for it: in functions, in the hooks of saved
 tensors, and where torch.compile is at work. Only the hooks of gradients do not.
@@ -8,6 +8,7 @@ tensors, and where torch.compile is at work. Only the hooks of gradients do not.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -40,7 +41,7 @@ def install(engine: Engine) -> None:
     """From here on, until the block ends."""
     global _engine
     places = (
-        (torch.autograd, "_engine_run_backward", lambda original: partial(engine.run_backward, original)),
+        (torch.autograd, "_engine_run_backward", lambda original: partial(_run_backward, engine, original)),
         # By which keys an operator of higher order finds what it does.
         (torch._ops, "key_extractor", with_mode),
         (BackwardCFunction, "_get_user_fn", lambda original: lambda node: with_mode(original(node))),
@@ -53,6 +54,13 @@ def install(engine: Engine) -> None:
         _engine = engine
         for owner, name, make in places:
             _patches.replace(owner, name, make)
+
+
+def _run_backward(engine: Engine, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "compiled_autograd_enabled", False):  # it runs the pass in Python, with tensors of a mode
+        return original(*args, **kwargs)
+    return engine.run_backward(original, *args, **kwargs)
 
 
 def with_mode(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,7 +60,12 @@ class Module(Unmet, Engine, Protocol):
         """Registers a kernel for an op; returns whether it has one now."""
 
     def open(
-        self, hook: TorchDispatchMode, ledger: Ledger, compiler: Callable[[], object], attention: memoryview
+        self,
+        hook: TorchDispatchMode,
+        ledger: Ledger,
+        compiler: Callable[[], object],
+        attention: memoryview,
+        hides_mode: Callable[[], bool],
     ) -> None:
         """A block begins. What else it has is found by attributes of the hook."""
 
@@ -72,6 +77,9 @@ class Module(Unmet, Engine, Protocol):
 
     def perform(self) -> bool:
         """Does what the session asks for; returns whether that was all."""
+
+    def why_sums_unknown(self) -> str:
+        """Why autograd's sums cannot be told from others, if so."""
 
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
@@ -89,13 +97,14 @@ class Kernels:
         self._why_not = never or "they are being built"
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
+        self._why_mode: str | None = None  # autograd finds the mode where tensors move; empty where it does not
 
     def open(self, hook: TorchDispatchMode, ledger: Ledger, performer: Performer, session: Session) -> None:
         """From here on ops go past the hook that it would only pass on, and usual requests past the performer."""
         module = _built.get() if not self._never else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, get_compiler, session.attention)
+            module.open(hook, ledger, get_compiler, session.attention, self.hides_mode)
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -111,6 +120,13 @@ class Kernels:
             self._module.close()
             self._module = None
 
+    def hides_mode(self) -> bool:
+        """Whether autograd finds no mode where tensors move."""
+        if self._why_mode is None:
+            assert self._module is not None
+            self._why_mode = self._module.why_sums_unknown()
+        return not self._why_mode
+
     def await_built(self) -> None:
         """Waits until they are there, or cannot be had."""
         if not self._never:
@@ -121,7 +137,11 @@ class Kernels:
         if self._module is not None:
             self._passed += self._module.passed() - self._before
             self._before = self._module.passed()
-        return {"ops_past_python": self._passed, "why_not": self._why_not and (_built.why_not or self._why_not)}
+        return {
+            "ops_past_python": self._passed,
+            "why_not": self._why_not and (_built.why_not or self._why_not),
+            "why_sums_out_of_place": self._why_mode or "",
+        }
 
     def adopt(self, func: Op) -> None:
         """Has an op go past the hook where that changes nothing."""
@@ -139,6 +159,8 @@ class Kernels:
 
     def follow(self, plan: Followed) -> None:
         """Steps follow this plan from here on."""
+        if self._why_not:  # autograd has found the mode in the steps that the plan is for: its ops are others then
+            self._why_mode = "the plan is older than the kernels in C++"
         if self._module is not None and self._followed != (plan, plan.due):
             self._followed = plan, plan.due
             for func in plan.funcs:

@@ -243,6 +243,7 @@ class Dispatch(TypedDict):
 
     ops_past_python: int  # that went past the dispatch mode, by kernels in C++
     why_not: str  # why none does; empty where they do
+    why_sums_out_of_place: str  # why autograd does not add up in place while tensors move, where kernels are there
 
 
 class Stats(TypedDict):

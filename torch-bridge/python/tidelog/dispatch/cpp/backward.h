@@ -4,9 +4,6 @@
 // `dispatch_mode_enabled` asks whether there is a mode and the key `Python` is not excluded. So while the engine runs,
 // that key is excluded, and ops come by another one, `Fake`. Torch keeps that for modes in C++ that it does not have
 // yet. What is registered for it puts all back as it was and hands the op on, to the mode or to its kernel here.
-//
-// That is only done while all fits. Whether a sum is in place depends on whether its storage has an object in Python, and
-// what has moved has one: steps would differ by what moved, and no plan would hold.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,7 +12,7 @@
 
 #include <algorithm>
 
-#include "tensors.h"
+#include "sums.h"
 
 namespace tidelog {
 
@@ -39,11 +36,12 @@ ThreadKeys with_mode(ThreadKeys keys) {
 class HandOn final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const auto& meant = sum_in_place_of(op, *stack);
     auto thread = with_mode(c10::impl::tls_local_dispatch_key_set());
     keys = keys.remove(DispatchKey::Fake);
     if (!thread.excluded_.has(DispatchKey::Python) && is_for_python(op, *stack)) keys = keys.add(DispatchKey::Python);
     c10::impl::ForceDispatchKeyGuard guard(thread);
-    op.redispatchBoxed(keys, stack);
+    meant.redispatchBoxed(keys, stack);
   }
 
  private:

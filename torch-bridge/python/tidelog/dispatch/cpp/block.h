@@ -19,7 +19,7 @@ constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of resu
 
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
-  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention)
+  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, PyObject* hides_mode)
       : hook(borrowed(hook)),
         ledger(borrowed(ledger)),
         steps(attribute(hook, names()._steps)),
@@ -27,7 +27,8 @@ struct Block {
         updates(attribute(hook, names().updates)),
         no_uses(checked(PyDict_New())),
         session(attribute(hook, names()._session), ledger, attribute(steps.get(), names()._performer)),
-        attention(attention) {}
+        attention(attention),
+        hides_mode(borrowed(hides_mode)) {}
 
   // The storages of an op that is running stay where they are while another thread brings one back.
   void begin_uses(PyObject* uses) const { checked(PyObject_SetAttr(hook.get(), names()._uses, uses)); }
@@ -51,6 +52,7 @@ struct Block {
   const Held no_uses;
   const LibrarySession session;
   const volatile uint32_t* attention;  // not 0 while completions wait
+  const Held hides_mode;               // says whether autograd finds no mode, also where tensors move
 
   Held plan{nullptr};  // which the next three are of
   std::vector<const Kernel*> kernels;

@@ -51,12 +51,13 @@ PyObject* adopt(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention;
-  if (!PyArg_ParseTuple(args, "OOOO!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention)) return nullptr;
+  PyObject *hook, *ledger, *compiler, *attention, *hides_mode;
+  if (!PyArg_ParseTuple(args, "OOOO!O", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode))
+    return nullptr;
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
-  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, waits), End());
+  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, waits, hides_mode), End());
   is_open = true;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -142,12 +143,16 @@ PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
   return checked(PyObject_Call(function.get(), others.get(), kwargs)).release();
 }
 
+bool hides_mode(const Block& block) {
+  if (is_true(block.ledger.get(), names().quiet)) return true;
+  return checked(PyObject_CallNoArgs(block.hides_mode.get())).get() == Py_True;
+}
+
 PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
   auto block = block_of_this_thread();
-  if (block && is_true(block->ledger.get(), names().quiet) && !keys.excluded_.has(DispatchKey::Python) &&
-      can_run_without_mode())
+  if (block && !keys.excluded_.has(DispatchKey::Python) && hides_mode(*block) && can_run_without_mode())
     keys = without_mode(keys);
   return call_with(keys, args, kwargs);
   END_HANDLE_TH_ERRORS
@@ -171,6 +176,11 @@ PyObject* enter_compiled(PyObject*, PyObject* save) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* why_sums_unknown(PyObject*, PyObject*) {
+  if (AutogradEngine::is_known) return PyUnicode_FromString("");
+  return PyUnicode_FromFormat("what autograd's engine of torch %s does with this C library is not known", TORCH_VERSION);
+}
+
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
@@ -184,6 +194,7 @@ PyMethodDef METHODS[] = {
     {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
+    {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
      "Calls what runs autograd's engine, which finds no mode."},

@@ -103,6 +103,15 @@ class Performer {
     return has != 0;
   }
 
+  // Whether a device or a copy may touch its memory, for which it is held in Python.
+  bool is_in_flight(const c10::StorageImpl& storage) const {
+    PyObject* object = storage.pyobj_slot()->load_pyobj();
+    Held record = attribute(object, names()._tide);
+    if (record.get() == Py_None) return false;
+    Held number = attribute(record.get(), names().id);
+    return number.get() != Py_None && in_flight(number.get()) == object;
+  }
+
   // Goes on in Python, from a status that is not `READY`.
   void drive(int32_t status) const {
     call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get());
@@ -132,7 +141,7 @@ class Performer {
   }
 
   bool release(const Asked& asked) const {
-    PyObject* moving = in_flight(asked);
+    PyObject* moving = in_flight(asked.number);
     if (moving == nullptr) return true;
     if (moving != asked.storage) return false;
     mark(asked, OUT);
@@ -155,7 +164,7 @@ class Performer {
   }
 
   bool settle(const Asked& asked) const {
-    PyObject* moving = in_flight(asked);
+    PyObject* moving = in_flight(asked.number);
     if (moving != nullptr && moving != asked.storage) return false;
     if ((number(asked.record, names().state) & AWAY) != 0) Mover::open_to_reads(asked.impl);
     mark(asked, asked.size != 0 ? CLEAN : SETTLED);
@@ -178,8 +187,8 @@ class Performer {
     return message;
   }
 
-  PyObject* in_flight(const Asked& asked) const {
-    PyObject* found = PyDict_GetItemWithError(in_flight_.get(), asked.number);
+  PyObject* in_flight(PyObject* number) const {
+    PyObject* found = PyDict_GetItemWithError(in_flight_.get(), number);
     if (found == nullptr && PyErr_Occurred()) torch::throw_python_error();
     return found;
   }

@@ -52,6 +52,11 @@ class UnmetList {
     return storage.resizable() && memory.get() != nullptr && memory.get() == memory.get_context();
   }
 
+  // The same of what it stands for already.
+  static bool is_or_can_be(const c10::StorageImpl& storage) {
+    return memory_of(storage).get_deleter() == &ended || can_be(storage);
+  }
+
   void add(const c10::Storage& storage, const Birth& birth) {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl);

@@ -1,0 +1,152 @@
+"""Sums of gradients while tensors move: in place where nobody else has what is added to."""
+
+import contextlib
+import os
+
+import pytest
+import torch
+
+import tidelog
+from tidelog.dispatch import _dispatch
+from tidetest import KIB, MIB
+
+pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
+
+WIDTH = 64
+kept = []
+
+
+@pytest.fixture(autouse=True)
+def built():
+    assert _dispatch.build() == ""
+    yield
+    kept.clear()
+
+
+@contextlib.contextmanager
+def looking(pool):
+    """A block that looks at ops."""
+    options = {"memory": 64 * MIB, "staging": 256 * KIB, "pool_size": 64 * MIB, "mode": "reactive"}
+    with tidelog.offload(pool=pool, **options) as tide:
+        tide.evict(torch.ones(WIDTH))
+        yield tide
+
+
+def nothing(_tide, _gradient):
+    pass
+
+
+def evict(tide, gradient):
+    tide.evict(gradient)
+
+
+def begin_to_evict(tide, gradient):
+    tide.session.evict(tide.ledger.record_of(gradient.untyped_storage()).id)
+    tide.performer.perform()
+
+
+def keep(_tide, gradient):
+    kept.append(gradient)
+
+
+def keep_storage(_tide, gradient):
+    kept.append(gradient.untyped_storage())
+
+
+def keep_in_cpp(_tide, gradient):
+    with torch.enable_grad():
+        kept.append(torch.ones(WIDTH, requires_grad=True) * gradient)
+
+
+def share(_tide, gradient):
+    """With a mapping of the same memory, as another process would have it."""
+    descriptor, size = gradient.share_memory_().untyped_storage()._share_fd_cpu_()
+    kept.append(torch.UntypedStorage._new_shared_fd_cpu(os.dup(descriptor), size))
+
+
+def foreign(_tide, gradient):
+    """The memory is an array's, whose own reference does not count."""
+    array = gradient.numpy().copy()
+    given = torch.from_numpy(array)
+    given.untyped_storage()
+    kept.append(array)
+    return (given,)
+
+
+ADDED_TO = [
+    *((nothing, True), (evict, True), (begin_to_evict, True)),
+    *((keep, False), (keep_storage, False), (keep_in_cpp, False), (share, False), (foreign, False)),
+]
+
+
+@pytest.mark.parametrize(("does", "in_place"), ADDED_TO)
+def test_a_sum_is_in_place_if_nobody_has_what_it_is_added_to(pool, does, in_place):
+    """An object in Python that the block alone needs is nobody."""
+    with looking(pool) as tide:
+        for _ in range(2):  # the first of each goes through Python
+            leaf = torch.linspace(-1, 1, WIDTH, requires_grad=True)
+            added = leaf.clone()
+            first, second = added.sin(), added.cos()
+            seen, versions = [], []
+
+            def hook(inputs, _outputs, seen=seen):
+                given = does(tide, inputs[0])
+                seen.append((given or inputs)[0].untyped_storage()._cdata)
+                return given
+
+            second.grad_fn.register_hook(hook)  # its gradient comes first
+            added.grad_fn.register_prehook(lambda gradients, seen=versions: seen.append(gradients[0]._version))
+            torch.stack([first, second]).sum().backward()
+            assert (leaf.grad.untyped_storage()._cdata == seen[0]) == in_place
+            assert versions == [int(in_place)]
+            assert torch.equal(leaf.grad, leaf.detach().cos() - leaf.detach().sin())
+            for each in kept:
+                assert torch.equal(contents(each), -leaf.detach().sin())
+            kept.clear()
+
+
+def contents(kept):
+    if isinstance(kept, torch.UntypedStorage):
+        return torch.empty(0).set_(kept)[:WIDTH]
+    if isinstance(kept, torch.Tensor) and kept.requires_grad:
+        return torch.autograd.grad(kept.sum(), kept.grad_fn.next_functions[0][0].variable)[0]
+    return torch.as_tensor(kept)
+
+
+def test_a_sum_of_what_functorch_wraps_changes_nothing_that_is_kept(pool):
+    """The engine has a wrapper then. Its tensor has no other, also where the wrapper has."""
+
+    def unwrapped(tensor):
+        return torch._C._functorch.get_unwrapped(tensor)
+
+    def function(leaf):
+        added = leaf * 1
+        for result in (results := [added.sin(), added.cos(), added.exp(), added.tanh()]):
+            result.grad_fn.register_hook(lambda inputs, _outputs: keep_wrapped(inputs[0]))
+        return torch.stack(results).sum()
+
+    def keep_wrapped(gradient):
+        kept.append(gradient)
+        copies.append(unwrapped(gradient).clone())
+        tide.evict(unwrapped(gradient))
+
+    with looking(pool) as tide, torch.no_grad():
+        for _ in range(2):  # the first of each op goes through Python
+            copies = []
+            torch.func.grad(function)(torch.linspace(-1, 1, WIDTH))
+            assert len(kept) == 4
+            for one, other in zip(kept, copies, strict=True):
+                assert torch.equal(unwrapped(one), other)
+            kept.clear()
+
+
+def test_autograd_finds_the_mode_where_its_sums_are_not_known(pool, monkeypatch):
+    why = "another torch"
+    monkeypatch.setattr(_dispatch._built.get(), "why_sums_unknown", lambda: why)
+    seen, is_excluded = [], torch._C._dispatch_tls_is_dispatch_key_excluded
+    with looking(pool) as tide:
+        result = torch.ones(WIDTH, requires_grad=True).sin()
+        result.register_hook(lambda gradient: seen.append(is_excluded(torch._C.DispatchKey.Python)))
+        result.sum().backward()
+        assert tide.stats()["dispatch"]["why_sums_out_of_place"] == why
+    assert seen == [False]
