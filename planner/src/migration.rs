@@ -41,6 +41,9 @@ pub struct Migration<S = PlanStorage> {
     pub target: Target,
     /// Whose memory.
     pub storage: S,
+    /// Whether the op at the deadline waits until an eviction is complete, though it has room: one
+    /// that begins as soon as it can may see only at its end that memory is free.
+    pub awaited: bool,
 }
 
 impl Migration {
@@ -52,7 +55,12 @@ impl Migration {
         ops: u32,
     ) -> Self {
         let (start, deadline) = (OpIndex(start % ops), OpIndex(deadline % ops));
-        Self { start, deadline, direction, target, storage }
+        Self { start, deadline, direction, target, storage, awaited: false }
+    }
+
+    /// The same, and the op that it begins before waits for it.
+    pub(crate) fn awaited_at_once(self) -> Self {
+        Self { deadline: self.start, awaited: true, ..self }
     }
 }
 

@@ -7,10 +7,10 @@ use super::small::Small;
 /// Small instances: the most that tidelog's plan may take over the best of all.
 const OVER_BEST: f64 = 1.1;
 
-/// More freedom, such as more memory: the most that a plan may take over the plan without it.
-/// Nothing tries everything: a few small instances are slower by a hair.
-const OVER_LESS_FREEDOM: f64 = 1.02;
-const SLOWER_PER_MILLE: f64 = 1.0;
+/// More freedom, such as more memory: the most that a plan may take over the plan without it, and
+/// how many of 1000 may take longer.
+const OVER_LESS_FREEDOM: f64 = 1.0;
+const SLOWER_PER_MILLE: f64 = 0.0;
 
 /// The same for recorded steps.
 pub(super) const OVER_LESS_FREEDOM_OF_STEPS: f64 = 1.005;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
-use tidelog_planner::instances::{every_plan, freer, small_steps};
+use tidelog_planner::instances::{every_plan, freer, magnified, small_steps};
 use tidelog_planner::policies::flashneuron;
 use tidelog_planner::simulate::{Policy, SimulateError, run_many, simulate};
 use tidelog_planner::tidelog::{Search, TidelogOptions, tidelog};
@@ -19,8 +19,12 @@ const SEED: u64 = 20_260;
 /// end.
 const ITERATIONS: u32 = 40;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large.
-const PIECE: Bytes = Bytes(16);
+/// What freedom brings is looked at in steps that are so much larger, and take so much longer: that
+/// times are whole nanoseconds is then no matter.
+const TIMES: u64 = 1000;
+
+/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+const PIECE: Bytes = Bytes(16 * TIMES);
 
 /// Every op is an instant.
 const EFFORT: Effort = Effort { instants: 1 << 20, steps: 60 };
@@ -114,8 +118,9 @@ impl Small {
             search.run(|_| true)?;
             Ok(search.prices()[0].time.0)
         };
-        let time = shortest(trace, machine)?;
-        for (_, trace, machine) in freer(trace, machine, PIECE) {
+        let (trace, machine) = magnified(trace, machine, TIMES);
+        let time = shortest(&trace, &machine)?;
+        for (_, trace, machine) in freer(&trace, &machine, PIECE) {
             let found = shortest(&trace, &machine)?;
             self.freed += 1;
             self.slower += u32::from(found > time);

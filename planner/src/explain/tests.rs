@@ -25,6 +25,7 @@ fn rows(trace: &Trace, list: &[(u32, u32, MigrationDirection, &str)]) -> Vec<Mig
             direction: *direction,
             target: Target::Ssd,
             storage: find(trace, name)[0],
+            awaited: false,
         };
     list.iter().map(row).collect()
 }

@@ -1,50 +1,20 @@
 //! The same step with more freedom, in pieces, or larger.
 
 use crate::cost::{HostLink, Machine};
-use crate::trace::{Birth, Death, Identity, PlanStorage, Storage, Trace, Use};
+use crate::parts::{Cuts, PartedStep};
+use crate::trace::{PlanStorage, Storage, Trace};
 use crate::units::Bytes;
 
-/// The same step with every storage in pieces of at most `size`, each of which moves alone.
+/// The same step with every storage in parts of at most `size`, each of which moves alone. Parts of
+/// a plan file begin at multiples of more than that.
 pub fn split(trace: &Trace, size: Bytes) -> Trace {
-    let mut split = Trace { storages: Vec::new(), ..trace.clone() };
-    let mut slots = vec![0u16; trace.ops.len()];
-    let mut pieces: Vec<Vec<PlanStorage>> = Vec::new();
-    for storage in &trace.storages {
-        let count = storage.size.0.div_ceil(size.0.max(1)).max(1);
-        let mut of = Vec::new();
-        for piece in 0..count {
-            let identity = match &storage.identity {
-                Identity::Name(name) => Identity::Name(format!("{name}[{piece}]")),
-                Identity::Output { op, .. } => {
-                    let slot = &mut slots[op.0 as usize];
-                    *slot += 1;
-                    Identity::Output { op: *op, slot: *slot - 1 }
-                }
-                Identity::Arrival => Identity::Arrival,
-            };
-            let size = Bytes((storage.size.0 - piece * size.0).min(size.0));
-            of.push(PlanStorage(split.storages.len() as u32));
-            split.storages.push(Storage { identity, size, ..storage.clone() });
-        }
-        pieces.push(of);
+    let mut cuts = Cuts::default();
+    let large = |storage: &&(usize, &Storage)| storage.1.size > size;
+    for (index, storage) in trace.storages.iter().enumerate().filter(|one| large(&one)) {
+        let begins = (0..storage.size.0).step_by(size.0 as usize).map(Bytes);
+        cuts.cut(PlanStorage(index as u32), begins);
     }
-    let of = |storage: PlanStorage| pieces[storage.0 as usize].iter().copied();
-    for (op, whole) in split.ops.iter_mut().zip(&trace.ops) {
-        let uses = whole.uses.iter();
-        op.uses =
-            uses.flat_map(|one| of(one.storage).map(|storage| Use { storage, ..*one })).collect();
-        let births = whole.births.iter().flat_map(|one| of(one.storage));
-        let born = |storage: PlanStorage| match split.storages[storage.0 as usize].identity {
-            Identity::Output { slot, .. } => Birth { storage, slot },
-            _ => Birth { storage, slot: 0 },
-        };
-        op.births = births.map(born).collect();
-        let deaths = whole.deaths.iter();
-        op.deaths = deaths
-            .flat_map(|one| of(one.storage).map(|storage| Death { storage, ..*one }))
-            .collect();
-    }
-    split
+    PartedStep::of(trace, &cuts).trace
 }
 
 /// The same step on the same links with all bytes and all times `times` as large. Small steps

@@ -80,20 +80,23 @@ struct Row {
     storage: Identity,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes: Option<ByteRange>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    awaited: bool,
 }
 
 impl From<Migration<NamedBytes>> for Row {
     fn from(row: Migration<NamedBytes>) -> Self {
-        let Migration { start, deadline, direction, target, storage } = row;
+        let Migration { start, deadline, direction, target, storage, awaited } = row;
         let NamedBytes { storage, bytes } = storage;
-        Self { start, deadline, direction, target, storage, bytes }
+        Self { start, deadline, direction, target, storage, bytes, awaited }
     }
 }
 
 impl From<Row> for Migration<NamedBytes> {
     fn from(row: Row) -> Self {
-        let Row { start, deadline, direction, target, storage, bytes } = row;
-        Self { start, deadline, direction, target, storage: NamedBytes { storage, bytes } }
+        let Row { start, deadline, direction, target, storage, bytes, awaited } = row;
+        let storage = NamedBytes { storage, bytes };
+        Self { start, deadline, direction, target, storage, awaited }
     }
 }
 
@@ -118,6 +121,7 @@ impl Plan {
             direction: row.direction,
             target: row.target,
             storage: NamedBytes::of(trace.storage(row.storage)),
+            awaited: row.awaited,
         };
         let rows = self.rows.iter().map(named).collect();
         self.clone().with_rows(rows)
@@ -202,8 +206,8 @@ impl PlanFile {
                     why,
                 });
             };
-            let Migration { start, deadline, direction, target, .. } = *row;
-            Ok(Migration { start, deadline, direction, target, storage })
+            let Migration { start, deadline, direction, target, awaited, .. } = *row;
+            Ok(Migration { start, deadline, direction, target, storage, awaited })
         };
         let rows = self.rows.iter().enumerate().map(numbered).collect::<Result<_, _>>()?;
         Ok(Plan { rows_of_parts: count_parts(&self.rows), ..self.with_rows(rows) })

@@ -22,6 +22,19 @@ fn a_plan_survives_its_file() {
     assert_eq!(read.numbered(&trace).unwrap().named(&trace), plan);
 }
 
+#[test]
+fn a_row_says_that_its_eviction_is_awaited() {
+    let mut plan = plan();
+    assert!(!plan.to_json().contains("awaited"), "only where it is");
+    plan.rows[1].awaited = true;
+    let text = plan.to_json();
+    assert_eq!(text.matches("\"awaited\":").count(), 1, "{text}");
+    let read = PlanFile::from_json(&text).unwrap();
+    assert_eq!(read, plan);
+    let trace = training(12, 40, 100, 60);
+    assert_eq!(read.numbered(&trace).unwrap().named(&trace), plan);
+}
+
 /// Numbers count in the order of the trace; a file's rows stand in the order of names.
 #[test]
 fn rows_that_begin_together_stand_by_name() {

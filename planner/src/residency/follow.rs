@@ -38,6 +38,8 @@ pub(super) struct Follow {
     /// By deadline, then in the order they came.
     due: BTreeMap<(u64, u64), Due>,
     due_count: u64,
+    /// Evictions that ops wait for, each with its deadline.
+    awaited: Vec<(u64, StorageId)>,
 }
 
 impl Follow {
@@ -57,6 +59,7 @@ impl Follow {
             looked: 0,
             due: BTreeMap::new(),
             due_count: 0,
+            awaited: Vec::new(),
         }
     }
 
@@ -182,6 +185,22 @@ impl Follow {
         !self.due.is_empty()
     }
 
+    pub(super) fn await_eviction(&mut self, deadline: u64, storage: StorageId) {
+        self.awaited.push((deadline, storage));
+    }
+
+    /// What the op that wants to begin waits for.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = StorageId> + '_ {
+        let due = self.awaited.iter().filter(|(deadline, _)| *deadline <= self.now);
+        due.map(|(_, storage)| *storage)
+    }
+
+    /// That op begins.
+    pub(super) fn drop_awaited(&mut self) {
+        let now = self.now;
+        self.awaited.retain(|(deadline, _)| *deadline > now);
+    }
+
     pub(super) fn bind(&mut self, storage: PlanStorage, to: StorageId) -> bool {
         let Some(binding) = self.bindings.get_mut(storage.0 as usize) else { return false };
         *binding = Some(to);
@@ -218,5 +237,6 @@ impl Follow {
         self.in_sync = false;
         self.looked = 0;
         self.due.clear();
+        self.awaited.clear();
     }
 }

@@ -235,6 +235,9 @@ impl Residency {
                 let due = Due { storage: row.storage, cautious: false };
                 follow.put_off(follow.deadline(&row), due);
             } else if let Some(id) = follow.bound(row.storage) {
+                if row.awaited {
+                    follow.await_eviction(follow.deadline(&row), id);
+                }
                 self.evict_as_planned(id, row.target);
             }
         }
@@ -271,7 +274,8 @@ impl Residency {
             }
             let outputs = self.op.outputs.max(self.op.expected);
             let wanted = self.sums.committed.saturating_add(outputs);
-            if !lacks.transfers && lacks.bytes == 0 && wanted <= limit {
+            let is_held = lacks.transfers || self.awaits_eviction();
+            if !is_held && lacks.bytes == 0 && wanted <= limit {
                 return self.grant(outputs);
             }
             if let Some(refusal) = self.refusal(outputs, AsyncUses::End) {
@@ -297,6 +301,17 @@ impl Residency {
             }
             return OpProgress::Waiting;
         }
+    }
+
+    /// Whether the schedule says that the op waits for an eviction, and that is not over.
+    fn awaits_eviction(&self) -> bool {
+        let mut awaited = self.follow.iter().flat_map(Follow::awaited);
+        let is_leaving = |id| {
+            let place = self.get(id).map(|storage| storage.place);
+            matches!(place, Some(BytesPlace::Moving(flight))
+                if flight.leaving && flight.kind != TransferKind::Fetch)
+        };
+        awaited.any(is_leaving)
     }
 
     /// Has storages leave where memory could not be had, more each time, until none is left that
@@ -392,6 +407,9 @@ impl Residency {
         self.pending = Pending::Nothing;
         self.op.extra_eviction = None;
         self.grants += 1;
+        if let Some(follow) = &mut self.follow {
+            follow.drop_awaited();
+        }
         let now = self.follow.as_ref().map_or(0, Follow::now);
         for index in 0..self.op.uses.len() {
             let OpUse { storage: id, modifies } = self.op.uses[index];

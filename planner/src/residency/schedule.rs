@@ -24,7 +24,7 @@ impl Schedule {
             ScheduleError::unless_within("deadline of a move", storage, row.deadline, (ops, ops))?;
         }
         moves.sort_unstable_by_key(|row| {
-            (row.start, row.direction, row.deadline, row.storage, row.target)
+            (row.start, row.direction, row.deadline, row.storage, row.target, row.awaited)
         });
         Ok(Self { step, moves })
     }

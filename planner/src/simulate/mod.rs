@@ -3,8 +3,8 @@
 //! The simulator only moves the clock. Which storage leaves when, what is fetched, who waits: all
 //! of that is [`crate::residency`], the same code that runs under a training loop. It is told of
 //! ops as the bridge tells it, and of completions when the bridge would see them: at op boundaries,
-//! or while an op waits. Three iterations are run and the last is reported, when everything that
-//! wraps around the iteration has settled.
+//! or while an op waits. Iterations are run until everything that wraps around the iteration has
+//! settled: until one takes as long as the one before. It is reported.
 
 mod link;
 mod links;
@@ -20,8 +20,15 @@ use crate::units::{Bytes, Nanos, OpIndex};
 use run::SimulationRun;
 use std::sync::Arc;
 
-/// Iterations before the one that is reported.
+/// Iterations before the first that may be reported.
 const WARM_UP: u32 = 2;
+
+/// So many may be run then. Under some plans iterations alternate for ever: then it goes on to one
+/// as long as the longest, which is reported.
+const SETTLING: u32 = 6;
+
+/// Times that differ by less than this part are taken to be the same.
+const SAME_PARTS: u64 = 1000;
 
 /// Who decides what moves.
 #[derive(Clone, Copy, Debug)]
@@ -208,11 +215,22 @@ impl<'a> Simulator<'a> {
 
 /// Runs iterations until they are in the steady state, and reports one.
 fn steady(mut run: SimulationRun<'_>, policy: &str) -> Result<Simulation, SimulateError> {
-    for _ in 0..WARM_UP {
+    for _ in 1..WARM_UP {
         run.iteration()?;
     }
+    let is_same = |one: u64, other: u64| one.abs_diff(other) <= one / SAME_PARTS;
+    let mut before = run.timed_iteration()?.0;
     run.record();
-    run.iteration()?;
+    let mut longest = 0;
+    for settling in 1..=2 * SETTLING {
+        let time = run.timed_iteration()?.0;
+        longest = longest.max(time);
+        let is_long = settling >= SETTLING && is_same(longest, time);
+        if is_same(before, time) || is_long {
+            break;
+        }
+        before = time;
+    }
     Ok(run.into_simulation(policy))
 }
 

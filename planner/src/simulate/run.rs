@@ -95,9 +95,16 @@ impl<'a> SimulationRun<'a> {
         self.world.residency.stats()
     }
 
-    /// Keeps what happens from now on.
+    /// Keeps what happens in the last iteration from now on.
     pub(super) fn record(&mut self) {
         self.world.recording = true;
+    }
+
+    /// Runs an iteration, and returns how long it took.
+    pub(super) fn timed_iteration(&mut self) -> Result<Nanos, SimulateError> {
+        let began = self.now();
+        self.iteration()?;
+        Ok(Nanos(self.now().0 - began.0))
     }
 
     pub(super) fn iteration(&mut self) -> Result<(), SimulateError> {

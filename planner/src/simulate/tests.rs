@@ -1,5 +1,6 @@
 use super::*;
 use crate::algorithm1::{Algorithm1Options, algorithm1};
+use crate::instances::small_steps;
 use crate::lifetime::Lifetimes;
 use crate::report::simulated;
 use crate::testing::{Builder, machine, random_trace, training};
@@ -237,6 +238,7 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
         direction,
         target: Target::Ssd,
         storage,
+        awaited: false,
     };
     let rows = vec![
         row(first, MigrationDirection::Out, 1, 0),
@@ -255,4 +257,42 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
     assert!(found.stalls.iter().all(|stall| stall.op != OpIndex(3)), "{:?}", found.stalls);
     // The memory that the plan counts as free from op 2 on never was.
     assert!(found.memory.iter().all(|sample| sample.resident.0 + sample.moving.0 >= 10));
+}
+
+/// Of this plan the third iteration, long the one that was reported, is shorter than all others.
+#[test]
+fn what_is_reported_has_settled() {
+    use crate::migration::{Migration, MigrationDirection, Target};
+    let (_, trace, machine) = small_steps(20_260, 654).last().unwrap();
+    let (out, back) = (MigrationDirection::Out, MigrationDirection::In);
+    let rows = [
+        (back, 2, 0, 1),
+        (back, 4, 0, 1),
+        (back, 3, 0, 6),
+        (out, 0, 2, 2),
+        (back, 0, 2, 3),
+        (back, 0, 4, 1),
+        (out, 0, 4, 4),
+        (out, 4, 4, 5),
+        (back, 2, 5, 6),
+        (out, 4, 6, 6),
+        (back, 4, 6, 8),
+        (out, 3, 7, 0),
+        (out, 5, 8, 9),
+        (back, 5, 9, 7),
+    ];
+    let row = |(direction, storage, start, deadline)| Migration {
+        start: OpIndex(start),
+        deadline: OpIndex(deadline),
+        direction,
+        target: Target::Ssd,
+        storage: PlanStorage(storage),
+        awaited: false,
+    };
+    let rows = rows.into_iter().map(row).collect();
+    let plan = Plan::new("made", &trace, &machine, rows, Expectation::default());
+    let policy = Policy::Planned(&plan);
+    let after = |iterations| run_many(&trace, &machine, policy, iterations).unwrap().0.0;
+    assert_eq!((after(3) - after(2), after(40) - after(39)), (460, 484));
+    assert_eq!(time(&trace, &machine, policy), Nanos(484));
 }

@@ -80,6 +80,7 @@ impl<'a> World<'a> {
     pub(super) fn begin_iteration(&mut self) {
         self.origin = self.now;
         if self.recording {
+            self.result = Simulation { peak: self.result.peak, ..Simulation::default() };
             let under_way = self.links.under_way(self.now).into_iter();
             let moved = under_way.map(|(transfer, flight, progress)| {
                 (transfer, so_far(&flight, progress, self.now).1)

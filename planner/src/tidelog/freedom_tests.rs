@@ -1,66 +1,96 @@
 //! More freedom never gives a worse plan.
 
 use super::*;
-use crate::instances::{freer, small_steps};
+use crate::instances::{freer, magnified, small_steps};
+use crate::simulate::{Policy, run_many};
 use crate::testing::{machine, training};
 use crate::units::{Bytes, Nanos};
 
 /// The steps of `make paper`.
 const SEED: u64 = 20_260;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large.
-const PIECE: Bytes = Bytes(16);
+/// They take some hundred ns. So much longer, and larger, that no time is rounded by more than a
+/// hundred thousandth.
+const TIMES: u64 = 1000;
 
-fn shortest(trace: &Trace, machine: &Machine) -> Option<Nanos> {
+/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+const PIECE: Bytes = Bytes(16 * TIMES);
+
+/// Once more freedom was slower in these: an op began sooner, and saw only at its end that an
+/// eviction was over (295, 443, 871); the iteration that was measured was shorter than those that
+/// follow (385, 653); a wait was tried too late (357); transfers of whole ns fit by chance (823).
+const PINNED: [u32; 7] = [295, 357, 385, 443, 653, 823, 871];
+
+fn steps(count: u32) -> impl Iterator<Item = (u32, Trace, Machine)> {
+    small_steps(SEED, count).map(|(number, trace, machine)| {
+        let (trace, machine) = magnified(&trace, &machine, TIMES);
+        (number, trace, machine)
+    })
+}
+
+/// The shortest step that is found, and the average of twenty such steps in a row.
+fn shortest(trace: &Trace, machine: &Machine) -> Option<[Nanos; 2]> {
     let mut search = Search::new(trace, machine, TidelogOptions::default()).ok()?;
     search.run(|_| true).ok()?;
-    Some(search.prices()[0].time)
+    let (plan, simulation) = search.frontier().swap_remove(0);
+    let after = |iterations| run_many(trace, machine, Policy::Planned(&plan), iterations);
+    let many = after(40).ok()?.0.0 - after(20).ok()?.0.0;
+    Some([simulation.time, Nanos(many / 20)])
 }
 
 /// A plan that is slower with more freedom: the step's number, what is freer, and both times.
 type Slower = (u32, &'static str, u64, u64);
 
-/// How many plans with more freedom there are of the first `count` small steps, how many of them
-/// are faster than without, and those that are slower.
-fn compared(count: u32) -> (u32, u32, Vec<Slower>) {
-    let (mut all, mut faster, mut slower) = (0, 0, Vec::new());
-    for (number, trace, machine) in small_steps(SEED, count) {
-        let time = shortest(&trace, &machine).expect("it runs");
+/// Plans with and without more freedom, side by side.
+#[derive(Debug, Default)]
+struct Compared {
+    pairs: u32,
+    /// How many are faster with more freedom.
+    faster: u32,
+    slower: Vec<Slower>,
+    /// How many take longer in the long run than is said of them.
+    understated: u32,
+}
+
+fn compared(steps: impl Iterator<Item = (u32, Trace, Machine)>) -> Compared {
+    let mut all = Compared::default();
+    for (number, trace, machine) in steps {
+        let [time, _] = shortest(&trace, &machine).expect("it runs");
         for (what, trace, machine) in freer(&trace, &machine, PIECE) {
-            let found = shortest(&trace, &machine).expect("what runs with less runs with more");
-            all += 1;
-            faster += u32::from(found < time);
+            let [found, many] =
+                shortest(&trace, &machine).expect("what runs with less runs with more");
+            all.pairs += 1;
+            all.faster += u32::from(found < time);
+            all.understated += u32::from(many.0 * 50 > found.0 * 51);
             if found > time {
-                slower.push((number, what, time.0, found.0));
+                all.slower.push((number, what, time.0, found.0));
             }
         }
     }
-    println!("of {all} {faster} are faster, {} slower: {slower:?}", slower.len());
-    (all, faster, slower)
-}
-
-/// Those that are slower by more than what whole nanoseconds make of the times of a few transfers.
-fn beyond_rounding(slower: &[Slower]) -> Vec<Slower> {
-    slower.iter().filter(|(_, _, before, after)| after - before > 2).copied().collect()
+    println!("{all:?}");
+    all
 }
 
 #[test]
 fn small_steps_are_no_slower_with_more_freedom() {
-    let (all, faster, slower) = compared(100);
-    assert!(all == 400 && faster > 50, "{all} compared, {faster} faster");
-    assert_eq!(beyond_rounding(&slower), []);
+    let all = compared(steps(100));
+    assert!(all.pairs == 400 && all.faster > 50 && all.understated < 4, "{all:?}");
+    assert_eq!(all.slower, []);
 }
 
-/// All that `make paper` looks at. With more memory two begin an op sooner, and so see an eviction
-/// end later: no plan can tell an op to wait.
+#[test]
+fn steps_that_were_slower_with_more_freedom_no_longer_are() {
+    let pinned = steps(1000).filter(|(number, ..)| PINNED.contains(number));
+    assert_eq!(compared(pinned).slower, []);
+}
+
+/// All that `make paper` looks at.
 #[test]
 #[ignore = "takes minutes: a part of make test-slow"]
 fn a_thousand_small_steps_are_no_slower_with_more_freedom() {
-    let (all, faster, slower) = compared(1000);
-    assert!(all == 4000 && faster > 1000, "{all} compared, {faster} faster");
-    let beyond = beyond_rounding(&slower);
-    assert!(beyond.len() <= 2, "{beyond:?}");
-    assert!(beyond.iter().all(|(_, _, before, after)| 10 * after < 11 * before), "{beyond:?}");
+    let all = compared(steps(1000));
+    assert!(all.pairs == 4000 && all.faster > 1000 && all.understated < 40, "{all:?}");
+    assert_eq!(all.slower, []);
 }
 
 /// What no op uses leaves once and never comes back, however little more memory there is: whether
@@ -70,7 +100,8 @@ fn what_no_op_uses_leaves_for_good() {
     let (_, trace, mut machine) = small_steps(SEED, 272).last().expect("there are so many");
     for budget in [75, 80] {
         machine.budget = Bytes(budget);
-        assert_eq!(shortest(&trace, &machine), Some(trace.duration()), "in {budget} bytes");
+        let [time, _] = shortest(&trace, &machine).unwrap();
+        assert_eq!(time, trace.duration(), "in {budget} bytes");
     }
 }
 
@@ -79,10 +110,10 @@ fn what_no_op_uses_leaves_for_good() {
 fn a_training_step_is_no_slower_with_more_freedom() {
     let trace = training(10, 400_000, 1_000_000, 600_000);
     let machine = machine(9_000_000);
-    let time = shortest(&trace, &machine).unwrap().0;
+    let time = shortest(&trace, &machine).unwrap()[0].0;
     assert!(time > trace.duration().0, "there is something to plan");
     for (what, trace, machine) in freer(&trace, &machine, Bytes(150_000)) {
-        let found = shortest(&trace, &machine).unwrap().0;
+        let found = shortest(&trace, &machine).unwrap()[0].0;
         assert!(found <= time + time / 1000, "{what}: {found} ns, {time} before");
     }
 }

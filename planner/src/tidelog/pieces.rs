@@ -1,12 +1,11 @@
-//! Pieces of one tensor, planned as the whole.
+//! The parts of one storage, planned as the whole.
 //!
-//! Pieces are freer than the whole: each plan for it is one for them. So those plans are made, too.
-//! Pieces are the parts of a storage ([`crate::parts`]). In a trace without parts they are
-//! neighbours of one size (the last may be smaller) that the same ops make, use and free, and whose
-//! names differ in a number at their end; outputs have no names.
+//! Parts are freer than the whole: each plan for it is one for them. So those plans are made, too.
+//! Only what a trace calls parts is ([`crate::parts`]): storages that merely look alike, as the
+//! outputs of one op do, belong together no more than others.
 
 use crate::migration::Migration;
-use crate::trace::{Identity, PlanStorage, Storage, Trace};
+use crate::trace::{PlanStorage, Storage, Trace};
 use crate::units::Bytes;
 
 /// A trace in which the pieces of a tensor are one storage.
@@ -19,24 +18,12 @@ pub(super) struct Whole {
 impl Whole {
     /// None where no storage is in pieces.
     pub(super) fn of(trace: &Trace) -> Option<Self> {
-        let lives = lives(trace);
-        let is_in_parts = trace.is_in_parts();
         let mut members: Vec<Vec<PlanStorage>> = Vec::new();
         let mut storages: Vec<Storage> = Vec::new();
         let mut of: Vec<u32> = Vec::new();
         for (index, storage) in trace.storages.iter().enumerate() {
-            let goes_on = index > 0 && {
-                let before = &trace.storages[index - 1];
-                let first = &trace.storages[members[members.len() - 1][0].0 as usize];
-                let look_alike = || {
-                    lives[index] == lives[index - 1]
-                        && before.size == first.size
-                        && storage.size <= first.size
-                        && are_pieces(before, storage)
-                };
-                if is_in_parts { are_parts(before, storage) } else { look_alike() }
-            };
-            if !goes_on {
+            let before = index.checked_sub(1).map(|before| &trace.storages[before]);
+            if !before.is_some_and(|before| are_parts(before, storage)) {
                 storages.push(Storage { size: Bytes(0), part: None, ..storage.clone() });
                 members.push(Vec::new());
             }
@@ -79,88 +66,29 @@ impl Whole {
     }
 }
 
-/// What an op does to a storage.
-type Event = (u32, u8, bool);
-
-/// Whether the identities of two storages could be those of neighbouring pieces.
-fn are_pieces(before: &Storage, storage: &Storage) -> bool {
-    let is_alike = match (&before.identity, &storage.identity) {
-        (Identity::Name(before), Identity::Name(name)) => stem(before) == stem(name),
-        (Identity::Output { op: before, .. }, Identity::Output { op, .. }) => before == op,
-        _ => false,
-    };
-    is_alike && before.movable && storage.movable
-}
-
 /// Whether two storages are neighbouring parts of one.
 fn are_parts(before: &Storage, storage: &Storage) -> bool {
-    let both = before.part.is_some() && storage.part.is_some();
-    both && before.identity == storage.identity
-}
-
-/// A name without the number at its end, and what is around that.
-fn stem(name: &str) -> &str {
-    let is_mark = |c: char| !c.is_alphanumeric();
-    let numbered = name.trim_end_matches(is_mark);
-    let stem = numbered.trim_end_matches(|c: char| c.is_ascii_digit());
-    if stem.len() == numbered.len() { name } else { stem.trim_end_matches(is_mark) }
-}
-
-/// All that happens to each storage, by op.
-fn lives(trace: &Trace) -> Vec<Vec<Event>> {
-    let mut lives = vec![Vec::new(); trace.storages.len()];
-    for (index, op) in trace.ops.iter().enumerate() {
-        let index = index as u32;
-        for birth in &op.births {
-            lives[birth.storage.0 as usize].push((index, 0, false));
-        }
-        for used in &op.uses {
-            let access = if used.access.modifies() { 2 } else { 1 };
-            lives[used.storage.0 as usize].push((index, access, used.previous));
-        }
-        for death in &op.deaths {
-            lives[death.storage.0 as usize].push((index, 3, death.previous));
-        }
-    }
-    lives
+    let follows = storage.part.is_some_and(|part| part.begin > Bytes(0));
+    follows && before.part.is_some() && before.identity == storage.identity
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instances::split;
-    use crate::parts::{Cuts, PartedStep};
+    use crate::instances::{Builder, split};
     use crate::testing::training;
+    use crate::trace::Access;
 
-    fn sizes(trace: &Trace) -> Vec<u64> {
-        trace.storages.iter().map(|storage| storage.size.0).collect()
-    }
-
-    #[test]
-    fn pieces_are_put_together_again() {
-        let trace = training(6, 40_000, 100_000, 60_000);
-        assert!(Whole::of(&trace).is_none(), "no two of them are pieces");
-        for size in [30_000, 50_000, 99_999] {
-            let pieces = split(&trace, Bytes(size));
-            pieces.validate().expect("it is a step like the other");
-            assert!(pieces.storages.len() > trace.storages.len());
-            let whole = Whole::of(&pieces).expect("there are pieces");
-            whole.trace.validate().expect("so is this");
-            assert_eq!(sizes(&whole.trace), sizes(&trace));
-            assert_eq!(whole.members.concat().len(), pieces.storages.len());
-        }
-    }
-
-    /// Two storages that only look like pieces stay apart where there are parts.
     #[test]
     fn parts_are_put_together_again() {
         let trace = training(6, 40 << 20, 100 << 20, 60_000);
-        let pieces = split(&trace, Bytes(24 << 20));
-        for trace in [trace, pieces] {
-            let step = PartedStep::of(&trace, &Cuts::into_parts_of(&trace, Bytes(8 << 20)));
-            assert!(step.trace.is_in_parts());
-            let whole = Whole::of(&step.trace).expect("there are parts");
+        assert!(Whole::of(&trace).is_none(), "there are none");
+        for size in [8 << 20, 10_000_000, 99 << 20] {
+            let pieces = split(&trace, Bytes(size));
+            assert!(pieces.storages.len() > trace.storages.len());
+            let whole = Whole::of(&pieces).expect("there are pieces");
             assert_eq!(whole.trace.storages, trace.storages);
+            assert_eq!(whole.members.concat().len(), pieces.storages.len());
             let uses = |trace: &Trace| -> Vec<_> {
                 trace.ops.iter().map(|op| (op.uses.clone(), op.deaths.clone())).collect()
             };
@@ -168,17 +96,20 @@ mod tests {
         }
     }
 
+    /// Two outputs of one op, and two weights whose names differ in a number, each pair of one size
+    /// and used by the same ops.
     #[test]
-    fn a_name_without_its_number_is_its_stem() {
-        for (name, wanted) in [
-            ("layers.0.weight[12]", "layers.0.weight"),
-            ("weight.part3", "weight.part"),
-            ("weight#0", "weight"),
-            ("exp_avg", "exp_avg"),
-            ("exp_avg_sq", "exp_avg_sq"),
-            ("7", ""),
-        ] {
-            assert_eq!(stem(name), wanted, "{name}");
+    fn what_looks_like_pieces_is_none() {
+        let mut b = Builder::default();
+        b.op(5);
+        b.op(5);
+        for name in ["weight.0", "weight.1"] {
+            let weight = b.global(name, 10);
+            b.uses(0, weight, Access::Read);
+            let output = b.birth(0, 10);
+            b.uses(1, output, Access::Read);
+            b.death(1, output, false);
         }
+        assert!(Whole::of(&b.finish()).is_none());
     }
 }

@@ -217,7 +217,8 @@ pub(super) fn plan_in_parts() -> PlanFile {
         let storage = step.parts(whole).last().expect("a storage has a part");
         ways.map(|(direction, op)| {
             let (start, deadline, target) = (OpIndex(op), OpIndex(op + 1), Target::Ssd);
-            Migration { start, deadline, direction, target, storage }
+            let awaited = direction == MigrationDirection::Out;
+            Migration { start, deadline, direction, target, storage, awaited }
         })
     });
     let rows = rows.collect();

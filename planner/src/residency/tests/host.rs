@@ -128,6 +128,7 @@ fn under_a_schedule_host_memory_is_left_to_its_moves() {
         target,
         start: OpIndex(1),
         deadline: OpIndex(3),
+        awaited: false,
     };
     for (host_memory, expected) in [(10, Target::Host), (9, Target::Ssd)] {
         let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];

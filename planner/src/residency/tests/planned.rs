@@ -10,8 +10,8 @@ pub(super) fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
 }
 
 fn row(storage: u32, direction: MigrationDirection, start: u32, deadline: u32) -> Migration {
-    let (start, deadline) = (OpIndex(start), OpIndex(deadline));
-    Migration { storage: PlanStorage(storage), direction, target: Target::Ssd, start, deadline }
+    let (start, deadline, storage) = (OpIndex(start), OpIndex(deadline), PlanStorage(storage));
+    Migration { start, deadline, direction, target: Target::Ssd, storage, awaited: false }
 }
 
 /// What a schedule is made of.
@@ -106,6 +106,27 @@ fn evictions_that_an_op_uses_are_passed_over() {
     assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
     assert_eq!(op(&mut machine, 1, &[reads(0)], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
+fn an_op_waits_for_an_eviction_that_is_awaited_though_it_has_room() {
+    for (start, awaited, reader) in [(1, true, 1), (0, true, 1), (1, false, 1), (1, true, 0)] {
+        let evicted = Migration { awaited, ..row(0, MigrationDirection::Out, start, 1) };
+        let all = vec![uses(&[3], true), uses(&[1], true)];
+        let mut machine = planned(30, &[10, 10], parts(4, all, vec![evicted]));
+        assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready, "its deadline is not yet");
+        machine.op_end();
+        // An op that reads it keeps it: then nothing leaves that could be waited for.
+        let waits = awaited && reader == 1;
+        let expected = if waits { OpProgress::Waiting } else { OpProgress::Ready };
+        assert_eq!(op(&mut machine, 1, &[reads(reader)], 0), expected, "{start} {awaited}");
+        perform(&mut machine);
+        assert_eq!(machine.resume(), OpProgress::Ready);
+        machine.op_end();
+        let out = machine.state(id(0)) == Some(StorageState::Evicted);
+        assert_eq!(out, reader == 1);
+        assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready, "that is over");
+    }
 }
 
 #[test]

@@ -219,8 +219,8 @@ impl Iteration {
                 let target = if random.percent(50) { Target::Host } else { Target::Ssd };
                 let storage = plan;
                 let evict = MigrationDirection::Out;
-                let row =
-                    Migration { storage, direction: evict, target, start: out, deadline: back };
+                let (start, deadline, awaited) = (out, back, random.percent(20));
+                let row = Migration { start, deadline, direction: evict, target, storage, awaited };
                 parts.moves.push(row);
                 let direction = MigrationDirection::In;
                 parts.moves.push(Migration { direction, start: back, deadline: next, ..row });

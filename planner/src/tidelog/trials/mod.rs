@@ -5,7 +5,7 @@ mod space;
 
 use super::POLICY;
 use super::maker::Maker;
-use crate::migration::{Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::simulate::{SimulateError, Simulator};
 use crate::units::{Bytes, Nanos};
 use space::PeriodWays;
@@ -191,7 +191,7 @@ impl<'a> Trials<'a> {
         Ok(top.min(best))
     }
 
-    /// Changes one period after the other for the better, until no change of one helps.
+    /// Changes one period after the other for the better, until no change of one helps, nor a wait.
     fn climb(&mut self, space: &[PeriodWays], mut best: Tried) -> Result<Tried, SimulateError> {
         loop {
             if self.is_over(&best) || !self.climbed.insert(best.1.clone()) {
@@ -211,9 +211,29 @@ impl<'a> Trials<'a> {
                 }
             }
             if best.0 == before {
+                best = self.wait(best)?;
+            }
+            if best.0 == before {
                 return Ok(best);
             }
         }
+    }
+
+    /// Has ops wait for evictions that begin with them, where that helps.
+    fn wait(&mut self, mut best: Tried) -> Result<Tried, SimulateError> {
+        let rows = best.1.clone();
+        let leaving = rows.iter().filter(|row| row.direction == MigrationDirection::Out);
+        for row in leaving.filter(|row| !row.awaited) {
+            if self.is_over(&best) {
+                break;
+            }
+            let others = best.1.iter().filter(|other| *other != row).copied();
+            let tried = self.simulate(others.chain([row.awaited_at_once()]).collect())?;
+            if tried.0 < best.0 {
+                best = tried;
+            }
+        }
+        Ok(best)
     }
 
     /// Whether there is nothing left to try with, or to gain.
