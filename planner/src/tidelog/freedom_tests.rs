@@ -73,8 +73,8 @@ fn compared(steps: impl Iterator<Item = (u32, Trace, Machine)>) -> Compared {
 
 #[test]
 fn small_steps_are_no_slower_with_more_freedom() {
-    let all = compared(steps(100));
-    assert!(all.pairs == 400 && all.faster > 50 && all.understated < 4, "{all:?}");
+    let all = compared(steps(60));
+    assert!(all.pairs == 240 && all.faster > 30 && all.understated < 4, "{all:?}");
     assert_eq!(all.slower, []);
 }
 
