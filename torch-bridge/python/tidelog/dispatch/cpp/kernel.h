@@ -195,7 +195,7 @@ class Kernel final : public c10::OperatorKernel {
   void ends(const Run& run, const Stack& stack) const {
     Gil gil;
     Block& block = *run.block;
-    PyObject *ledger = block.ledger.get(), *steps = block.steps.get();
+    PyObject* ledger = block.ledger.get();
     block.end_uses();
     int64_t slot = 0, born = bytes_made(run, stack);
     each_result(stack, [&](const at::Tensor& tensor) {
@@ -203,14 +203,25 @@ class Kernel final : public c10::OperatorKernel {
       ++slot;
     });
     block.remember(run.key, born);
-    if (run.index >= 0 && block.plan.get() == nullptr) {  // with a plan no step is profiled
-      Held index = checked(PyLong_FromLongLong(run.index)), bytes = checked(PyLong_FromLongLong(born));
-      call(steps, names().profiled, index.get(), func_.get(), bytes.get());
-    }
+    if (run.index >= 0 && block.plan.get() == nullptr) profiled(block, run.index, born);
     block.session.end_op();
     if (number(ledger, names().counted) + unmet().bytes() > number(ledger, names().peak)) call(ledger, names().note_peak);
     block.allocated += born;
     block.tell_heap();
+  }
+
+  // As `Steps.profiled`, on a host.
+  void profiled(const Block& block, int64_t index, int64_t born) const {
+    PyObject* steps = block.steps.get();
+    if (attribute(steps, names()._known_plan).get() != Py_None || !is_true(steps, names()._learns)) return;
+    put_last(attribute(steps, names()._funcs).get(), index, func_.get());
+    put_last(attribute(steps, names()._needs).get(), index, checked(PyLong_FromLongLong(born)).get());
+  }
+
+  // Has a list end with an object at a place.
+  static void put_last(PyObject* list, int64_t place, PyObject* object) {
+    if (PyList_GET_SIZE(list) > place) checked(PyList_SetSlice(list, place, PyList_GET_SIZE(list), nullptr));
+    checked(PyList_Append(list, object));
   }
 
   // Python has done all of it: the next time it is known how much memory the results take.

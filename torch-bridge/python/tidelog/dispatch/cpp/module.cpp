@@ -223,6 +223,10 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_dispatch_kernels", nullptr, -1, M
 }  // namespace
 
 PyMODINIT_FUNC PyInit__dispatch_kernels() {
+  if (!hashes_tuples_as_known()) {
+    PyErr_SetString(PyExc_ImportError, "this Python hashes tuples in another way");
+    return nullptr;
+  }
   RECORD_OF.tp_basicsize = sizeof(PyObject);
   RECORD_OF.tp_flags = Py_TPFLAGS_DEFAULT;
   RECORD_OF.tp_new = PyType_GenericNew;

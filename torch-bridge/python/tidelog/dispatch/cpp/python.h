@@ -80,8 +80,12 @@ struct Names {
   NAME(_async_uses);
   NAME(_deaths);
   NAME(_free_ids);
+  NAME(_funcs);
   NAME(_heap);
   NAME(_in_flight);
+  NAME(_known_plan);
+  NAME(_learns);
+  NAME(_needs);
   NAME(_next_id);
   NAME(_on_death);
   NAME(_performer);
@@ -127,7 +131,6 @@ struct Names {
   NAME(pending);
   NAME(pins);
   NAME(plan);
-  NAME(profiled);
   NAME(quiet);
   NAME(record_at);
   NAME(record_of);

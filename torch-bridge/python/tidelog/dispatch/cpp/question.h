@@ -4,16 +4,51 @@
 #include <torch/csrc/DynamicTypes.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "tensors.h"
 
 namespace tidelog {
 
+uint64_t hash_of(PyObject* object) {
+  Py_hash_t hash = PyObject_Hash(object);
+  if (hash == -1) torch::throw_python_error();
+  return static_cast<uint64_t>(hash);
+}
+
+// Of a whole number that is not below zero, and below 2^61 - 1.
+uint64_t hash_of(int64_t number) { return static_cast<uint64_t>(number); }
+
+// The hash of a tuple, as Python has it since 3.8, without the tuple.
+class TupleHash {
+ public:
+  void add(uint64_t hash) {
+    hash_ = std::rotl(hash_ + hash * 14029467366897019727u, 31) * 11400714785074694791u;
+    ++length_;
+  }
+
+  uint64_t value() const {
+    uint64_t value = hash_ + (length_ ^ START ^ 3527539);
+    return value == UINT64_MAX ? 1546275796 : value;
+  }
+
+ private:
+  static constexpr uint64_t START = 2870177450012600261u;
+  uint64_t hash_ = START, length_ = 0;
+};
+
+// Whether this Python's hash is that.
+bool hashes_tuples_as_known() {
+  TupleHash known;
+  for (int64_t each : {1, 2, 3}) known.add(hash_of(each));
+  return hash_of(checked(Py_BuildValue("(iii)", 1, 2, 3)).get()) == known.value();
+}
+
 // What the session is asked about an op.
 class Question {
  public:
-  explicit Question(uint64_t seed) { parts_.push_back(checked(PyLong_FromUnsignedLongLong(seed))); }
+  explicit Question(uint64_t seed) { parts_.push_back(seed); }
 
   // Adds a tensor that the op uses; false: the session knows nothing like it.
   bool add(const Block& block, const at::Tensor& tensor, bool writes) {
@@ -44,12 +79,10 @@ class Question {
 
   // As `_fingerprint` in `_hook.py`.
   uint64_t fingerprint() const {
-    Held whole = checked(PyTuple_New(parts_.size() + aliasing_.size()));
-    size_t place = 0;
-    for (const Held& part : parts_) PyTuple_SET_ITEM(whole.get(), place++, borrowed(part.get()).release());
-    for (int64_t alias : aliasing_)
-      PyTuple_SET_ITEM(whole.get(), place++, checked(PyLong_FromLongLong(alias)).release());
-    return static_cast<uint64_t>(PyObject_Hash(whole.get()));
+    TupleHash whole;
+    for (uint64_t part : parts_) whole.add(part);
+    for (int64_t alias : aliasing_) whole.add(hash_of(alias));
+    return whole.value();
   }
 
   // What the bytes of the op's results are remembered by.
@@ -71,11 +104,10 @@ class Question {
 
  private:
   void add_shape(const at::Tensor& tensor) {
-    Held shape = checked(PyTuple_New(tensor.dim()));
-    for (int64_t axis = 0; axis < tensor.dim(); ++axis)
-      PyTuple_SET_ITEM(shape.get(), axis, checked(PyLong_FromLongLong(tensor.size(axis))).release());
-    parts_.push_back(std::move(shape));
-    parts_.push_back(borrowed(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))));
+    TupleHash shape;
+    for (int64_t size : tensor.sizes()) shape.add(hash_of(size));
+    parts_.push_back(shape.value());
+    parts_.push_back(hash_of(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))));
   }
 
   // The session's number for a storage, below zero: it has none. What is written differs from its copy from here on.
@@ -93,7 +125,7 @@ class Question {
     return number_in((id.get() != Py_None ? std::move(id) : call(ledger, names().number_of, record.get())).get());
   }
 
-  std::vector<Held> parts_;        // of the fingerprint
+  std::vector<uint64_t> parts_;    // hashes of those of the fingerprint
   std::vector<int64_t> aliasing_;  // which storage each tensor has
   std::vector<int64_t> numbers_;   // of storages
   std::vector<uint32_t> uses_;     // of the session's call
