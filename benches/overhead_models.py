@@ -1,10 +1,12 @@
-"""The programs that benches/overhead.py times: small transformers made from their configs, in eager mode."""
+"""The programs that benches/overhead.py times: small transformers made from their configs, in eager mode. And one that
+computes little for what its layers save."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
 VOCABULARY = 4000
 
@@ -26,9 +28,40 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
 }  # fmt: skip
 
 
+class Gates(nn.Module):
+    """A layer that scales and clips each feature, many times: all that it makes is saved, and quickly made."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(1 + 0.01 * torch.randn(count, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for scale in self.scales:
+            y = torch.relu(y * scale)
+        return x + y
+
+
+class GatesModel(nn.Module):
+    """Such layers behind a projection."""
+
+    def __init__(self, inputs: int = 64, width: int = 512, layers: int = 6) -> None:
+        super().__init__()
+        self.project = nn.Linear(inputs, width)
+        self.layers = nn.ModuleList(Gates(width, 6) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.project(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
     """A model, its optimizer, and a step, which returns the loss. The same for every caller. With "+checkpointing"
     behind its name a model computes its layers again in the backward pass."""
+    if name == "gates":
+        return make_gates()
     name, _, checkpointing = name.partition("+")
     config, batch, sequence = MODELS[name]
     torch.manual_seed(0)
@@ -44,6 +77,23 @@ def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[]
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss: torch.Tensor = model(input_ids=inputs, labels=inputs).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, step
+
+
+def make_gates() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    """The same for the one that is no transformer."""
+    torch.manual_seed(0)
+    model = GatesModel().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    inputs = torch.randn(4096, 64)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss: torch.Tensor = model(inputs).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()

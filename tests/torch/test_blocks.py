@@ -10,8 +10,10 @@ from torch import nn
 import tidelog
 from tidelog.abi import _native
 from tidelog.recompute import _recompute
+from tidetest import MIB
 from tidetest.regions import (
     BLOCKS,
+    STAGING,
     STEPS,
     WIDTH,
     Block,
@@ -180,6 +182,39 @@ def test_the_planner_chooses(pool):
     figures, kept, _ = compared(pool)
     assert figures["own_seconds"] and not figures["refused"] and 0 in kept[1:], figures
     assert "by the planner" in figures["why"] or "all blocks run once" in figures["why"], figures
+
+
+class Gates(nn.Module):
+    """Quickly computes far more than it returns, and saves all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.Parameter(1 + 0.01 * torch.randn(6, WIDTH))
+
+    def forward(self, x):
+        y = x.repeat(16, 1)
+        for scale in self.scales:
+            y = torch.relu(y * scale)
+        return x + y.view(16, *x.shape).mean(0)
+
+
+def test_what_the_planner_chooses_is_done(pool, monkeypatch):
+    """Nothing is forced. What it chooses depends on the disk: where that is slow, all that is cheap runs again."""
+    made, chosen = {}, _native.Session.chosen_regions
+
+    def seen(session):
+        choice = chosen(session)
+        made.update(choice or {})
+        return choice
+
+    monkeypatch.setattr(_native.Session, "chosen_regions", seen)
+    monkeypatch.setattr(_recompute, "_SLOWER", 1e9)
+    monkeypatch.setattr(_recompute, "_COMPARED", 2)
+    figures, _, _ = compared(pool, model=functools.partial(Plain, Gates), memory=STAGING + 4 * MIB)
+    assert made["best_ns"] <= made["none_ns"] and not made["refused"], made
+    is_worth = made["best_ns"] * 100 <= made["none_ns"] * 98
+    again = BLOCKS - len(made["best"]) if is_worth else 0
+    assert (figures["kept"], figures["again"]) == (BLOCKS - again, again), (figures, made)
 
 
 def test_what_is_refused_at_once(pool):

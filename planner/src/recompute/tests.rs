@@ -140,3 +140,26 @@ fn the_best_choice_lies_between_all_and_none_where_memory_does() {
     let of_own = lower_bound(&trace, &machine, effort).unwrap().time;
     assert!(bound < of_own);
 }
+
+/// A program that checkpoints nothing, with cheap blocks that save much, and a slow SSD: those for
+/// which there is no memory are best run again, and no plan in which all run once could be as fast,
+/// by the bound.
+#[test]
+fn cheap_blocks_run_again_where_the_ssd_is_slow() {
+    let mut step = CheckpointedStep::of(6, 1);
+    step.ops.iter_mut().for_each(|op| op.time /= 10);
+    let trace = step.checkpointed();
+    let reruns = Reruns::of(&trace);
+    let program = reruns.without(&reruns.every()).unwrap().trace;
+    let mut machine = machine(600_000);
+    (machine.ssd.read.0, machine.ssd.write.0) = (100_000_000, 100_000_000);
+    let plan = |trace: &Trace| tidelog(trace, &machine, TidelogOptions::default()).unwrap().1.time;
+    let cost = |trace: &Trace| Ok::<_, crate::cost::MachineError>(Some(plan(trace)));
+    let best = choose(&reruns, &machine, cost).unwrap().swap_remove(0);
+    let own = plan(&program);
+    assert!(best.left_out.0.len() <= 3 && best.cost.0 * 2 < own.0, "{best:?} {own:?}");
+    let effort = Effort { instants: 400, steps: 600 };
+    let of_own = lower_bound(&program, &machine, effort).unwrap().time;
+    let of_all = with_skips(&trace, &machine, effort, &reruns.skippable()).unwrap().time;
+    assert!(of_all <= best.cost && best.cost < of_own, "{of_all:?} {best:?} {of_own:?}");
+}
