@@ -10,7 +10,7 @@ from torch import nn
 import tidelog
 from tidelog.abi import _native
 from tidelog.recompute import _recompute
-from tidetest import MIB
+from tidetest import KIB, MIB
 from tidetest.regions import (
     BLOCKS,
     STAGING,
@@ -155,6 +155,15 @@ def test_what_may_not_run_again(pool, monkeypatch, model, why):
     refused(pool, monkeypatch, why, model)
 
 
+def test_what_the_planner_refuses(pool, monkeypatch):
+    """Layers that save nothing of what they make."""
+    choosing(monkeypatch, NONE)
+    model = functools.partial(Plain, lambda: nn.Linear(WIDTH, WIDTH))
+    figures, kept, _ = compared(pool, model=model, memory=STAGING + 250 * KIB)
+    assert kept[-1] == BLOCKS and figures["why"] == "no block can run again", figures
+    assert all("nothing that its second run makes is needed" in each for each in figures["refused"]), figures
+
+
 def test_the_generator_of_python(pool, monkeypatch):
     def scenario(program):
         random.seed(5)
@@ -224,6 +233,8 @@ def test_what_is_refused_at_once(pool):
         tidelog.offload(block, **options)
     with pytest.raises(tidelog.Error, match="blocks= needs the model"):
         tidelog.offload(recompute="best", **options)
+    with pytest.raises(tidelog.Error, match="blocks='model.layers': expected names of classes"):
+        tidelog.offload(recompute="best", **{**options, "blocks": "model.layers"})
     with pytest.raises(tidelog.Error, match="compiled as a whole"):
         tidelog.offload(torch.compile(nn.Sequential(block)), recompute="best", **options)
 
@@ -265,6 +276,15 @@ def test_what_a_block_reads_may_not_change_before_it_runs_again(pool, monkeypatc
 
     with pytest.raises(tidelog.OrderError, match="a Block of blocks= was to run again .* has changed since it ran"):
         compared(pool, scenario)
+
+
+def test_blocks_by_the_name_of_their_class(pool, monkeypatch):
+    call = nn.Module.__call__
+    choosing(monkeypatch, OTHERS)
+    figures, kept, _ = compare(pool, model=Plain, steps=BLOCKS_STEPS, blocks=lambda model: "Other, Block")
+    again = BLOCKS - len(OTHERS)
+    assert (figures["kept"], figures["again"], kept[1]) == (len(OTHERS), again, BLOCKS) and figures["settled"], figures
+    assert nn.Module.__call__ is call
 
 
 def test_classes_are_as_they_were(pool, monkeypatch):

@@ -122,6 +122,16 @@ def test_what_is_computed_again_is_the_planners_choice(program, tidelog_run, tmp
     assert figures["kept"] + figures["again"] == 3 or not figures["settled"], figures
 
 
+def test_blocks_that_may_be_computed_again_are_named_by_their_class(program, tidelog_run, tmp_path):
+    path, stats = program(TRAIN), tmp_path / "stats.json"
+    plain = run(path, "--steps", 16)
+    words = ["--recompute", "best", "--blocks", "Linear", "--stats", stats]
+    code, out, err = run(*tidelog_run, *words, path, "--steps", 16)
+    assert (code, out) == (0, plain[1]), err
+    figures = json.loads(stats.read_text())["recompute"]
+    assert figures["kept"] + figures["again"] == 12, figures
+
+
 def test_a_module_finds_its_arguments_and_its_package(program, tidelog_run, tmp_path):
     program("import helper, sys; print(__name__, sys.argv[1:], helper.ANSWER)", "job.py")
     program("ANSWER = 42", "helper.py")

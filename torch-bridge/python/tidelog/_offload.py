@@ -13,7 +13,7 @@ from tidelog.block._block import RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
 from tidelog.memory import _device, _movers
-from tidelog.order._chains import Chain
+from tidelog.order._chains import CallsOfClasses, CallsSeen, Chain
 from tidelog.output._figures import StrPath
 
 ModeName = Literal["auto", "reactive"]
@@ -119,10 +119,11 @@ def offload(
         ),
     ] = "own",
     blocks: Annotated[
-        Iterable[torch.nn.Module] | None,
+        Iterable[torch.nn.Module] | str | None,
         Option(
             'for `recompute="best"` where the program has nothing under torch.utils.checkpoint: modules, such as '
-            "model.layers, whose calls it may put there. They have to bear that; what is seen not to is left as it is."
+            "model.layers, whose calls it may put there, or the names of their classes with commas between. They have "
+            "to bear that; what is seen not to is left as it is."
         ),
     ] = None,
     pool_size: Annotated[
@@ -202,8 +203,6 @@ def offload(
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
     if blocks is not None and recompute != "best":
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
-    if blocks is not None and model is None:
-        raise Error("blocks= needs the model that they are of: pass it, too.")
     if share is None:
         share = local_rank()
     session = SessionOptions(
@@ -232,13 +231,25 @@ def offload(
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
         recompute=recompute,
-        blocks=tuple(Chain(model, blocks).blocks.values()) if model is not None and blocks is not None else (),
+        blocks=_calls_of(model, blocks) if blocks is not None else None,
         resume=resume,
         together=together,
         report=report,
         session=session,
     )
     return Tide(model, optimizer, settings)
+
+
+def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] | str) -> CallsSeen | CallsOfClasses:
+    """How calls of named blocks are seen."""
+    if isinstance(blocks, str):
+        names = [name.strip() for name in blocks.split(",")]
+        if not all(name.isidentifier() for name in names):
+            raise Error(f"blocks={blocks!r}: expected names of classes with commas between, or modules.")
+        return CallsOfClasses(names)
+    if model is None:
+        raise Error("blocks= needs the model that they are of: pass it, too.")
+    return CallsSeen(Chain(model, blocks).blocks.values())
 
 
 def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:

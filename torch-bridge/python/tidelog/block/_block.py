@@ -35,6 +35,7 @@ from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
 from tidelog.memory._movers import Mover
 from tidelog.memory._record import Storage
+from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates, UpdatesHook
@@ -73,7 +74,7 @@ class Settings:
     outside: str  # where what is out is, in words
     updates: UpdatesName
     recompute: RecomputeName
-    blocks: tuple[nn.Module, ...]  # which may run again
+    blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -120,7 +121,9 @@ class Tide:
         self._recompute = None
         if settings.recompute == "best":
             regions, why_never = Regions(self.steps, self.access), self._why_no_choice(settings)
-            choosable = NamedBlocks(regions, settings.blocks) if settings.blocks else CheckpointedRegions(regions)
+            choosable = (
+                NamedBlocks(regions, settings.blocks) if settings.blocks is not None else CheckpointedRegions(regions)
+            )
             self._recompute = Recompute(choosable, self.steps, session, why_never, self.steps.notices.append)
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None

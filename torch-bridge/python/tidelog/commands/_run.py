@@ -30,7 +30,7 @@ from tidelog.output._figures import Phase, Stats, StrPath
 _MIB = 1 << 20
 
 # Options of `offload` that are objects of a program, which `run` finds, or that need them.
-_FOUND = ("model", "optimizer", "blocks", "resume")
+_FOUND = ("model", "optimizer", "resume")
 
 
 class Exit(IntEnum):

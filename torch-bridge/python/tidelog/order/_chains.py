@@ -97,6 +97,32 @@ def _refuse_wrapper(module: nn.Module, chain: Chain) -> None:
         )
 
 
+class CallsOfClasses:
+    """The same for all modules whose class has one of these names, whoever makes them and when."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._own: Callable[..., Any] | None = None
+
+    def begin(self, call: Call) -> None:
+        """From here on they do."""
+        self._own = own = nn.Module.__call__
+
+        @functools.wraps(own)
+        def wrapper(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if type(block).__name__ not in self._names or torch.compiler.is_compiling():
+                return own(block, *args, **kwargs)
+            return call(block, own, args, kwargs)
+
+        setattr(nn.Module, "__call__", wrapper)
+
+    def close(self) -> None:
+        """Modules are called as they were."""
+        if self._own is not None:
+            setattr(nn.Module, "__call__", self._own)
+            self._own = None
+
+
 class CallsSeen:
     """From `begin` to `close` calls of blocks go through a function, in any thread. Hooks of a module would be
     too late where its class checkpoints or compiles what its call does. `close` may be called again: Ctrl-C may

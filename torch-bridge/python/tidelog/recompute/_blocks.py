@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tidelog import _errors
 from tidelog.memory._record import Record, Storage
-from tidelog.order._chains import CallsSeen
+from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.recompute._regions import Key, Region, Regions
 from tidelog.storages._ops import Args, Kwargs, Op, info_of, storages_in, storages_of
 
@@ -38,9 +38,9 @@ class _Uses:
 class Blocks:
     """The named blocks of an offload block."""
 
-    def __init__(self, blocks: Iterable[nn.Module], regions: Regions) -> None:
+    def __init__(self, calls: CallsSeen | CallsOfClasses, regions: Regions) -> None:
         self.again: dict[int, Key] = {}  # calls that run again, by their places in the step
-        self._calls = CallsSeen(blocks)
+        self._calls = calls
         self._regions = regions
         self._uses: _Uses | None = None  # of the call that runs now, in a step of the program's own
         self._waiting: list[_Uses] = []  # of those whose backward pass has not begun

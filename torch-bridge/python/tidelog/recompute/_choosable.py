@@ -5,11 +5,10 @@ that are named to `offload`, which it runs once.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from torch import nn
-
+from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.output._figures import RegionChoice
 from tidelog.recompute._blocks import Blocks
 from tidelog.recompute._regions import Key, Region, Regions
@@ -122,9 +121,9 @@ class NamedBlocks(Choosable):
     no_choice = "no block can run again"
     callee = "a block"
 
-    def __init__(self, regions: Regions, blocks: Iterable[nn.Module]) -> None:
+    def __init__(self, regions: Regions, calls: CallsSeen | CallsOfClasses) -> None:
         super().__init__(regions)
-        self._blocks = Blocks(blocks, regions)
+        self._blocks = Blocks(calls, regions)
 
     def begin(self) -> None:
         super().begin()
@@ -152,6 +151,8 @@ class NamedBlocks(Choosable):
         self._blocks.again = keys
 
     def decide(self, choice: RegionChoice, seen: list[Region], asked: list[int]) -> Decision:
+        if all(seen[place].why for place in asked):
+            return Decision([], self.no_choice)
         best, none = choice["best_ns"], choice["none_ns"]
         once = {asked[number] for number in choice["best"]}
         again = [place for place in asked if seen[place].why is None and place not in once]
