@@ -219,7 +219,7 @@ def test_an_unknown_word_for_an_option_is_a_wrong_command_line(program):
 def test_help_says_what_each_option_of_offload_does():
     code, out, _ = tidelog_command("run", "--help")
     assert code == 0
-    of_objects = ("model", "optimizer", "blocks", "resume")
+    of_objects = ("model", "optimizer", "resume")
     for name in tidelog.offload.options:
         assert ("--" + name.replace("_", "-") in out) == (name not in of_objects), name
 
