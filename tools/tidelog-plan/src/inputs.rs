@@ -88,43 +88,56 @@ impl LoadedStep {
         let left_out = LeftOut(named.left_out.clone());
         let base = arranged(&Reruns::of(&program), left_out.clone(), OpOrder::OWN)?.base;
         let of_plan = OpOrder::with_fingerprint(&base, named.fingerprint);
-        let (order, ordered) = of_plan.unwrap_or_else(|| (OpOrder::OWN, base.clone()));
-        let (parts, plan) = named.in_parts(&ordered).map_err(wrong)?;
-        let trace = parts.trace.clone();
-        let parts = Some(parts).filter(|_| trace.is_in_parts());
-        let machine = file.machine;
-        let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
+        let (order, trace) = of_plan.unwrap_or_else(|| (OpOrder::OWN, base.clone()));
+        let (parts, plan) = named.in_parts(&trace).map_err(wrong)?;
+        let policy = simulate::Policy::Planned(&plan);
+        let simulation = match simulate(&parts.trace, &file.machine, policy) {
             Err(SimulateError::Plan(source)) => return Err(wrong(source)),
             simulated => simulated?,
         };
         let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
         let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
-        let hardware = file.hardware.clone();
-        let (plan, within) = (Some(plan), inputs.within);
-        let (found, prices) = Default::default();
-        Ok(Self {
+        let parts = Some(parts).filter(|parts| parts.trace.is_in_parts());
+        let found = Found { parts, ..Found::default() };
+        let made = PlannedStep { machine: file.machine, plan: Some(plan), simulation, found };
+        let arranged = ArrangedStep { left_out, base, order, trace };
+        Ok(Self::of(program, arranged, file, (policy, inputs.within), made))
+    }
+
+    /// A step, and what was made for it.
+    fn of(
+        program: Trace,
+        arranged: ArrangedStep,
+        file: MachineFile,
+        (policy, within): (PolicyName, Option<Duration>),
+        made: PlannedStep,
+    ) -> Self {
+        let ArrangedStep { left_out, base, order, trace: ordered } = arranged;
+        let PlannedStep { machine, plan, simulation, found } = made;
+        let Found { choices, prices, parts } = found;
+        Self {
             program,
             left_out,
             base,
             order,
+            trace: parts.as_ref().map_or(&ordered, |parts| &parts.trace).clone(),
             ordered,
             parts,
-            trace,
             machine,
-            hardware,
+            hardware: file.hardware.clone(),
             file,
             policy,
             plan,
             simulation,
             within,
-            found,
+            found: choices,
             prices,
-        })
+        }
     }
 
     fn planned(
         program: &Trace,
-        ArrangedStep { left_out, base, order, trace }: &ArrangedStep,
+        arranged: &ArrangedStep,
         file: &MachineFile,
         policy: PolicyName,
         &Inputs { within, parts, .. }: &Inputs,
@@ -133,29 +146,18 @@ impl LoadedStep {
             let why = "--parts best goes with --policy tidelog alone: no other plans parts";
             return Err(PlanFailure::Usage(why.to_owned()));
         }
-        let MachineFile { machine, hardware } = file.clone();
-        let file = file.clone();
-        let of = |policy, machine, plan, simulation, Found { choices, prices, parts }| Self {
-            program: program.clone(),
-            left_out: left_out.clone(),
-            base: base.clone(),
-            order: *order,
-            ordered: trace.clone(),
-            trace: parts.as_ref().map_or(trace, |parts: &PartedStep| &parts.trace).clone(),
-            parts,
-            machine,
-            hardware: hardware.clone(),
-            file,
-            policy,
-            plan,
-            simulation,
-            within,
-            found: choices,
-            prices,
+        let (trace, MachineFile { machine, hardware }) = (&arranged.trace, file.clone());
+        let of = |made| {
+            Self::of(program.clone(), arranged.clone(), file.clone(), (policy, within), made)
         };
         if policy == PolicyName::Lru {
             let simulation = simulate(trace, &machine, simulate::Policy::Lru)?;
-            return Ok(of(policy, machine, None, simulation, Found::default()));
+            return Ok(of(PlannedStep {
+                machine,
+                plan: None,
+                simulation,
+                found: Found::default(),
+            }));
         }
         let rounds = hardware.as_ref().map_or(Ok(1), rounds_at_most)?;
         let within_each = within.map(|within| within / rounds);
@@ -184,7 +186,7 @@ impl LoadedStep {
             let (plan, simulation) = planner(trace, &machine)?;
             (machine, plan, simulation)
         };
-        Ok(of(policy, machine, Some(plan), simulation, last.take()))
+        Ok(of(PlannedStep { machine, plan: Some(plan), simulation, found: last.take() }))
     }
 
     /// All that a search for this step finds, the plan of the step among them.
@@ -216,6 +218,15 @@ impl LoadedStep {
             simulation: &self.simulation,
         }
     }
+}
+
+/// What is made for a step.
+struct PlannedStep {
+    /// With the rates that the plan settled on.
+    machine: Machine,
+    plan: Option<Plan>,
+    simulation: Simulation,
+    found: Found,
 }
 
 /// What a search leaves behind beside its best plan.
@@ -266,7 +277,7 @@ pub(crate) fn planner(
 
 /// The one search that every command makes, so that none knows a better plan than another: for so
 /// long, or to its end.
-fn searched<'a>(
+pub(crate) fn searched<'a>(
     trace: &'a Trace,
     machine: &'a Machine,
     within: Option<Duration>,
@@ -286,9 +297,17 @@ pub(crate) fn searched_in_parts<'a>(
 ) -> Result<(Search<'a>, Option<PartedPlan>), SimulateError> {
     let half = within.map(|within| within / 2);
     let search = searched(trace, machine, half)?;
-    let begun = Instant::now();
-    let found = in_parts(&search, |_| half.is_none_or(|half| begun.elapsed() < half))?;
+    let found = parts_after(&search, half)?;
     Ok((search, found))
+}
+
+/// The second of these searches.
+pub(crate) fn parts_after(
+    search: &Search<'_>,
+    within: Option<Duration>,
+) -> Result<Option<PartedPlan>, SimulateError> {
+    let begun = Instant::now();
+    in_parts(search, |_| within.is_none_or(|within| begun.elapsed() < within))
 }
 
 pub(crate) fn best(search: &Search<'_>) -> (Plan, Simulation) {

@@ -13,6 +13,7 @@ use tidelog_planner::trace::Trace;
 const PLANNED: usize = 3;
 
 /// A step in an order, without some of its reruns.
+#[derive(Clone)]
 pub(crate) struct ArrangedStep {
     pub(crate) left_out: LeftOut,
     /// The step in the program's order.

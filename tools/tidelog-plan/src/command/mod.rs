@@ -9,7 +9,7 @@ mod table;
 use crate::cli::{Inputs, PartsName, PlanArgs, PolicyName, RecomputeName, ReportArgs, StepArgs};
 use crate::failure::PlanFailure;
 use crate::inputs::{
-    LoadedStep, PLANNERS, best, bound, bound_of_all_choices, planner, read, searched_in_parts,
+    LoadedStep, PLANNERS, best, bound, bound_of_all_choices, parts_after, planner, read, searched,
 };
 use crate::order::orders;
 use crate::recompute::steps;
@@ -71,13 +71,19 @@ pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, P
     let reactive = simulate::simulate(&trace, &machine, simulate::Policy::Lru)?;
     rows.push(row("lru", &trace, &reactive));
     for (name, policy) in PLANNERS {
-        rows.push(row(name, &trace, &planner(policy, inputs.within)(&trace, &machine)?.1));
-    }
-    if inputs.parts == PartsName::Best {
-        // The bound is one for parts, too: in the relaxed problem bytes move singly.
-        let (search, found) = searched_in_parts(&trace, &machine, inputs.within)?;
-        let simulation = found.map_or_else(|| best(&search).1, |found| found.simulation);
-        rows.push(row("tidelog, in parts", &trace, &simulation));
+        if policy != PolicyName::Tidelog {
+            rows.push(row(name, &trace, &planner(policy, inputs.within)(&trace, &machine)?.1));
+            continue;
+        }
+        let search = searched(&trace, &machine, inputs.within)?;
+        let (_, simulation) = best(&search);
+        rows.push(row(name, &trace, &simulation));
+        if inputs.parts == PartsName::Best {
+            // The bound is one for parts, too: in the relaxed problem bytes move singly.
+            let found = parts_after(&search, inputs.within)?;
+            let simulation = found.map_or(simulation, |found| found.simulation);
+            rows.push(row("tidelog, in parts", &trace, &simulation));
+        }
     }
     Ok(written(output, &rows))
 }
