@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tidelog
+from tidelog.abi._seals import Pool
 
 MIB = 1 << 20
 LAYERS, WIDTH = 12, 512  # each weight is 1 MiB
@@ -350,6 +351,18 @@ def test_what_somebody_sees_the_memory_of_is_written_each_time(pool):
         with tidelog.Checkpoints(pool) as checkpoints:
             for number in range(3):
                 assert checkpoints.restore(f"{number}")["t"].eq(number).all()
+
+
+@pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
+def test_what_comes_back_to_be_written_pushes_nothing_out_that_is_being_read(pool, monkeypatch):
+    tensors = [torch.full((8 * MIB,), float(number)) for number in range(4)]  # 32 MiB each, and one fits
+    with offload(None, None, pool, memory=48 * MIB) as tide:
+        # As where what is out has its copy in parts: nobody finds it.
+        monkeypatch.setattr(Pool, "copies", lambda _, session, asked, *, write: [None] * len(asked))
+        tide.checkpoint("x", tensors)
+        with tidelog.Checkpoints(pool) as checkpoints:
+            for number, tensor in enumerate(checkpoints.restore("x")):
+                assert tensor.eq(number).all(), number
 
 
 def test_a_refused_checkpoint_leaves_nothing_in_the_pool(pool):

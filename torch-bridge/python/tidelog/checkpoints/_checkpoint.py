@@ -214,6 +214,7 @@ class _Copied(_Puts):
     def _write(self, storage: Storage) -> str:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
+            self._settle()  # what is being read may leave, for this one to come
             self._tide.access.bring_back(storage)
         return self.keep(storage if storage.device.type == "cpu" else storage.cpu())
 
