@@ -40,7 +40,8 @@ CONSTANTS = {
     **_library.Status.__members__,
     **_native.Request.__members__,
     "NO_STORAGE": _library.NO_STORAGE,
-    **{name: getattr(_native, name) for name in ("MODIFIES", "UNMOVABLE")},
+    **{name: getattr(_native, name) for name in ("MODIFIES", "PART_NUMBERS", "UNMOVABLE")},
+    **{f"PARTS_{name}": value for name, value in _native.PartsState.__members__.items()},
 }
 # Enums that the header spells in a comment: what the comment stands before.
 NUMBERED = {
@@ -253,6 +254,7 @@ ARGUMENTS = {
     "next_action": (),
     "op_begin": (-1, 0, b"an op", {1: 0}, 0),
     "op_end": (),
+    "part_begin": (1,),
     "pin": (1, 1),
     "plan": (),
     "resized": (1, 4096),
@@ -264,6 +266,7 @@ ARGUMENTS = {
     "stats": (),
     "step": (_native.StepMark.BEGIN,),
     "sync": (_native.birth_words(1, False, 4096, -1, 0), [2]),
+    "use_parts": (),
     "wait": (0,),
     "write_report": ("/nowhere/report.html",),
     "write_trace": ("/nowhere/trace.json",),

@@ -21,6 +21,7 @@ DEFAULTS = {
     "updates": "own",
     "recompute": "own",
     "blocks": None,
+    "parts": "whole",
     "pool_size": None,
     "staging": None,
     "data_path": "auto",

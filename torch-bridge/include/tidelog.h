@@ -159,6 +159,55 @@ extern "C" {
 #define TIDE_SETTLE 4
 
 /**
+ * As `TIDE_EVICT`, for a part of the storage, which begins where `tide_session_part_begin` says:
+ * return the address of that part. Others of its parts may be out, and those bytes are somewhere
+ * in memory all the same.
+ */
+#define TIDE_EVICT_PART 5
+
+/**
+ * Guard the storage, and give back the pages of this part alone. The others keep theirs, whether
+ * in memory or on their way, so the storage keeps its address.
+ */
+#define TIDE_RELEASE_PART 6
+
+/**
+ * Keep the storage alive and guarded, and return the address of the part: its bytes are coming.
+ */
+#define TIDE_ALLOCATE_PART 7
+
+/**
+ * No transfer touches this part. Unless `size` is `TIDE_PARTS_AWAY` all parts are in memory: lift
+ * the guard.
+ */
+#define TIDE_SETTLE_PART 8
+
+/**
+ * All parts of the storage are in memory.
+ */
+#define TIDE_PARTS_RESIDENT 0
+
+/**
+ * The same, and there is a copy of the bytes of one at least.
+ */
+#define TIDE_PARTS_COPIED 1
+
+/**
+ * All are in memory, and one at least is being copied out.
+ */
+#define TIDE_PARTS_LEAVING 2
+
+/**
+ * One at least is out, or its bytes are not there yet.
+ */
+#define TIDE_PARTS_AWAY 3
+
+/**
+ * Where plans may move parts of storages, numbers below this are the session's own.
+ */
+#define TIDE_PART_NUMBERS 4096
+
+/**
  * In an element of `uses`: the op writes the storage.
  */
 #define TIDE_MODIFIES 2147483648
@@ -324,11 +373,13 @@ typedef struct tide_action {
    */
   uint64_t sequence;
   /**
-   * Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
+   * Bytes of the storage, or of the part; for `TIDE_SETTLE` non-zero where there is a copy of
+   * the same bytes, for `TIDE_SETTLE_PART` one of `TIDE_PARTS_RESIDENT` to `TIDE_PARTS_AWAY`.
    */
   uint64_t size;
   /**
-   * `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
+   * `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`; once
+   * `tide_session_use_parts` was called, also one of those of a part.
    */
   uint32_t kind;
   /**
@@ -791,9 +842,10 @@ int32_t tide_session_next_action(uint64_t session, struct tide_action *action);
 
 /**
  * Reports a request as done, with the storage's address where one was asked for (0: it cannot be
- * done). On a GPU its memory is touched only once `after`, a `CUevent`, has happened: the last
- * kernel so far that writes an evicted storage, or uses what the memory of an allocated one was
- * before. Null: at once. When a storage is settled its bytes are there, for any stream.
+ * done), or the part's. On a GPU its memory is touched only once `after`, a `CUevent`, has
+ * happened: the last kernel so far that writes an evicted storage, or uses what the memory of an
+ * allocated one was before. Null: at once. When a storage is settled its bytes are there, for any
+ * stream.
  *
  * # Safety
  * `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
@@ -879,6 +931,21 @@ int32_t tide_session_leave_plan(uint64_t session);
  * ready, so that the next step can follow it; else 0.
  */
 int32_t tide_session_hold_plan(uint64_t session, int32_t on);
+
+/**
+ * From here on plans may move parts of storages, and the caller is asked for parts. Before any
+ * storage is born; for storages in host memory alone.
+ */
+int32_t tide_session_use_parts(uint64_t session);
+
+/**
+ * Where in its storage the part begins that the next request, which is number `sequence`, is
+ * about: written to `begin`, in bytes. A multiple of 2 MiB.
+ *
+ * # Safety
+ * `begin` points to one `uint64_t`.
+ */
+int32_t tide_session_part_begin(uint64_t session, uint64_t sequence, uint64_t *begin);
 
 /**
  * The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`
@@ -1066,6 +1133,21 @@ uint64_t tide_memory_hold(uint64_t most);
  * How many bytes of freed memory are kept.
  */
 uint64_t tide_memory_kept(void);
+
+/**
+ * Gives the pages of a part of an allocation back to the system: its bytes are lost, and nobody
+ * reads it before it is written again. Pages that it shares with what is beside it stay.
+ *
+ * # Safety
+ * `address` is that of `length` bytes of private memory of the caller's, which nobody else reads
+ * or writes meanwhile.
+ */
+void tide_memory_decommit(void *address, uint64_t length);
+
+/**
+ * The same part is about to be written again: what is kept makes way for its pages.
+ */
+void tide_memory_recommit(void *address, uint64_t length);
 
 /**
  * As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.

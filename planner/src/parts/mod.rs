@@ -98,6 +98,19 @@ impl PartedStep {
         self.range(whole).map(PlanStorage)
     }
 
+    /// The same with the bytes that each of them is; `None`: all.
+    pub fn ranges(
+        &self,
+        whole: PlanStorage,
+    ) -> impl Iterator<Item = (PlanStorage, Option<ByteRange>)> + '_ {
+        self.parts(whole).map(|part| (part, self.trace.storage(part).part))
+    }
+
+    /// The storage of the step with whole storages that this one is a part of, or is.
+    pub fn whole(&self, part: PlanStorage) -> PlanStorage {
+        PlanStorage((self.begins.partition_point(|begin| *begin <= part.0) - 1) as u32)
+    }
+
     /// How many storages are cut, and into how many parts.
     pub fn counts(&self) -> (usize, usize) {
         let parts = self.trace.storages.iter().filter(|storage| storage.part.is_some());

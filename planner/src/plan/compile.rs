@@ -3,6 +3,7 @@
 use super::{ARRIVAL, Plan, PlanError};
 use crate::lifetime::uses_by_storage;
 use crate::migration::Migration;
+use crate::parts::PartedStep;
 use crate::residency::{Schedule, ScheduledBirth, ScheduledUses, StepParts, StepTable};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
@@ -13,13 +14,21 @@ use std::sync::Arc;
 /// how it chooses on demand where the plan says nothing.
 ///
 /// # Errors
-/// It is another trace's plan, or one that moves parts of storages: those are for the simulation
-/// alone, since nothing in training can take a part of a storage's memory away yet.
+/// It is another trace's plan, or one that moves parts of storages: see [`compile_in_parts`].
 pub fn compile(plan: &Plan, trace: &Trace) -> Result<Schedule, PlanError> {
     if plan.rows_of_parts > 0 {
         return Err(PlanError::Parts { rows: plan.rows_of_parts });
     }
     simulated(plan, trace)
+}
+
+/// The schedule of a plan that moves parts of storages: each part is a storage of its own to the
+/// machine that follows it.
+///
+/// # Errors
+/// It is another step's plan.
+pub fn compile_in_parts(plan: &Plan, step: &PartedStep) -> Result<Schedule, PlanError> {
+    simulated(plan, &step.trace)
 }
 
 /// [`compile`] for the simulation, which moves parts of storages, too.

@@ -15,8 +15,8 @@ use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bandwidth, ByteRange, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 
-pub use compile::compile;
 pub(crate) use compile::{Compiler, born_bytes, simulated};
+pub use compile::{compile, compile_in_parts};
 pub use file::{FORMAT, NamedBytes, PlanFile, VERSION};
 
 /// Why a row cannot name a storage that each iteration makes anew.

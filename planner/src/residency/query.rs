@@ -5,6 +5,7 @@ use super::stats::Stats;
 use super::storage::{BytesPlace, ResidentStorage, TransferKind};
 use super::types::{CopyInLog, StorageId, StorageState};
 use crate::migration::Target;
+use crate::trace::PlanStorage;
 use crate::units::Bytes;
 
 impl Residency {
@@ -102,6 +103,21 @@ impl Residency {
             }
             _ => CopyInLog::Not,
         }
+    }
+
+    /// Whether a storage is in memory, no transfer touches it, and nothing keeps it there: neither
+    /// the op that runs, nor one that has ended, nor a pin.
+    pub fn rests(&self, id: StorageId) -> bool {
+        self.alive(id).is_some_and(|storage| {
+            matches!(storage.place, BytesPlace::Resident)
+                && storage.may_leave()
+                && storage.used_by != self.op.serial
+        })
+    }
+
+    /// Which storage of the schedule it is; `None`: none.
+    pub fn planned_as(&self, id: StorageId) -> Option<PlanStorage> {
+        self.alive(id)?.plan.map(|(plan, _)| plan)
     }
 
     /// The size of a storage; `None` if it is not known or died.

@@ -63,9 +63,50 @@ struct Storage {
     after: Option<Event>,
     /// A transfer may touch the memory.
     in_flight: bool,
+    /// Where parts begin that are out, with their bytes, and those that a transfer may touch.
+    out: BTreeMap<usize, usize>,
+    moving: BTreeSet<usize>,
     pins: u32,
     /// An op that has ended uses it still.
     async_use: bool,
+}
+
+impl Storage {
+    /// What is out has other bytes than it should, so that nobody takes it for what it was.
+    fn perform_part(&mut self, session: u64, action: &tide_action, refused: bool) -> u64 {
+        let mut begin = 0;
+        // SAFETY: one number of ours.
+        let told = unsafe { tide_session_part_begin(session, action.sequence, &raw mut begin) };
+        assert_eq!(told, TIDE_READY, "{}", last_error());
+        let (begin, size) = (begin as usize, action.size as usize);
+        let memory = self.memory.as_mut().expect("a storage in parts keeps its address");
+        match action.kind {
+            TIDE_EVICT_PART if refused && !self.moving.contains(&begin) => return 0,
+            TIDE_EVICT_PART => {
+                assert!(!self.async_use && !self.out.contains_key(&begin));
+                self.moving.insert(begin);
+            }
+            TIDE_ALLOCATE_PART => {
+                self.out.remove(&begin);
+                self.moving.insert(begin);
+            }
+            TIDE_RELEASE_PART => {
+                assert!(!self.async_use);
+                if self.moving.remove(&begin) {
+                    memory.spoil(begin, size);
+                    self.out.insert(begin, size);
+                }
+                return 0;
+            }
+            TIDE_SETTLE_PART => {
+                self.moving.remove(&begin);
+                assert!(action.size == TIDE_PARTS_AWAY || self.out.is_empty(), "a part is out");
+                return 0;
+            }
+            kind => panic!("request of unknown kind {kind}"),
+        }
+        memory.address() + begin as u64
+    }
 }
 
 /// How faithfully the framework does what it is asked for.
@@ -83,6 +124,8 @@ pub struct CallerBehaviour {
     pub gds: bool,
     /// Host memory that takes a GPU's storages first, in bytes.
     pub host_memory: u64,
+    /// Whether parts of storages may move.
+    pub parts: bool,
 }
 
 /// A session and the framework's side of it.
@@ -129,6 +172,9 @@ impl Framework {
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.
         let opened = unsafe { tide_session_open(&raw const options, &raw mut session) };
         assert_eq!(opened, TIDE_READY, "{}", last_error());
+        if manners.parts {
+            assert_eq!(tide_session_use_parts(session), TIDE_READY, "{}", last_error());
+        }
         Self::with(session, budget, seed, manners, Some(folder))
     }
 
@@ -165,6 +211,11 @@ impl Framework {
         self.storages.keys().copied().collect()
     }
 
+    /// The first number that a storage may have.
+    pub fn first_number(&self) -> u32 {
+        if self.manners.parts { TIDE_PART_NUMBERS } else { 0 }
+    }
+
     /// A number that no storage has.
     pub fn free_number(&self) -> u32 {
         let taken = |n: &u32| {
@@ -172,7 +223,7 @@ impl Framework {
                 || self.parked_numbers.contains(n)
                 || self.deaths.contains(n)
         };
-        (0..u32::MAX).find(|number| !taken(number)).unwrap()
+        (self.first_number()..u32::MAX).find(|number| !taken(number)).unwrap()
     }
 
     /// A storage comes into being with some bytes in it, told at the next call.
@@ -181,8 +232,10 @@ impl Framework {
         let mut memory = self.place.room(size, 0);
         memory.fill(seed, size);
         let (memory, after) = (Some(memory), None);
+        let (out, moving, in_flight) = (BTreeMap::new(), BTreeSet::new(), false);
+        let (pins, async_use) = (0, false);
         let storage =
-            Storage { size, seed, memory, after, in_flight: false, pins: 0, async_use: false };
+            Storage { size, seed, memory, after, in_flight, out, moving, pins, async_use };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -192,7 +245,7 @@ impl Framework {
     /// A storage's last reference goes, told at the next call.
     pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
-        if storage.in_flight {
+        if storage.in_flight || !storage.moving.is_empty() {
             self.parked.push((storage.memory, storage.after));
             self.parked_numbers.insert(number);
         }
@@ -281,6 +334,9 @@ impl Framework {
     fn perform(&mut self, action: &tide_action) -> u64 {
         let refused = self.choices.percent(self.manners.refused);
         let Some(storage) = self.storages.get_mut(&action.storage) else { return 0 };
+        if action.kind > TIDE_SETTLE {
+            return storage.perform_part(self.session, action, refused);
+        }
         match action.kind {
             TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
             TIDE_EVICT => {
@@ -342,7 +398,8 @@ impl Framework {
             let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
             memory.check(storage.seed, storage.size, number);
             if modifies {
-                assert!(!storage.in_flight, "an op changes storage {number} while it moves");
+                let moves = storage.in_flight || !storage.moving.is_empty();
+                assert!(!moves, "an op changes storage {number} while it moves");
                 storage.seed = seed;
                 memory.fill(seed, storage.size);
             }
@@ -433,7 +490,8 @@ impl Framework {
         self.sync();
         let seed = self.choices.content();
         let storage = self.storages.get_mut(&number).unwrap();
-        if let (Some(memory), false) = (&mut storage.memory, storage.in_flight) {
+        let moves = storage.in_flight || !storage.moving.is_empty() || !storage.out.is_empty();
+        if let (Some(memory), false) = (&mut storage.memory, moves) {
             memory.fill(seed, storage.size);
             storage.seed = seed;
             assert_eq!(tide_session_modified(self.session, number), TIDE_READY, "{}", last_error());

@@ -101,6 +101,14 @@ impl Room {
         }
     }
 
+    /// Gives a part of it other bytes. For the host's memory.
+    pub(super) fn spoil(&mut self, begin: usize, size: usize) {
+        let Self::Host(memory) = self else { panic!("parts are of host memory") };
+        assert!(begin + size <= memory.size);
+        // SAFETY: within the memory, which is ours; no transfer uses that part.
+        unsafe { memory.address.add(begin).write_bytes(0xEE, size) };
+    }
+
     /// Panics unless it has the bytes of `seed`. No transfer may be writing it.
     pub(super) fn check(&self, seed: u64, size: usize, whose: u32) {
         match self {

@@ -35,6 +35,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         mover="resize",
         updates="lazy",
         recompute="own",
+        parts="whole",
         blocks=None,
         pool_size="1TiB",
         staging=None,

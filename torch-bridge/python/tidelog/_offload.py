@@ -9,7 +9,7 @@ import torch
 from tidelog._errors import BudgetError, Error
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog.abi._native import Policy, SessionOptions
-from tidelog.block._block import RecomputeName, Settings, Tide, UpdatesName
+from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
 from tidelog.memory import _device, _movers
@@ -126,6 +126,15 @@ def offload(
             "to bear that; what is seen not to is left as it is."
         ),
     ] = None,
+    parts: Annotated[
+        PartsName,
+        Option(
+            'what a plan moves: "whole" tensors, or "best": also parts of them, of 2 MiB or a multiple, where that '
+            "makes a faster step or moves fewer bytes. The same bits. For tensors in host memory; `stats()` says "
+            "where they move whole.",
+            one_of(*get_args(PartsName)),
+        ),
+    ] = "whole",
     pool_size: Annotated[
         int | str | None,
         Option(
@@ -232,6 +241,7 @@ def offload(
         updates=updates,
         recompute=recompute,
         blocks=_calls_of(model, blocks) if blocks is not None else None,
+        parts=parts,
         resume=resume,
         together=together,
         report=report,

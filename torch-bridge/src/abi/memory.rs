@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::{TIDE_READY, boundary};
 use crate::error::Failure;
-use crate::memory::{arena, arena_of_this_process};
+use crate::memory::{Arena, arena, arena_of_this_process};
 
 /// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
 /// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
@@ -41,6 +41,24 @@ pub extern "C" fn tide_memory_hold(most: u64) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_kept() -> u64 {
     arena().map_or(0, |arena| arena.kept() as u64)
+}
+
+/// Gives the pages of a part of an allocation back to the system: its bytes are lost, and nobody
+/// reads it before it is written again. Pages that it shares with what is beside it stay.
+///
+/// # Safety
+/// `address` is that of `length` bytes of private memory of the caller's, which nobody else reads
+/// or writes meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_memory_decommit(address: *mut c_void, length: u64) {
+    // SAFETY: by this function's contract.
+    unsafe { Arena::decommit(address.cast(), length as usize) };
+}
+
+/// The same part is about to be written again: what is kept makes way for its pages.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_recommit(address: *mut c_void, length: u64) {
+    Arena::recommit(address.cast(), length as usize);
 }
 
 /// As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.

@@ -16,9 +16,10 @@ use super::{
 };
 use crate::error::Failure;
 use crate::executor::{
-    OpCall, PlannerPolicy, Readiness, STORAGES_MAX, Session, SessionConfig, StorageBirth,
+    OpCall, PART_NUMBERS, PlannerPolicy, Readiness, STORAGES_MAX, Session, SessionConfig,
+    StorageBirth,
 };
-use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
+use crate::memory::{CallerMemory, MemoryAction, MemoryRequest, PartState, RequestedBytes};
 use crate::pool::PoolConfig;
 
 pub(super) static SESSIONS: HandleTable<Session> = HandleTable::new("session");
@@ -83,9 +84,11 @@ unsafe impl Options for tide_session_options {
 pub struct tide_action {
     /// Hand back to `tide_session_action_done`.
     pub sequence: u64,
-    /// Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
+    /// Bytes of the storage, or of the part; for `TIDE_SETTLE` non-zero where there is a copy of
+    /// the same bytes, for `TIDE_SETTLE_PART` one of `TIDE_PARTS_RESIDENT` to `TIDE_PARTS_AWAY`.
     pub size: u64,
-    /// `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
+    /// `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`; once
+    /// `tide_session_use_parts` was called, also one of those of a part.
     pub kind: u32,
     /// The storage's number.
     pub storage: u32,
@@ -102,6 +105,32 @@ pub const TIDE_RELEASE: u32 = 2;
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;
+
+/// As `TIDE_EVICT`, for a part of the storage, which begins where `tide_session_part_begin` says:
+/// return the address of that part. Others of its parts may be out, and those bytes are somewhere
+/// in memory all the same.
+pub const TIDE_EVICT_PART: u32 = 5;
+/// Guard the storage, and give back the pages of this part alone. The others keep theirs, whether
+/// in memory or on their way, so the storage keeps its address.
+pub const TIDE_RELEASE_PART: u32 = 6;
+/// Keep the storage alive and guarded, and return the address of the part: its bytes are coming.
+pub const TIDE_ALLOCATE_PART: u32 = 7;
+/// No transfer touches this part. Unless `size` is `TIDE_PARTS_AWAY` all parts are in memory: lift
+/// the guard.
+pub const TIDE_SETTLE_PART: u32 = 8;
+
+/// All parts of the storage are in memory.
+pub const TIDE_PARTS_RESIDENT: u64 = 0;
+/// The same, and there is a copy of the bytes of one at least.
+pub const TIDE_PARTS_COPIED: u64 = 1;
+/// All are in memory, and one at least is being copied out.
+pub const TIDE_PARTS_LEAVING: u64 = 2;
+/// One at least is out, or its bytes are not there yet.
+pub const TIDE_PARTS_AWAY: u64 = 3;
+
+/// Where plans may move parts of storages, numbers below this are the session's own.
+pub const TIDE_PART_NUMBERS: u32 = 4096;
+const _: () = assert!(TIDE_PART_NUMBERS == PART_NUMBERS);
 
 /// In an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
@@ -152,14 +181,25 @@ fn with_session<T: ReturnCode>(
 
 /// The request as C sees it.
 fn action_of(request: MemoryRequest) -> tide_action {
-    let MemoryRequest { sequence, action, storage, size } = request;
+    let MemoryRequest { sequence, action, of: RequestedBytes { storage, part }, size } = request;
+    let of_part = |whole, kind| if part.is_some() { kind } else { whole };
     let (kind, size) = match action {
-        MemoryAction::Evict => (TIDE_EVICT, size),
-        MemoryAction::Release => (TIDE_RELEASE, size),
-        MemoryAction::Allocate => (TIDE_ALLOCATE, size),
+        MemoryAction::Evict => (of_part(TIDE_EVICT, TIDE_EVICT_PART), size),
+        MemoryAction::Release => (of_part(TIDE_RELEASE, TIDE_RELEASE_PART), size),
+        MemoryAction::Allocate => (of_part(TIDE_ALLOCATE, TIDE_ALLOCATE_PART), size),
         MemoryAction::Settle { clean } => (TIDE_SETTLE, clean.into()),
+        MemoryAction::SettlePart { state } => (TIDE_SETTLE_PART, state_number(state)),
     };
     tide_action { sequence, size, kind, storage }
+}
+
+fn state_number(state: PartState) -> u64 {
+    match state {
+        PartState::Resident => TIDE_PARTS_RESIDENT,
+        PartState::Copied => TIDE_PARTS_COPIED,
+        PartState::Leaving => TIDE_PARTS_LEAVING,
+        PartState::Away => TIDE_PARTS_AWAY,
+    }
 }
 
 fn birth_of(birth: &tide_birth) -> StorageBirth {
@@ -440,9 +480,10 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
 }
 
 /// Reports a request as done, with the storage's address where one was asked for (0: it cannot be
-/// done). On a GPU its memory is touched only once `after`, a `CUevent`, has happened: the last
-/// kernel so far that writes an evicted storage, or uses what the memory of an allocated one was
-/// before. Null: at once. When a storage is settled its bytes are there, for any stream.
+/// done), or the part's. On a GPU its memory is touched only once `after`, a `CUevent`, has
+/// happened: the last kernel so far that writes an evicted storage, or uses what the memory of an
+/// allocated one was before. Null: at once. When a storage is settled its bytes are there, for any
+/// stream.
 ///
 /// # Safety
 /// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They
@@ -581,6 +622,31 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_hold_plan(session: u64, on: i32) -> i32 {
     with_session(session, |session| Ok(session.hold_plan(on != 0)))
+}
+
+/// From here on plans may move parts of storages, and the caller is asked for parts. Before any
+/// storage is born; for storages in host memory alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_use_parts(session: u64) -> i32 {
+    with_session(session, Session::use_parts)
+}
+
+/// Where in its storage the part begins that the next request, which is number `sequence`, is
+/// about: written to `begin`, in bytes. A multiple of 2 MiB.
+///
+/// # Safety
+/// `begin` points to one `uint64_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_part_begin(
+    session: u64,
+    sequence: u64,
+    begin: *mut u64,
+) -> i32 {
+    with_session(session, |session| {
+        let at = session.part_begin(sequence)?;
+        // SAFETY: by this function's contract null or one u64 of the caller's.
+        unsafe { write_result(begin, at, "begin") }
+    })
 }
 
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count`

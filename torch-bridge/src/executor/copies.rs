@@ -71,7 +71,8 @@ impl Copying<'_> {
             executor.storages.check(storage)?;
             // What was said of it is carried out: nothing deletes under its id later.
             executor.carry_out();
-            let label = (executor.storages.label(storage), executor.storages.kind(storage));
+            let label =
+                (executor.storages.label(storage, storage), executor.storages.kind(storage));
             let copied = executor.machine.copy_in_log(storage);
             (copied, executor.machine.size(storage), label)
         };

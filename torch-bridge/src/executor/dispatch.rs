@@ -7,13 +7,15 @@ use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{
-    Attributes, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin, OpProgress, OpUse,
-    Residency, ResidencyAction, StorageId, StorageState as Residence, TransferId,
+    Attributes, EvictError, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin,
+    OpProgress, OpUse, ProtocolError, Residency, ResidencyAction, StorageId,
+    StorageState as Residence, TransferId,
 };
 use tidelog_planner::units::{Bytes, OpIndex};
 
 use super::history::History;
 use super::ops::{OpCall, Ops};
+use super::parts::{PART_NUMBERS, StorageParts};
 use super::planning::Planning;
 use super::storages::{STORAGES_MAX, StorageBirth, Storages};
 use super::transfer::{StorageTransfer, TransferDirection};
@@ -36,12 +38,17 @@ pub(crate) enum Readiness {
 pub(super) struct Executor {
     pub(super) machine: Residency,
     pub(super) storages: Storages,
+    pub(super) parts: StorageParts,
     ops: Ops,
     pub(super) transfers: Transfers,
     pub(super) planning: Planning,
     pub(super) history: History,
+    /// Parts that are to be out before an eviction that was asked for is through.
+    evicting: Vec<StorageId>,
     /// Empty; kept for its memory.
     actions: Vec<ResidencyAction>,
+    /// As `actions`.
+    uses: Vec<OpUse>,
 }
 
 impl Executor {
@@ -49,11 +56,14 @@ impl Executor {
         Self {
             machine,
             storages: Storages::default(),
+            parts: StorageParts::default(),
             ops: Ops::default(),
             transfers: Transfers::new(store),
             planning,
             history: History::default(),
+            evicting: Vec::new(),
             actions: Vec::new(),
+            uses: Vec::new(),
         }
     }
 
@@ -68,6 +78,12 @@ impl Executor {
         if self.storages.contains(storage) {
             return Ok(()); // reported before
         }
+        if self.parts.are_used() && storage.0 < PART_NUMBERS {
+            return Err(Failure::invalid(format!(
+                "storage number {} is one of those below {PART_NUMBERS} that are for parts",
+                storage.0
+            )));
+        }
         if self.machine.knows(storage) {
             return Err(Failure::invalid(format!(
                 "storage number {} is that of one that died with a transfer in flight: take \
@@ -79,15 +95,16 @@ impl Executor {
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let movable = birth.movable && birth.size > 0;
         self.storages.born(storage, movable, place);
-        self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
+        let attributes = Attributes { movable, birth: place };
+        self.parts.born(&mut self.machine, storage, birth.size, attributes);
         self.planning.born(storage, birth.size, place);
         Ok(())
     }
 
     pub(super) fn died(&mut self, storage: StorageId) {
         if self.storages.died(storage) {
-            self.ops.died(storage);
-            self.machine.died(storage);
+            self.parts.of(storage).for_each(|part| self.ops.died(part));
+            self.parts.died(&mut self.machine, storage);
             self.planning.died(storage);
         }
     }
@@ -105,10 +122,12 @@ impl Executor {
 
     pub(super) fn step_begins(&mut self) -> OpProgress {
         self.history.step_begins();
+        self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
         self.ops.step_begins();
         self.sample();
-        self.planning.step_begins(&mut self.machine, self.history.step_number());
+        let step = self.history.step_number();
+        self.planning.step_begins(&mut self.machine, &mut self.parts, step);
         self.machine.step_begin();
         self.machine.settle()
     }
@@ -126,15 +145,18 @@ impl Executor {
         op: &OpCall<'_>,
         uses: impl Iterator<Item = OpUse>,
     ) -> OpProgress {
+        self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
         self.ops.begins(op, uses);
         let uses = self.ops.uses();
         if let Some(index) = op.index {
             self.planning.op_begins(&mut self.machine, index, op.fingerprint, (op.name, uses));
         }
+        self.uses.clear();
+        self.parts.uses(uses, &mut self.uses);
         self.machine.op_begin(&OpBegin {
             index: op.index.map(OpIndex),
-            uses,
+            uses: &self.uses,
             needs: Bytes(op.needs.min(BYTES_MAX)),
         })
     }
@@ -145,7 +167,63 @@ impl Executor {
             self.history.op_ran(op, since);
         }
         self.machine.op_end();
+        self.parts.cut_waiting(&mut self.machine);
         self.machine.settle()
+    }
+
+    /// A storage has another size.
+    pub(super) fn resized(&mut self, storage: StorageId, size: u64) -> Result<(), ProtocolError> {
+        self.check_in_memory(storage)?;
+        for (part, size) in self.parts.sizes(storage, size) {
+            self.machine.resized(part, Bytes(size))?;
+        }
+        self.planning.resized(storage, size);
+        Ok(())
+    }
+
+    /// A storage's bytes changed outside an op.
+    pub(super) fn modified(&mut self, storage: StorageId) -> Result<(), ProtocolError> {
+        self.check_in_memory(storage)?;
+        self.parts.of(storage).try_for_each(|part| self.machine.modified(part))
+    }
+
+    /// Nothing is said of some parts alone.
+    fn check_in_memory(&self, storage: StorageId) -> Result<(), ProtocolError> {
+        let is_away = self.parts.are_away(&self.machine, storage);
+        if is_away { Err(ProtocolError::NotResident(storage)) } else { Ok(()) }
+    }
+
+    /// Moves one storage out: all of its parts.
+    pub(super) fn evict(&mut self, storage: StorageId) -> Result<OpProgress, EvictError> {
+        self.evicting.clear();
+        // All begin to leave; whether they are out is looked at one after the other.
+        for part in self.parts.of(storage) {
+            let _ = self.machine.evict(part)?;
+        }
+        self.evicting.extend(self.parts.of(storage));
+        Ok(self.evict_rest())
+    }
+
+    fn evict_rest(&mut self) -> OpProgress {
+        while let Some(part) = self.evicting.pop() {
+            match self.machine.evict(part) {
+                Ok(OpProgress::Ready) | Err(_) => {}
+                Ok(OpProgress::Waiting) => return OpProgress::Waiting,
+                Ok(ended) => {
+                    self.evicting.clear();
+                    return ended;
+                }
+            }
+        }
+        OpProgress::Ready
+    }
+
+    /// Looks again, and at what is left of an eviction that was asked for.
+    fn resume(&mut self, resume: impl FnOnce(&mut Residency) -> OpProgress) -> OpProgress {
+        match resume(&mut self.machine) {
+            OpProgress::Ready => self.evict_rest(),
+            progress => progress,
+        }
     }
 
     /// Looks again at what waits. Requests of transfers that have ended come first: a storage that
@@ -159,9 +237,7 @@ impl Executor {
             self.history.requests_handed_out();
             return Ok(Readiness::Requests);
         }
-        self.advance(|executor| {
-            executor.ops.take_held().unwrap_or_else(|| resume(&mut executor.machine))
-        })
+        self.advance(|executor| executor.ops.take_held().unwrap_or_else(|| executor.resume(resume)))
     }
 
     /// Processes what completed, reports one event to the machine, carries out what it decides, and
@@ -181,8 +257,10 @@ impl Executor {
             return Ok(Readiness::Requests);
         }
         if matches!(progress, OpProgress::Waiting) {
-            let missing = || self.ops.missing(&self.machine);
-            self.history.stall_begins(|| missing().map(|storage| self.storages.label(storage)));
+            let is_away = |storage| self.parts.are_away(&self.machine, storage);
+            let missing = || self.ops.missing(is_away);
+            let label = |storage| self.storages.label(storage, storage);
+            self.history.stall_begins(|| missing().map(label));
         } else {
             self.history.stall_ends(self.ops.last());
         }
@@ -212,12 +290,14 @@ impl Executor {
             }
             OpProgress::Waiting => Ok(Readiness::Waiting),
             OpProgress::Refused(refusal) => {
-                Err(self.ops.too_large(&refusal, |storage| self.storages.text(storage)))
+                let name = |storage| self.storages.text(self.parts.whole(storage));
+                Err(self.ops.too_large(&refusal, name))
             }
             OpProgress::Failed(failure) => {
                 let not_accepted = self.transfers.take_not_accepted(failure.storage);
                 let kind = if not_accepted { FailureKind::Pool } else { FailureKind::Transfer };
-                Err(Failure::new(kind, failure.info.message).about(failure.storage.0))
+                let storage = self.parts.whole(failure.storage);
+                Err(Failure::new(kind, failure.info.message).about(storage.0))
             }
         }
     }
@@ -248,7 +328,8 @@ impl Executor {
                 self.begin(transfer, storage, (TransferDirection::In, target), urgency_of(urgency));
             }
             ResidencyAction::Release { storage } => {
-                self.transfers.request(MemoryAction::Release, storage, self.size(storage));
+                let (of, size) = (self.parts.requested(storage), self.size(storage));
+                self.transfers.request(MemoryAction::Release, of, size);
             }
             ResidencyAction::Expedite { transfer } => self.transfers.expedite(transfer),
             ResidencyAction::Cancel { transfer } => {
@@ -267,9 +348,10 @@ impl Executor {
         (direction, target): (TransferDirection, Target),
         urgency: Urgency,
     ) {
-        let (label, kind) = (self.storages.label(storage), self.storages.kind(storage));
+        let (whole, of) = (self.parts.whole(storage), self.parts.requested(storage));
+        let (label, kind) = (self.storages.label(whole, storage), self.storages.kind(whole));
         let bytes = self.size(storage);
-        let transfer = StorageTransfer::new(label, kind, bytes, (direction, target), urgency);
+        let transfer = StorageTransfer::new((label, of), kind, bytes, (direction, target), urgency);
         self.transfers.begin(id, transfer);
     }
 
@@ -298,7 +380,7 @@ impl Executor {
             );
             return self.end(id, MigrationOutcome::NoMemory(FailureInfo { message }));
         }
-        let storage = StorageId(request.storage);
+        let Some(storage) = self.transfers.get(id).map(|it| it.label.storage) else { return };
         self.ops.decline(storage, &mut self.machine);
         // To the machine the storage is modified, so it cancels the eviction. That is not a
         // transfer that failed, and no op has to fail.
@@ -352,7 +434,13 @@ impl Executor {
         self.carry_out();
         self.sample();
         if let Some(Residence::Resident { clean }) = self.machine.state(storage) {
-            self.transfers.request(MemoryAction::Settle { clean }, storage, self.size(storage));
+            let of = self.parts.requested(storage);
+            let state = || self.parts.state(&self.machine, self.parts.whole(storage));
+            let action = match of.part {
+                Some(_) => MemoryAction::SettlePart { state: state() },
+                None => MemoryAction::Settle { clean },
+            };
+            self.transfers.request(action, of, self.size(storage));
         }
     }
 

@@ -6,15 +6,17 @@
 //! processed at the next boundary.
 //!
 //! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way,
-//! [`planning`] the plans, [`history`] what happened, [`storages`] what storages are called. No
-//! room changes another. [`dispatch`] holds them beside the machine and says in which order they
-//! learn of an event; [`session`] is that behind a lock.
+//! [`planning`] the plans, [`history`] what happened, [`storages`] what storages are called,
+//! [`parts`] which of them the machine has in parts. No room changes another, but that `parts`
+//! tells the machine of parts. [`dispatch`] holds them beside the machine and says in which order
+//! they learn of an event; [`session`] is that behind a lock.
 
 mod copies;
 mod dispatch;
 mod files;
 mod history;
 mod ops;
+mod parts;
 mod planning;
 mod report;
 mod session;
@@ -26,6 +28,7 @@ mod transfers;
 
 pub(crate) use dispatch::Readiness;
 pub(crate) use ops::OpCall;
+pub(crate) use parts::PART_NUMBERS;
 pub(crate) use planning::PlannerPolicy;
 pub(crate) use session::{Session, SessionConfig};
 pub(crate) use storages::{STORAGES_MAX, StorageBirth};

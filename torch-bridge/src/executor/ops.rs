@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use tidelog_planner::residency::{
-    BudgetRefusal, OpProgress, OpUse, Residency, StorageId, StorageState as Residence,
-};
+use tidelog_planner::residency::{BudgetRefusal, OpProgress, OpUse, Residency, StorageId};
 use tidelog_planner::units::Bytes;
 
 use crate::error::{Failure, FailureKind};
@@ -81,15 +79,9 @@ impl Ops {
     }
 
     /// The first storage of the op that is begun which is not in memory.
-    pub(super) fn missing(&self, machine: &Residency) -> Option<StorageId> {
-        if !self.open {
-            return None;
-        }
-        let away = |used: &&OpUse| {
-            let state = machine.state(used.storage);
-            matches!(state, Some(Residence::Evicted | Residence::Fetching))
-        };
-        self.uses.iter().find(away).map(|used| used.storage)
+    pub(super) fn missing(&self, is_away: impl Fn(StorageId) -> bool) -> Option<StorageId> {
+        let mut uses = self.uses.iter().filter(|_| self.open);
+        uses.find(|used| is_away(used.storage)).map(|used| used.storage)
     }
 
     /// Keeps an error until the caller's requests are done.

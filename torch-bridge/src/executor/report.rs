@@ -15,12 +15,12 @@ pub(super) fn make(
     pool: Option<&PoolStats>,
     tier: Option<&HostTierStats>,
 ) -> Report {
-    let Executor { machine, storages, planning, history, .. } = executor;
+    let Executor { machine, storages, parts, planning, history, .. } = executor;
     let mut report = Report {
         title: "training step".to_owned(),
         budget: machine.budget(),
         staging: planning.staging(),
-        unmovable: storages.unmovable(machine),
+        unmovable: storages.unmovable(machine, parts),
         figures: planning.expected(),
         notices: planning.notices().to_vec(),
         ..Report::default()

@@ -132,24 +132,18 @@ impl Session {
 
     pub(crate) fn resized(&self, storage: u32, size: u64) -> Result<(), Failure> {
         self.lock().check_size(size)?;
-        self.change(storage, |executor, id| {
-            executor.machine.resized(id, Bytes(size))?;
-            executor.planning.resized(id, size);
-            Ok(())
-        })
+        self.change(storage, |executor, id| executor.resized(id, size))
     }
 
     pub(crate) fn modified(&self, storage: u32) -> Result<(), Failure> {
-        self.change(storage, |executor, id| executor.machine.modified(id))
+        self.change(storage, Executor::modified)
     }
 
     pub(crate) fn pin(&self, storage: u32, on: bool) -> Result<(), Failure> {
-        self.change(storage, |executor, id| {
-            executor.storages.pin(id, on);
-            if on {
-                executor.machine.pin(id);
-            } else {
-                executor.machine.unpin(id);
+        self.change(storage, |Executor { storages, parts, machine, .. }, id| {
+            storages.pin(id, on);
+            for part in parts.of(id) {
+                if on { machine.pin(part) } else { machine.unpin(part) }
             }
             Ok(())
         })
@@ -157,11 +151,9 @@ impl Session {
 
     /// Whether an op that has ended uses the storage still.
     pub(crate) fn async_use(&self, storage: u32, on: bool) -> Result<(), Failure> {
-        self.change(storage, |executor, id| {
-            if on {
-                executor.machine.async_use_begins(id);
-            } else {
-                executor.machine.async_use_ends(id);
+        self.change(storage, |Executor { parts, machine, .. }, id| {
+            for part in parts.of(id) {
+                if on { machine.async_use_begins(part) } else { machine.async_use_ends(part) }
             }
             Ok(())
         })
@@ -184,7 +176,7 @@ impl Session {
     pub(crate) fn evict(&self, storage: u32) -> Result<Readiness, Failure> {
         let mut refused: Option<EvictError> = None;
         let readiness = self.lock().advance(|executor| {
-            executor.machine.evict(StorageId(storage)).unwrap_or_else(|error| {
+            executor.evict(StorageId(storage)).unwrap_or_else(|error| {
                 refused = Some(error);
                 OpProgress::Ready
             })
@@ -207,6 +199,27 @@ impl Session {
     /// The step follows the plan no longer.
     pub(crate) fn leave_plan(&self) {
         self.lock().machine.leave_schedule();
+    }
+
+    /// From here on plans may move parts of storages. Before any storage is born.
+    pub(crate) fn use_parts(&self) -> Result<(), Failure> {
+        if self.store.place() != MemoryPlace::Host {
+            return Err(Failure::invalid(
+                "parts of storages move in host memory alone: this session's storages are on a GPU",
+            ));
+        }
+        let mut executor = self.lock();
+        executor.parts.use_them();
+        executor.planning.move_parts();
+        Ok(())
+    }
+
+    /// Where the part begins that request `sequence`, which is the next, is about.
+    pub(crate) fn part_begin(&self, sequence: u64) -> Result<u64, Failure> {
+        let next = self.next_request().filter(|next| next.sequence == sequence);
+        next.and_then(|next| next.of.part).ok_or_else(|| {
+            Failure::invalid(format!("request {sequence} is not the next, or is of no part"))
+        })
     }
 
     /// Whether the first plan waits until this is called with `false`; returns whether it is ready.
@@ -234,8 +247,9 @@ impl Session {
     /// ones were.
     pub(crate) fn learn_again(&self) {
         let mut executor = self.lock();
-        let Executor { machine, planning, .. } = &mut *executor;
+        let Executor { machine, parts, planning, .. } = &mut *executor;
         planning.learn_again(machine);
+        parts.follow_nothing();
         executor.carry_out();
     }
 

@@ -19,7 +19,7 @@ pub(super) fn figures(
     pool: Option<&PoolStats>,
     endurance: Option<&[Result<Endurance, String>]>,
 ) -> Value {
-    let Executor { machine, planning, history, .. } = executor;
+    let Executor { machine, parts, planning, history, .. } = executor;
     let totals = history.counters().totals();
     let own = json!({
         "host_memory": store.tier_stats().map(|tier| host_memory(&tier)),
@@ -37,6 +37,10 @@ pub(super) fn figures(
         "machine": rates(&planning.rates(machine, history), planning.links()),
         "planning": planning.is_under_way(),
         "held_back": planning.held_back(),
+        "parts": parts.are_used().then(|| {
+            let (storages, parts) = parts.counts();
+            json!({ "storages": storages, "parts": parts })
+        }),
         "plan": planning.planned().map(|planned| plan(planned, planning, history)),
         "notices": planning.notices(),
     });
@@ -54,6 +58,8 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
         "policy": plan.policy,
         "ops": trace.ops.len(),
         "storages": trace.storages.len(),
+        "storages_in_parts": planned.parts.as_ref().map_or(0, |step| step.counts().0),
+        "parts_of_storages": planned.parts.as_ref().map_or(0, |step| step.counts().1),
         "migrations": plan.rows.len(),
         "compute_ns": trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
         "simulated_ns": plan.expects.simulated.then_some(plan.expects.time.0),

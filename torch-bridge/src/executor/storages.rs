@@ -9,6 +9,7 @@ use tidelog_planner::residency::{Residency, StorageId};
 use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::OpIndex;
 
+use super::parts::StorageParts;
 use crate::error::Failure;
 
 /// Storage numbers stay below this, because tables are as long as the largest.
@@ -44,7 +45,10 @@ struct Known {
 /// A storage, as long as it takes to find words for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
+    /// The machine's: the storage, or a part of it.
     pub(super) storage: StorageId,
+    /// The storage.
+    pub(super) whole: StorageId,
     pub(super) name: Option<Arc<str>>,
     /// The op of its step that made it, and which output it is.
     pub(super) birth: Option<(OpIndex, u16)>,
@@ -105,10 +109,11 @@ impl Storages {
         self.known.get(&storage).map_or(StorageKind::Other, |known| known.kind)
     }
 
-    pub(super) fn label(&self, storage: StorageId) -> Label {
-        let known = self.known.get(&storage);
+    pub(super) fn label(&self, whole: StorageId, storage: StorageId) -> Label {
+        let known = self.known.get(&whole);
         Label {
             storage,
+            whole,
             name: known.and_then(|known| known.name.clone()),
             birth: known.and_then(|known| known.birth),
         }
@@ -126,13 +131,14 @@ impl Storages {
 
     /// The name of a storage, or its number.
     pub(super) fn text(&self, storage: StorageId) -> String {
-        self.label(storage).text()
+        self.label(storage, storage).text()
     }
 
     /// The storages that cannot leave, with the sizes that the machine knows, and why.
-    pub(super) fn unmovable(&self, machine: &Residency) -> Vec<Unmovable> {
+    pub(super) fn unmovable(&self, machine: &Residency, parts: &StorageParts) -> Vec<Unmovable> {
         let mut entries = Vec::new();
         for (id, bytes, _) in machine.storages() {
+            let id = parts.whole(id);
             let Some(known) = self.known.get(&id) else { continue };
             let why = match known {
                 Known { movable: false, .. } => "its memory is not the framework's own",
@@ -150,7 +156,7 @@ impl Storages {
 impl Label {
     /// The storage's name, or its number.
     pub(super) fn text(&self) -> String {
-        self.name.as_deref().map_or_else(|| self.storage.to_string(), str::to_owned)
+        self.name.as_deref().map_or_else(|| self.whole.to_string(), str::to_owned)
     }
 }
 

@@ -8,6 +8,7 @@ use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::StorageKind;
 
 use super::storages::Label;
+use crate::memory::RequestedBytes;
 
 /// Which way a transfer's bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,8 @@ impl TransferDirection {
 /// when the transfer ends.
 pub(super) struct StorageTransfer {
     pub(super) label: Label,
+    /// What the caller is asked for.
+    pub(super) of: RequestedBytes,
     pub(super) kind: StorageKind,
     pub(super) bytes: u64,
     pub(super) direction: TransferDirection,
@@ -42,13 +45,13 @@ pub(super) struct StorageTransfer {
 impl StorageTransfer {
     /// A transfer that the machine asks for now.
     pub(super) fn new(
-        label: Label,
+        (label, of): (Label, RequestedBytes),
         kind: StorageKind,
         bytes: u64,
         (direction, target): (TransferDirection, Target),
         urgency: Urgency,
     ) -> Self {
         let asked = Instant::now();
-        Self { label, kind, bytes, direction, target, urgency, asked, submitted: None }
+        Self { label, of, kind, bytes, direction, target, urgency, asked, submitted: None }
     }
 }

@@ -132,10 +132,7 @@ impl Arena {
 
     /// Frees what [`Self::allocate`] gave. Returns whether the address is one of the arena's.
     pub(crate) fn free(&self, address: *mut u8) -> bool {
-        let Some(at) = address.addr().checked_sub(self.begin).filter(|at| *at < self.reserved)
-        else {
-            return false;
-        };
+        let Some(at) = self.offset(address) else { return false };
         if self.is_ours() {
             let mut extents = self.extents();
             let keeps = self.keeps.load(Ordering::Relaxed);
@@ -149,6 +146,36 @@ impl Arena {
             }
         }
         true
+    }
+
+    /// Gives the pages of a part of an allocation back to the kernel: the part has no bytes until
+    /// it is written. Pages that it shares with what is beside it stay.
+    ///
+    /// # Safety
+    /// The range is of private memory that nobody else reads or writes meanwhile, and whose bytes
+    /// nobody wants.
+    pub(crate) unsafe fn decommit(address: *mut u8, length: usize) {
+        let Some((begin, length)) = whole_pages(address, length) else { return };
+        let arena = arena().filter(|arena| arena.is_ours());
+        let within = arena.and_then(|arena| Some((arena, arena.offset(begin)?)));
+        let mut extents = within.map(|(arena, at)| (arena.extents(), at));
+        // SAFETY: by this function's contract.
+        let dropped = unsafe { madvise(begin.cast(), length, Advice::LinuxDontNeed) }.is_ok();
+        if let Some((extents, at)) = extents.as_mut().filter(|_| dropped) {
+            extents.decommit(*at, length);
+        }
+    }
+
+    /// The part is about to be written again: what is kept makes way for its pages.
+    pub(crate) fn recommit(address: *mut u8, length: usize) {
+        let Some((begin, _)) = whole_pages(address, length) else { return };
+        let arena = arena().filter(|arena| arena.is_ours());
+        let Some((arena, at)) = arena.and_then(|arena| Some((arena, arena.offset(begin)?))) else {
+            return;
+        };
+        let mut extents = arena.extents();
+        extents.recommit(at);
+        arena.release_excess(&mut extents);
     }
 
     /// Gives at least as many bytes of kept pages back to the kernel, or all; returns how many.
@@ -217,9 +244,20 @@ impl Arena {
         let _ = unsafe { madvise(self.pointer(at).cast(), length, Advice::LinuxDontNeed) };
     }
 
+    fn offset(&self, address: *mut u8) -> Option<usize> {
+        address.addr().checked_sub(self.begin).filter(|at| *at < self.reserved)
+    }
+
     fn pointer(&self, at: usize) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.begin + at)
     }
+}
+
+/// The pages that lie in a range as a whole: where they begin, and their bytes.
+fn whole_pages(address: *mut u8, length: usize) -> Option<(*mut u8, usize)> {
+    let before = address.addr().next_multiple_of(PAGE) - address.addr();
+    let length = length.checked_sub(before)? / PAGE * PAGE;
+    (length > 0).then(|| (address.wrapping_add(before), length))
 }
 
 /// Resident memory that is no file's (proc(5): resident less shared pages).
@@ -288,6 +326,19 @@ mod tests {
         let fourth = arena.allocate(8 * MIB, 64).unwrap();
         assert!(arena.free(fourth));
         assert!(arena.kept() >= 16 * MIB, "more, until the next call: it would not help");
+    }
+
+    #[test]
+    fn the_pages_of_a_part_go_and_the_rest_stays() {
+        const LENGTH: usize = 8 * PAGE;
+        let mut memory = vec![1_u8; LENGTH];
+        let (from, length) = (PAGE + 5, 4 * PAGE);
+        // SAFETY: a part of ours, which nobody else has, and whose bytes are not wanted.
+        unsafe { Arena::decommit(memory.as_mut_ptr().add(from), length) };
+        Arena::recommit(memory.as_mut_ptr().wrapping_add(from), length);
+        let zeros: Vec<usize> = (0..LENGTH).filter(|&at| memory[at] == 0).collect();
+        assert!(zeros.len() >= 3 * PAGE && zeros.len().is_multiple_of(PAGE), "{}", zeros.len());
+        assert!(zeros.iter().all(|at| (from..from + length).contains(at)));
     }
 
     #[test]

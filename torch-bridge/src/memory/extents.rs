@@ -8,6 +8,9 @@ pub(super) struct Extents {
     free: BTreeMap<usize, Free>,
     taken: HashMap<usize, usize>,
     taken_bytes: usize,
+    /// Ranges of what is taken that have no pages, with their lengths.
+    decommitted: BTreeMap<usize, usize>,
+    decommitted_bytes: usize,
     kept: usize,
     end: usize,
 }
@@ -34,14 +37,25 @@ impl Extents {
         self.kept
     }
 
-    /// Bytes that are taken.
+    /// Bytes that are taken and may have pages.
     pub(super) fn taken(&self) -> usize {
-        self.taken_bytes
+        self.taken_bytes - self.decommitted_bytes
     }
 
     /// Bytes that are taken, or kept: so many have pages at most.
     pub(super) fn with_pages(&self) -> usize {
-        self.taken_bytes + self.kept
+        self.taken() + self.kept
+    }
+
+    /// Part of what is taken has no pages from here on. Told twice, it counts once.
+    pub(super) fn decommit(&mut self, at: usize, length: usize) {
+        let before = self.decommitted.insert(at, length);
+        self.decommitted_bytes = self.decommitted_bytes + length - before.unwrap_or(0);
+    }
+
+    /// It may have pages again.
+    pub(super) fn recommit(&mut self, at: usize) {
+        self.decommitted_bytes -= self.decommitted.remove(&at).unwrap_or(0);
     }
 
     /// Bytes that are taken or free.
@@ -69,6 +83,9 @@ impl Extents {
     pub(super) fn give(&mut self, at: usize, resident: bool) -> Option<usize> {
         let length = self.taken.remove(&at)?;
         self.taken_bytes -= length;
+        while let Some((&part, _)) = self.decommitted.range(at..at + length).next() {
+            self.recommit(part);
+        }
         self.insert(at, Free { length, resident });
         Some(length)
     }
@@ -255,6 +272,22 @@ mod tests {
                 model.check(&extents);
             }
         }
+    }
+
+    #[test]
+    fn what_is_taken_and_has_no_pages_counts_as_little_until_it_has_some_or_is_free() {
+        let mut extents = Extents::default();
+        extents.grow(100);
+        let at = extents.take(40).unwrap();
+        extents.decommit(at + 10, 20);
+        extents.decommit(at + 10, 20); // told twice
+        assert_eq!((extents.taken(), extents.with_pages()), (20, 20));
+        extents.recommit(at + 10);
+        extents.recommit(at + 10);
+        assert_eq!(extents.taken(), 40);
+        extents.decommit(at, 5);
+        extents.give(at, true);
+        assert_eq!((extents.taken(), extents.kept()), (0, 40));
     }
 
     #[test]

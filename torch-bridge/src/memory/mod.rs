@@ -12,7 +12,7 @@ use tidelog_engine::memory::{
 
 use crate::error::Failure;
 
-pub(crate) use arena::{arena, arena_of_this_process};
+pub(crate) use arena::{Arena, arena, arena_of_this_process};
 
 /// The most bytes of all storages together. No machine has as many, and sums cannot overflow.
 pub(crate) const BYTES_MAX: u64 = 1 << 60;
@@ -40,6 +40,33 @@ pub(crate) enum MemoryAction {
         /// Whether there is a copy of the same bytes.
         clean: bool,
     },
+    /// Take a part of it back: no transfer touches that part.
+    SettlePart {
+        /// Where all of the storage's parts are then.
+        state: PartState,
+    },
+}
+
+/// Where the parts of a storage are: the last of these that holds for one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PartState {
+    /// In memory.
+    Resident,
+    /// In memory, and a copy holds the same bytes.
+    Copied,
+    /// In memory, and on the way out.
+    Leaving,
+    /// Not in memory, or its bytes are not yet.
+    Away,
+}
+
+/// What a request is about: a storage, or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestedBytes {
+    /// The caller's number of the storage.
+    pub(crate) storage: u32,
+    /// Where the part begins in it; `None`: all of it.
+    pub(crate) part: Option<u64>,
 }
 
 /// A request to the caller.
@@ -48,8 +75,8 @@ pub(crate) struct MemoryRequest {
     /// Counted from 1: the answer names it.
     pub(crate) sequence: u64,
     pub(crate) action: MemoryAction,
-    pub(crate) storage: u32,
-    /// The storage's bytes.
+    pub(crate) of: RequestedBytes,
+    /// How many bytes that are.
     pub(crate) size: u64,
 }
 

@@ -17,12 +17,14 @@ pub(crate) struct Training {
 
 impl Training {
     pub(crate) fn new(mut framework: Framework, size: usize) -> Self {
+        let first = framework.first_number();
         for layer in 0..LAYERS {
-            framework.make(layer, size, None);
+            let number = first + layer;
+            framework.make(number, size, None);
             framework.sync();
             let name = CString::new(format!("layer.{layer}.weight")).unwrap();
             // SAFETY: the name is NUL-terminated.
-            let named = unsafe { tide_session_name(framework.session, layer, 1, name.as_ptr()) };
+            let named = unsafe { tide_session_name(framework.session, number, 1, name.as_ptr()) };
             assert_eq!(named, TIDE_READY);
         }
         Self { framework, size, step: 0 }
@@ -50,19 +52,20 @@ impl Training {
     pub(crate) fn step(&mut self) {
         let (framework, size) = (&mut self.framework, self.size);
         // Numbers within a step are its own, as Python keeps it.
-        let base = LAYERS + (self.step % 2) * LAYERS;
+        let first = framework.first_number();
+        let base = first + LAYERS + (self.step % 2) * LAYERS;
         self.step += 1;
         framework.step(1);
         let mut index = 0;
         for layer in 0..LAYERS {
             let made = [(base + layer, size)];
             let below = (layer > 0).then(|| (base + layer - 1, false));
-            let uses: Vec<_> = [(layer, false)].into_iter().chain(below).collect();
+            let uses: Vec<_> = [(first + layer, false)].into_iter().chain(below).collect();
             assert!(framework.op((index, "aten.mm", 7), &uses, &made), "{}", last_error());
             index += 1;
         }
         for layer in (0..LAYERS).rev() {
-            let uses = [(layer, true), (base + layer, false)];
+            let uses = [(first + layer, true), (base + layer, false)];
             assert!(framework.op((index, "aten.mm_backward", 8), &uses, &[]), "{}", last_error());
             framework.kill(base + layer);
             index += 1;

@@ -26,6 +26,19 @@ class Request(IntEnum):
     RELEASE = 2
     ALLOCATE = 3
     SETTLE = 4
+    EVICT_PART = 5
+    RELEASE_PART = 6
+    ALLOCATE_PART = 7
+    SETTLE_PART = 8
+
+
+class PartsState(IntEnum):
+    """tide_action.size with SETTLE_PART: where the parts of a storage are."""
+
+    RESIDENT = 0
+    COPIED = 1
+    LEAVING = 2
+    AWAY = 3
 
 
 class StepMark(IntEnum):
@@ -57,6 +70,7 @@ class Policy(IntEnum):
 
 # These two are plain integers: they are used for each op, where an enum costs too much.
 MODIFIES = 1 << 31  # in a use: the op writes the storage
+PART_NUMBERS = 4096  # where plans may move parts, numbers below it are the session's own
 UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 
 _OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
@@ -145,6 +159,8 @@ SIGNATURES: Signatures = {
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
+    "tide_session_use_parts": (_i32, [_u64]),
+    "tide_session_part_begin": (_i32, [_u64, _u64, ctypes.POINTER(_u64)]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
     "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
     "tide_session_chosen_regions": (_size, [_u64, _text, _size]),
@@ -325,12 +341,22 @@ class Session:
         CUDA event after which its memory may be touched, or 0."""
         self._library.tide_session_action_done(self._flushed(), sequence, address, after)
 
+    def part_begin(self, sequence: int) -> int:
+        """Where in its storage the part begins that is asked for by this request, the next."""
+        begin = _u64()
+        self._library.tide_session_part_begin(self._flushed(), sequence, ctypes.byref(begin))
+        return begin.value
+
     def allocated(self, sequence: int, address: int, after: int, landed: int) -> None:
         """A request for memory is done. Once the storage is settled or released, the CUDA event
         `landed` is behind the last copy to that memory."""
         self._library.tide_session_allocated(self._flushed(), sequence, address, after, landed)
 
     # -- plans ------------------------------------------------------------------------------------
+
+    def use_parts(self) -> None:
+        """From here on plans may move parts of storages. Before any is born."""
+        self._library.tide_session_use_parts(self._handle)
 
     def durations(self, nanoseconds: Sequence[int]) -> None:
         """What each op of the step that is about to end took."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tidelog import _errors
-from tidelog.abi._native import Session, SessionOptions
+from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._ranks import Ranks
@@ -25,6 +25,7 @@ from tidelog.block._restoring import Restoring
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
 from tidelog.checkpoints._resume import Resumed
+from tidelog.dispatch import _parts
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._dispatch import Kernels
 from tidelog.dispatch._hook import Hook
@@ -53,6 +54,7 @@ _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 
 RecomputeName: TypeAlias = Literal["own", "best"]
+PartsName: TypeAlias = Literal["whole", "best"]
 UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
@@ -75,6 +77,7 @@ class Settings:
     updates: UpdatesName
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
+    parts: PartsName
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -149,6 +152,7 @@ class Tide:
                 self.resumed = self._names.resume_together(self._settings.together)
             self._heap.make_way()
             self.session.open(self._settings.session)
+            self._use_parts()
         except BaseException as error:
             self._leave_ranks(error)
             raise
@@ -193,6 +197,18 @@ class Tide:
                 self.__exit__(type(error), error, error.__traceback__)
                 raise
         return self
+
+    def _use_parts(self) -> None:
+        """Lets plans move parts of storages, if that was asked for and can be."""
+        settings = self._settings
+        if settings.parts == "whole":
+            return
+        why = _parts.why_not(settings.device, settings.mover, settings.mode)
+        if why is None:
+            self.session.use_parts()
+            self.ledger.number_from(PART_NUMBERS)
+        else:
+            self.steps.notices.append(f'parts="best": storages move whole: {why}')
 
     def _leave_ranks(self, error: BaseException | None) -> None:
         """The block ends, by that error if there is one: from here on this rank explains nothing."""
@@ -340,7 +356,7 @@ class Tide:
 
     def _evict(self, storage: Storage) -> None:
         record = self.ledger.record_of(storage)
-        if record is not None and record.state & _record.OUT:
+        if record is not None and record.is_out:
             return
         if record is None or not self.ledger.movable(storage):
             name = record.describe() if record else "the tensor"
@@ -354,7 +370,7 @@ class Tide:
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
             self.performer.drive(self.session.evict(record.id))
-            if record.state & _record.OUT:
+            if record.is_out:
                 return
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
 

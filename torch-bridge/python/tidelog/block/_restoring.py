@@ -48,7 +48,8 @@ class Restoring:
                 storage = record()
                 if storage is None or not record.state & _record.AWAY:
                     continue
-                if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                missing = record.size - record.present
+                if record.state & _record.COMING or ledger.live + missing <= ledger.limit:
                     had_memory, before = record.state & _record.COMING, ledger.live
                     # Damaged on the device: it is named with those that stay.
                     try:
@@ -56,7 +57,7 @@ class Restoring:
                     except _errors.Error as error:
                         failure = failure or str(error)
                     else:
-                        if not had_memory and ledger.live < before + record.size:
+                        if not had_memory and ledger.live < before + missing:
                             # CUDA has no more: from here on each would only push another out.
                             return failure or "CUDA had memory for it only after another had left"
                 progress.add(record.size)

@@ -114,6 +114,8 @@ class Access:
         """A storage is about to be emptied: what is out of it need not come back."""
         record = storage._tide
         is_out = record is not None and record.ledger is self._ledger and record.state == _record.OUT
+        if record is not None and record.parted is not None and record.parted.moving:
+            is_out = False  # a device may touch its memory
         if is_out and self.is_live() and not self.is_elsewhere():
             self._ledger.discard(storage)
         else:

@@ -10,6 +10,7 @@ import torch
 
 from tidelog.abi._library import Status
 from tidelog.abi._native import Request, Session
+from tidelog.dispatch._parts import PartRequests
 from tidelog.memory import _movers, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
@@ -47,6 +48,7 @@ class Performer:
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
         self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self._parts = PartRequests(session, ledger, heap, self._evict_storage, self._await_loans)
         self.performs_all()
 
     def drive(self, status: int) -> None:
@@ -90,7 +92,10 @@ class Performer:
             storage = record() if record is not None else None
             address = after = 0
             if record is not None and storage is not None:
-                address = self._REQUESTS[action.kind](self, record, storage, action.size)
+                if action.kind > Request.SETTLE:
+                    address = self._parts.perform(action, record, storage)
+                else:
+                    address = self._REQUESTS[action.kind](self, record, storage, action.size)
             if address and storage is not None and (event := self._device.after()) is not None:
                 self._in_flight[action.storage] = storage, event
                 after = event.cuda_event
@@ -113,11 +118,20 @@ class Performer:
         """The session has ended: no device touches anything any more."""
         self._device.await_copies()
         self._in_flight.clear()
+        for record in list(self._ledger.records.values()):
+            if record.parted is not None:
+                record.parted.moving.clear()
 
     # Ctrl-C may end any of these at a call (Python looks for signals there, and at loops). Then the
     # request comes again, and does no harm.
 
     def _evict(self, record: Record, storage: Storage, size: int) -> int:
+        address = self._evict_storage(record, storage, size)
+        if address:
+            self._in_flight[record.id] = storage
+        return address
+
+    def _evict_storage(self, record: Record, storage: Storage, size: int) -> int:
         update = storage._tide_update
         if update is None:
             return self._begin_copy(record, storage, size)
@@ -139,7 +153,6 @@ class Performer:
             ledger.mark(record, before)
             ledger.measure_again(storage)  # another thread may have resized it
             return 0
-        self._in_flight[record.id] = storage
         return _movers.data_pointer(storage)
 
     def _await_loans(self, record: Record) -> None:

@@ -23,6 +23,8 @@ SIGNATURES: Signatures = {
     "tide_memory_kept": (_u64, []),
     "tide_memory_allocate": (_i32, [ctypes.POINTER(_pointer), _size, _size]),
     "tide_memory_free": (None, [_pointer]),
+    "tide_memory_decommit": (None, [_pointer, _u64]),
+    "tide_memory_recommit": (None, [_pointer, _u64]),
 }
 
 
@@ -66,13 +68,31 @@ def end() -> None:
         library.tide_memory_keep(0)
 
 
+def decommit(address: int, length: int) -> None:
+    """The pages of a part of an allocation go back to the kernel. Nobody reads it before it is written again."""
+    library = _library()
+    library.tide_memory_decommit(address, length)
+
+
+def recommit(address: int, length: int) -> None:
+    """The part is about to be written: what is kept makes way for its pages."""
+    library = _library()
+    library.tide_memory_recommit(address, length)
+
+
+@functools.cache
+def _library() -> Library:
+    library = load_library()
+    declare(library, SIGNATURES, lambda status: last_error(library, status))
+    return library
+
+
 @functools.cache
 def _directed() -> Library | None:
     """The library, once torch's allocator calls it: that is for the rest of the process."""
     if os.environ.get("TIDELOG_HEAP", "") == "libc":
         return None
-    library = load_library()
-    declare(library, SIGNATURES, lambda status: last_error(library, status))
+    library = _library()
     # What is allocated there must be freed there, so `free` comes first.
     ours: dict[str, Any] = {"free": library.tide_memory_free, "posix_memalign": library.tide_memory_allocate}
     addresses = {name: ctypes.cast(function, _pointer).value or 0 for name, function in ours.items()}

@@ -26,6 +26,7 @@ _call = methodcaller("__call__")
 
 _base: Any = torch._C.StorageBase  # unpatched, see `_record`
 _resize: Callable[[torch.UntypedStorage, int], object] = _base.resize_
+_construct: Any = torch._C._construct_storage_from_data_pointer
 _swap: Any = getattr(_base, "_swap_data_ptr_", None)
 
 
@@ -112,29 +113,38 @@ class SwapMover:
     @staticmethod
     def empty(storage: Storage, size: int, message: str | None) -> None:
         """It has a size, and no memory."""
-        # Sizes change hands with pointers, so the one without memory says that it has as much.
-        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, size)
-        _in_one_go(
-            _guard.lifting(storage),
-            partial(_swap, storage, empty),
-            _guarding(storage, message),
-        )
+        swap(storage, without_memory(storage, size), message)
 
     @staticmethod
     def give(storage: Storage, size: int, message: str | None) -> int:
         fresh = torch.UntypedStorage(size, device=storage.device)
         address = data_ptr(fresh)
-        _in_one_go(
-            _guard.lifting(storage),
-            partial(_swap, storage, fresh),
-            _guarding(storage, message),
-        )
+        swap(storage, fresh, message)
         return address
 
     @staticmethod
     def leave(storage: Storage, size: int, message: str) -> None:
         """The block ends and the storage stays out. It is guarded, and its size was never gone."""
         _guard.setting(storage, message)()
+
+
+def without_memory(like: Storage, size: int) -> torch.UntypedStorage:
+    """A storage on the same device that has this size, and no memory: sizes change hands with pointers."""
+    empty: torch.UntypedStorage = _construct(0, like.device, size)
+    return empty
+
+
+def swap(
+    storage: Storage, other: torch.UntypedStorage, message: str | None, noting: Callable[[], object] = bool
+) -> None:
+    """The two have each other's memory from here on; whoever touches the first meets the message, if there is one.
+    `noting`, of no bytecode, notes it."""
+    _in_one_go(
+        _guard.lifting(storage),
+        partial(_swap, storage, other),
+        noting,
+        _guarding(storage, message),
+    )
 
 
 def discard(storage: Storage) -> None:

@@ -67,6 +67,33 @@ class Pending(Protocol):
         """Sets the guard on one of its storages that is in memory."""
 
 
+class Parted(Protocol):
+    """The memory of a storage of which parts move: see `_parts`."""
+
+    moving: dict[int, Storage]  # where a part begins that a device may touch -> the storage, alive as long
+
+    @property
+    def address(self) -> int:
+        """Where the memory is that was taken from the storage."""
+
+    @property
+    def present(self) -> int:
+        """The bytes that are in memory."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is in memory and nothing moves."""
+
+    def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
+        """A part's pages are given back."""
+
+    def comes(self, begin: int, length: int) -> None:
+        """A part is about to be written."""
+
+    def is_back(self, storage: Storage) -> None:
+        """All parts have come: the storage has its memory."""
+
+
 class Pins(Protocol):
     """What keeps a storage where it is."""
 
@@ -116,6 +143,13 @@ class Record(_Newborn):
     is_guarded = True  # when it is out; for a bucket of DDP: see `Ledger.of_a_reducer`
     moves = True  # not where the program has memory of its own: see `Ledger.of_a_pool`
     name: str | None = None
+    parted: Parted | None = None  # of which parts move
+    present = 0  # bytes of it that are in memory while it is OUT, in part
+
+    @property
+    def is_out(self) -> bool:
+        """Whether nothing of it is in memory."""
+        return bool(self.state & OUT) and not self.present
 
     def hold(self) -> Hold:
         """Keeps the memory where it is, until what this returns is gone."""

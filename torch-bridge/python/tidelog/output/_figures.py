@@ -24,6 +24,9 @@ class Totals(TypedDict):
     clean_drops: int  # evictions that wrote nothing: the copy in the pool was proven to be the same
     stalls: int
     stall_ns: int  # ops waited so long
+    evictions_of_parts: int  # of the evictions and fetches, those of parts of tensors
+    fetches_of_parts: int
+    bytes_of_parts: int  # that these moved
     handling_ns: int  # what Python took to free, to allocate, to hand transfers over
 
 
@@ -81,12 +84,21 @@ class MachineFigures(TypedDict):
     links: list[str]
 
 
+class PartsFigures(TypedDict):
+    """Tensors that are in parts now."""
+
+    storages: int
+    parts: int
+
+
 class PlanFigures(TypedDict):
     """The plan that steps follow."""
 
     policy: str
     ops: int
     storages: int
+    storages_in_parts: int  # of which parts move
+    parts_of_storages: int
     migrations: int
     compute_ns: int
     simulated_ns: int | None
@@ -276,6 +288,7 @@ class Stats(TypedDict):
     machine: MachineFigures
     updates: UpdateFigures | None  # with updates="lazy" or "early"
     recompute: RecomputeFigures | None  # with recompute="best"
+    parts: PartsFigures | None  # with parts="best", where it can be
     planning: bool  # whether a plan is being made
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None

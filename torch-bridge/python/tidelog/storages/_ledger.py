@@ -220,6 +220,10 @@ class Ledger:
             self.records[record.id] = record
         return record.id
 
+    def number_from(self, first: int) -> None:
+        """The numbers below this are the session's own."""
+        self._next_id = first
+
     def reuse_numbers(self) -> None:
         """A step begins: numbers of storages that died before it are used again."""
         self._free_ids += self._retired_ids
@@ -253,8 +257,7 @@ class Ledger:
                 self.marked -= 1
             if number in self._aliased:
                 del self._aliased[number]
-            if not record.state & _record.OUT:
-                self.counted -= record.size
+            self.counted -= record.present if record.state & _record.OUT else record.size
             if record.reported:
                 self._deaths += [number]
             else:
@@ -284,6 +287,11 @@ class Ledger:
         record.state = state
         if state:
             self.quiet = False
+
+    def has_present(self, record: Record, size: int) -> None:
+        """So many bytes are in memory of a storage that is marked OUT because parts of it are."""
+        self.counted += size - record.present
+        record.present = size
 
     def modifies(self, record: Record) -> None:
         """The storage is about to differ from its copy in the log, by what the session is asked about."""

@@ -28,6 +28,11 @@ pub(in crate::executor) struct Totals {
     pub(in crate::executor) clean_drops: u64,
     pub(in crate::executor) stalls: u64,
     pub(in crate::executor) stall_ns: u64,
+    /// Of the evictions and fetches, those of parts of storages, and the bytes that they moved or
+    /// proved.
+    evictions_of_parts: u64,
+    fetches_of_parts: u64,
+    bytes_of_parts: u64,
     /// What the caller took to answer requests: to let memory go, to get some, to hand transfers
     /// over.
     pub(in crate::executor) handling_ns: u64,
@@ -45,6 +50,9 @@ impl Totals {
             clean_drops: self.clean_drops - before.clean_drops,
             stalls: self.stalls - before.stalls,
             stall_ns: self.stall_ns - before.stall_ns,
+            evictions_of_parts: self.evictions_of_parts - before.evictions_of_parts,
+            fetches_of_parts: self.fetches_of_parts - before.fetches_of_parts,
+            bytes_of_parts: self.bytes_of_parts - before.bytes_of_parts,
             handling_ns: self.handling_ns - before.handling_ns,
         }
     }
@@ -160,6 +168,12 @@ impl Counters {
         let moved = if done { transfer.bytes } else { 0 };
         if let Some(link) = self.link(transfer) {
             link.finished(moved, at);
+        }
+        if transfer.of.part.is_some() && done {
+            let is_out = matches!(direction, TransferDirection::Out(_));
+            self.totals.evictions_of_parts += u64::from(is_out);
+            self.totals.fetches_of_parts += u64::from(!is_out);
+            self.totals.bytes_of_parts += moved;
         }
         match direction {
             TransferDirection::Out(copy) => {

@@ -253,6 +253,7 @@ mod tests {
     use tidelog_planner::trace::StorageKind;
 
     use super::*;
+    use crate::memory::RequestedBytes;
 
     const OUT: transfer::TransferDirection = transfer::TransferDirection::Out(CopyKind::Write);
     const IN: transfer::TransferDirection = transfer::TransferDirection::In;
@@ -263,7 +264,8 @@ mod tests {
         direction: transfer::TransferDirection,
     ) -> StorageTransfer {
         StorageTransfer {
-            label: Label { storage: StorageId(1), name: None, birth: None },
+            label: Label { storage: StorageId(1), whole: StorageId(1), name: None, birth: None },
+            of: RequestedBytes { storage: 1, part: None },
             kind: StorageKind::Gradient,
             bytes,
             direction,

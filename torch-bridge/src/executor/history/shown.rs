@@ -77,7 +77,7 @@ impl<'a> Words<'a> {
                 Some(made_by) => format!("output {slot} of {made_by} (op {op})"),
                 None => format!("output {slot} of op {op}"),
             },
-            (None, None) => label.storage.to_string(),
+            (None, None) => label.whole.to_string(),
         }
     }
 

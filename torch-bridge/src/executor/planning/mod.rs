@@ -24,10 +24,11 @@ use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
 use tidelog_planner::simulate::Runtime;
-use tidelog_planner::trace::{PlanStorage, Trace};
+use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 use super::history::History;
+use super::parts::{Bindings, StorageParts};
 use super::step_rate::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
@@ -48,12 +49,11 @@ pub(super) const LOOKAHEAD_OPS: u32 = 32;
 /// How a session's notice of another plan begins.
 const NOTICE: &str = "planned again";
 
-/// The live storage that each name of a trace means.
-type Bindings = Vec<(PlanStorage, StorageId)>;
-
 /// What a session knows of its plans, one after the other.
 pub(super) struct Planning {
     policy: PlannerPolicy,
+    /// Whether plans may move parts of storages.
+    moves_parts: bool,
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
     links: LinkRates,
@@ -89,6 +89,7 @@ impl Planning {
     ) -> Self {
         Self {
             policy,
+            moves_parts: false,
             staging,
             links,
             profile: Profile::new(!reactive),
@@ -103,6 +104,14 @@ impl Planning {
             replans: 0,
             improvements: 0,
             notices: Vec::new(),
+        }
+    }
+
+    /// From here on plans may move parts of storages.
+    pub(super) fn move_parts(&mut self) {
+        self.moves_parts = true;
+        if self.policy == PlannerPolicy::Algorithm1 {
+            self.notices.push("no parts: the published algorithm moves whole storages".to_owned());
         }
     }
 
@@ -123,9 +132,15 @@ impl Planning {
     }
 
     /// A step begins: a plan that has become ready is taken over.
-    pub(super) fn step_begins(&mut self, machine: &mut Residency, step: u64) {
+    pub(super) fn step_begins(
+        &mut self,
+        machine: &mut Residency,
+        parts: &mut StorageParts,
+        step: u64,
+    ) {
         self.profile.step_begins();
-        self.take_new_plan(machine, step);
+        self.take_new_plan(machine, parts, step);
+        parts.cut_waiting(machine);
     }
 
     /// A step ends, and may be a reason to make a plan.
@@ -301,10 +316,10 @@ impl Planning {
         }
         self.hold_back("it is like the one before: from here on a plan for such steps is made");
         let rates = self.rates(machine, history);
-        let (policy, runtime) = (self.policy, runtime(history));
-        let machine = rates.machine(machine, self.staging);
+        let (policy, moves_parts) = (self.policy, self.moves_parts);
+        let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
         let trace = Arc::new(trace);
-        let task = move || PlanTask { policy, trace, machine, runtime, known: None };
+        let task = move || PlanTask { policy, moves_parts, trace, machine, runtime, known: None };
         if let Err(why) = self.begin(Occasion::First { fingerprint }, task) {
             self.stay_reactive(&why);
         }
@@ -316,12 +331,13 @@ impl Planning {
         let (Some(planned), None) = (&self.planned, self.awaited()) else { return };
         let Some(pace) = self.drift.step_ends(history.counters().last_pace()) else { return };
         let before = self.drift.assumed();
-        let (policy, trace) = (self.policy, Arc::clone(&planned.trace));
+        let (policy, moves_parts) = (self.policy, self.moves_parts);
+        let (runtime, trace) = (runtime(history), Arc::clone(&planned.trace));
         let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
-        let (runtime, known) = (runtime(history), Some(planned.plan.rows.clone()));
+        let known = planned.parts.is_none().then(|| planned.plan.rows.clone());
         let task = move || {
             let trace = Arc::new(scaled(&trace, before.compute, pace.compute));
-            PlanTask { policy, trace, machine, runtime, known }
+            PlanTask { policy, moves_parts, trace, machine, runtime, known }
         };
         if let Err(why) = self.begin(Occasion::Drift(pace), task) {
             self.stay_with_the_plan(&why);
@@ -355,7 +371,7 @@ impl Planning {
 
     /// Takes a plan over that has become ready. The first one needs the bindings of its
     /// names, so it waits until a step like those that it was made for ends.
-    fn take_new_plan(&mut self, machine: &mut Residency, step: u64) {
+    fn take_new_plan(&mut self, machine: &mut Residency, parts: &mut StorageParts, step: u64) {
         let bindings = self.bindings.take();
         let ready = self.under_way.take_if(|attempt| {
             let usable = match attempt.occasion {
@@ -370,12 +386,14 @@ impl Planning {
         let made = made.unwrap_or_else(|| Err("internal error (please report it)".to_owned()));
         match (occasion, made) {
             (Occasion::First { .. }, Ok(new)) => {
-                self.follow_first(machine, new, bindings.unwrap_or_default());
+                self.follow_first((machine, parts), new, bindings.unwrap_or_default());
             }
             (Occasion::First { .. }, Err(why)) => return self.stay_reactive(&why),
-            (Occasion::Drift(pace), Ok(new)) => self.follow_another(machine, new, (pace, step)),
+            (Occasion::Drift(pace), Ok(new)) => {
+                self.follow_another((machine, parts), new, (pace, step));
+            }
             (Occasion::Drift(_), Err(why)) => return self.stay_with_the_plan(&why),
-            (Occasion::Improvement, Ok(new)) => self.follow_better(machine, new),
+            (Occasion::Improvement, Ok(new)) => self.follow_better((machine, parts), new),
             // The search is over.
             (Occasion::Improvement, Err(_)) => return,
         }
@@ -384,15 +402,13 @@ impl Planning {
 
     fn follow_first(
         &mut self,
-        machine: &mut Residency,
+        (machine, parts): (&mut Residency, &mut StorageParts),
         (planned, schedule): (Planned, Schedule),
         bindings: Bindings,
     ) {
         self.profile.stop();
         machine.load_schedule(Arc::new(schedule));
-        for (planned, storage) in bindings {
-            machine.bind(planned, storage);
-        }
+        parts.follow(machine, &planned.trace, planned.parts.as_ref(), bindings);
         let SsdLink { read, write, .. } = planned.machine.ssd;
         self.drift.planned_with(StepRate { compute: None, read: Some(read), write: Some(write) });
         self.planned = Some(planned);
@@ -400,11 +416,11 @@ impl Planning {
 
     fn follow_another(
         &mut self,
-        machine: &mut Residency,
+        rooms: (&mut Residency, &mut StorageParts),
         (planned, schedule): (Planned, Schedule),
         (pace, step): (StepRate, u64),
     ) {
-        if !machine.exchange_schedule(Arc::new(schedule)) {
+        if !self.exchange(rooms, &planned, schedule) {
             return self.stay_with_the_plan("it is a plan for another step");
         }
         let why = difference(self.drift.assumed(), pace);
@@ -414,11 +430,33 @@ impl Planning {
         self.notice_anew(NOTICE, &format!("before step {step}: {why}"));
     }
 
-    fn follow_better(&mut self, machine: &mut Residency, (planned, schedule): (Planned, Schedule)) {
-        if machine.exchange_schedule(Arc::new(schedule)) {
+    fn follow_better(
+        &mut self,
+        rooms: (&mut Residency, &mut StorageParts),
+        (planned, schedule): (Planned, Schedule),
+    ) {
+        if self.exchange(rooms, &planned, schedule) {
             self.improvements += 1;
             self.planned = Some(planned);
         }
+    }
+
+    /// From here on another plan for the same steps is followed. Who is who stays, but where the
+    /// two do not move the same parts.
+    fn exchange(
+        &self,
+        (machine, parts): (&mut Residency, &mut StorageParts),
+        new: &Planned,
+        schedule: Schedule,
+    ) -> bool {
+        let of_parts = |planned: &Planned| planned.parts.is_some();
+        if !of_parts(new) && !self.planned.as_ref().is_some_and(of_parts) {
+            return machine.exchange_schedule(Arc::new(schedule));
+        }
+        let bindings = parts.bindings(machine);
+        machine.load_schedule(Arc::new(schedule));
+        parts.follow(machine, &new.trace, new.parts.as_ref(), bindings);
+        true
     }
 
     fn stay_reactive(&mut self, why: &str) {

@@ -89,10 +89,12 @@ mod tests {
     use super::*;
     use crate::executor::storages::Label;
     use crate::executor::transfer::{StorageTransfer, TransferDirection};
+    use crate::memory::RequestedBytes;
 
     fn fetched(bytes: u64) -> StorageTransfer {
         StorageTransfer {
-            label: Label { storage: StorageId(1), name: None, birth: None },
+            label: Label { storage: StorageId(1), whole: StorageId(1), name: None, birth: None },
+            of: RequestedBytes { storage: 1, part: None },
             kind: StorageKind::Parameter,
             bytes,
             direction: TransferDirection::In,

@@ -11,7 +11,7 @@ use tidelog_planner::migration::Migration;
 use tidelog_planner::plan::Plan;
 use tidelog_planner::residency::Schedule;
 use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
-use tidelog_planner::tidelog::{PlanPrice, Search, TidelogOptions};
+use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts};
 use tidelog_planner::trace::Trace;
 
 use super::{Planned, PlannerPolicy, StepRate};
@@ -58,6 +58,8 @@ impl Attempt {
 /// What plans are made for.
 pub(super) struct PlanTask {
     pub(super) policy: PlannerPolicy,
+    /// Whether parts of storages may move.
+    pub(super) moves_parts: bool,
     pub(super) trace: Arc<Trace>,
     pub(super) machine: Machine,
     pub(super) runtime: Runtime,
@@ -137,6 +139,7 @@ impl PlanTask {
                 slot.put(self.planned(self.algorithm1()));
                 Ok(())
             }
+            PlannerPolicy::Tidelog if self.moves_parts => self.search_with_parts(slot),
             PlannerPolicy::Tidelog => self.search(slot),
         }
     }
@@ -151,13 +154,18 @@ impl PlanTask {
         simulated.map_or(plan, |(plan, _)| plan)
     }
 
-    fn search(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
+    fn new_search(&self) -> Result<Search<'_>, SimulateError> {
         let options = TidelogOptions { runtime: self.runtime, ..Default::default() };
         let mut search = Search::new(&self.trace, &self.machine, options)?;
         if let Some(rows) = &self.known {
             // One that cannot be simulated at this pace is none to keep.
             let _ = search.offer(rows);
         }
+        Ok(search)
+    }
+
+    fn search(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
+        let mut search = self.new_search()?;
         let mut goes_on = search.advance(FIRST_STEPS)?;
         let mut given = self.offer_best(&search, slot);
         while goes_on && !slot.is_dropped() {
@@ -169,6 +177,39 @@ impl PlanTask {
             thread::park_timeout(began.elapsed() * RESTS);
         }
         Ok(())
+    }
+
+    /// The search for plans that move parts begins with what the one for whole storages has found.
+    /// So they take turns, each twice as long as the one before.
+    fn search_with_parts(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
+        let mut search = self.new_search()?;
+        let (mut given, mut steps, mut turns) = (None, FIRST_STEPS, SearchTurns::default());
+        loop {
+            let until = search.steps() + steps;
+            let goes_on = search.run(|done| done < until && turns.goes_on(slot))?;
+            let mut is_cut_short = false;
+            let found = in_parts(&search, |done| {
+                let goes_on = done < steps && turns.goes_on(slot);
+                is_cut_short |= !goes_on;
+                goes_on
+            })?;
+            let price = found.as_ref().map_or_else(|| chosen(&search), chosen_in_parts);
+            if let Some(price) = price.filter(|new| given.is_none_or(|given| is_worth(*new, given)))
+            {
+                match found {
+                    Some(PartedPlan { plan, step, .. }) => {
+                        slot.put(Ok(Planned::of_parts((plan, step), &self.trace, self.machine)?));
+                    }
+                    None => drop(self.offer_best(&search, slot)),
+                }
+                given = Some(price);
+            }
+            if slot.is_dropped() || !(goes_on || is_cut_short) {
+                return Ok(());
+            }
+            turns.rests = given.is_some();
+            steps *= 2;
+        }
     }
 
     /// Gives the session the best plan so far. Returns its price.
@@ -185,6 +226,34 @@ impl PlanTask {
 
 fn chosen(search: &Search<'_>) -> Option<PlanPrice> {
     search.prices().into_iter().find(|price| price.chosen)
+}
+
+fn chosen_in_parts(found: &PartedPlan) -> Option<PlanPrice> {
+    found.prices.iter().copied().find(|price| price.chosen)
+}
+
+/// How fast a search goes on: see [`TURN`] and [`RESTS`].
+struct SearchTurns {
+    turn_began: Instant,
+    rests: bool,
+}
+
+impl Default for SearchTurns {
+    fn default() -> Self {
+        Self { turn_began: Instant::now(), rests: false }
+    }
+}
+
+impl SearchTurns {
+    /// Whether somebody waits for plans still. Rests at the end of a turn.
+    fn goes_on(&mut self, slot: &PlanSlot) -> bool {
+        let took = self.turn_began.elapsed();
+        if self.rests && took >= TURN {
+            thread::park_timeout(took * RESTS);
+            self.turn_began = Instant::now();
+        }
+        !slot.is_dropped()
+    }
 }
 
 /// Whether a plan is faster, or as fast and writes less, by more than an exchange of plans and the
@@ -221,7 +290,7 @@ mod tests {
             verify: rate,
         };
         let (policy, runtime) = (PlannerPolicy::Tidelog, Runtime::default());
-        PlanTask { policy, trace, machine, runtime, known }
+        PlanTask { policy, moves_parts: false, trace, machine, runtime, known }
     }
 
     fn until(mut is_so: impl FnMut() -> bool) {

@@ -29,7 +29,7 @@ fn simulate(planned: &Planned, history: &History) -> Result<Simulation, Simulate
     let (pace, handling) =
         (history.counters().last_pace(), history.counters().last_step().handling_ns);
     let ops = pace.compute.map(|took| Nanos(took.0.saturating_sub(handling)));
-    let trace = scaled(&planned.trace, Some(planned.trace.duration()), ops);
+    let trace = scaled(planned.moved(), Some(planned.trace.duration()), ops);
     let machine = at_pace(planned.machine, pace);
     simulate_under(runtime(history), &trace, &machine, simulate::Policy::Planned(&planned.plan))
 }

@@ -16,7 +16,7 @@ use tidelog_planner::residency::{StorageId, TransferId};
 
 use super::transfer::{StorageTransfer, TransferDirection};
 use crate::error::Failure;
-use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
+use crate::memory::{CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
 use backing_store::TransferTicket;
 
 pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
@@ -65,24 +65,24 @@ impl Transfers {
             TransferDirection::In => MemoryAction::Allocate,
         };
         self.moving += transfer.bytes;
-        self.queue(action, transfer.label.storage, transfer.bytes, Some(id));
+        self.queue(action, transfer.of, transfer.bytes, Some(id));
         self.in_flight.insert(id, InFlight { transfer, ticket: None });
     }
 
     /// Asks the caller for what no transfer waits for.
-    pub(super) fn request(&mut self, action: MemoryAction, storage: StorageId, size: u64) {
-        self.queue(action, storage, size, None);
+    pub(super) fn request(&mut self, action: MemoryAction, of: RequestedBytes, size: u64) {
+        self.queue(action, of, size, None);
     }
 
     fn queue(
         &mut self,
         action: MemoryAction,
-        StorageId(storage): StorageId,
+        of: RequestedBytes,
         size: u64,
         transfer: Option<TransferId>,
     ) {
         self.last_sequence += 1;
-        let request = MemoryRequest { sequence: self.last_sequence, action, storage, size };
+        let request = MemoryRequest { sequence: self.last_sequence, action, of, size };
         self.requests.push_back(QueuedRequest { request, transfer });
     }
 

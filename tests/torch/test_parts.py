@@ -1,0 +1,310 @@
+"""Plans that move parts of tensors: the same bits, fewer bytes, and nobody meets a tensor of which a part is out."""
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tidelog
+from tidelog.memory import _record
+
+pytestmark = [
+    pytest.mark.host_memory("a GPU's memory is not given back by page"),
+    pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning"),  # some of it does not fit at the end
+]
+
+MIB = 1 << 20
+SIZE, COUNT = 8 * MIB, 4  # of the tensors: all but 3 MiB of them fit
+STAGING, BUDGET = 1 * MIB, (SIZE * COUNT - 3 * MIB) + 1 * MIB
+DEADLINE_SECONDS = 60
+
+
+class Program:
+    """Each step changes every tensor."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        self.tensors = torch.nn.ParameterList([torch.randn(SIZE // 4, generator=generator) for _ in range(COUNT)])
+        self.factors = []  # of all that was done: which tensor, and by what
+
+    @torch.no_grad()
+    def change(self, index, factor):
+        self.tensors[index].mul_(factor)
+        self.factors.append((index, factor))
+
+    def step(self, is_enough=lambda: False):
+        """Ends early where that says so."""
+        for index in range(COUNT):
+            self.change(index, 1 + len(self.factors) * 1e-4)
+            if is_enough():
+                return
+
+    def sums(self):
+        return [tensor.detach().double().sum().item() for tensor in self.tensors]
+
+
+def plain(factors):
+    """The same without Tidelog."""
+    program = Program()
+    for index, factor in factors:
+        program.change(index, factor)
+    return program
+
+
+def expected(program):
+    return plain(program.factors).sums()
+
+
+def offload(program, pool, **options):
+    options = {"parts": "best", **options}
+    sizes = {"memory": BUDGET, "staging": STAGING, "pool_size": 256 * MIB}
+    return tidelog.offload(program.tensors, pool=pool, buffered=True, **sizes, **options)
+
+
+def step(tide, program):
+    with tide.step():
+        program.step()
+    tide.await_plan()
+
+
+def step_until_parts_move(tide, program):
+    """Steps until the last one has followed a plan that moves parts."""
+    until = time.monotonic() + DEADLINE_SECONDS
+    while not tide.last_step()["fetches_of_parts"]:
+        assert time.monotonic() < until, tide.stats()
+        step(tide, program)
+
+
+def in_memory(tensor):
+    """The bytes of a tensor that are in memory, by its record."""
+    record = tensor.untyped_storage()._tide
+    return record.present if record.state & _record.OUT else record.size
+
+
+def is_out_in_part(tensor):
+    """Whether a part of it is out, and no other is on its way."""
+    record = tensor.untyped_storage()._tide
+    return record.state == _record.OUT and 0 < record.present < SIZE and not record.parted.moving
+
+
+def out_in_part(tide, program):
+    """A tensor of which a part is out. Parts that always moved alike would be one, so there is one after some op of
+    a step; it is out still when that has ended there, unless it was on its way."""
+    step_until_parts_move(tide, program)
+
+    def found():
+        tide.performer.settle()
+        return next(filter(is_out_in_part, program.tensors), None)
+
+    until = time.monotonic() + DEADLINE_SECONDS
+    while (tensor := found()) is None:
+        assert time.monotonic() < until, tide.stats()
+        with tide.step():
+            program.step(lambda: found() is not None)
+    return tensor
+
+
+def test_parts_move_less_with_the_same_bits(pool, tmp_path):
+    program = Program()
+    with offload(program, pool) as tide:
+        for _ in range(3):
+            step(tide, program)
+        step_until_parts_move(tide, program)
+        figures, plan = tide.last_step(), tide.stats()["plan"]
+        assert plan["storages_in_parts"] and plan["parts_of_storages"] > plan["storages_in_parts"]
+        assert tide.stats()["parts"]["storages"] >= 1
+        # A whole tensor would be 8 MiB each way.
+        moves = figures["fetches_of_parts"] + figures["evictions_of_parts"]
+        assert 0 < figures["bytes_of_parts"] < moves * SIZE
+        assert tide.peak_bytes <= BUDGET
+        simulated = tide.simulate_step()
+        assert simulated is not None and simulated["bytes_read"] < COUNT * SIZE
+        tide.report(tmp_path / "step.html")
+        assert "storages move in" in (tmp_path / "step.html").read_text()
+        assert program.sums() == expected(program)
+
+
+def test_whole_is_the_default(pool):
+    program = Program()
+    with offload(program, pool, parts="whole") as tide:
+        for _ in range(6):
+            step(tide, program)
+        assert tide.stats()["parts"] is None and not tide.stats()["totals"]["fetches_of_parts"]
+
+
+def test_what_is_out_in_part_keeps_its_address_and_counts_in_part(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        record = tensor.untyped_storage()._tide
+        address, live = record.parted.address, tide.live_bytes
+        assert not tide.is_resident(tensor)
+        assert live <= BUDGET
+        assert live == STAGING + sum(map(in_memory, program.tensors))
+        tide.restore(tensor)
+        assert tide.live_bytes == STAGING + sum(map(in_memory, program.tensors))
+        assert record.state != _record.OUT and record.parted is None and record.present == 0
+        with tide.pinned(tensor):
+            assert tensor.data_ptr() == address
+        assert program.sums() == expected(program)
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda tensor: tensor.detach().tolist()[::4096],
+        lambda tensor: tensor.detach().numpy().copy()[::4096].tolist(),
+        lambda tensor: tensor.view(-1, 2).detach()[:, 1].clone()[::2048].tolist(),
+        lambda tensor: [tensor[-1].item(), tensor[0].item()],
+        lambda tensor: tensor.untyped_storage()[SIZE - 1],
+    ],
+)
+def test_a_touch_brings_all_parts_back(pool, touch):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        index = next(at for at, each in enumerate(program.tensors) if each is tensor)
+        got = touch(tensor)
+    assert got == touch(plain(program.factors).tensors[index])
+
+
+def test_another_thread_meets_the_guard_and_never_zeros(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor, met = out_in_part(tide, program), []
+
+        def look():
+            try:
+                met.append(tensor.detach().sum().item())
+            except RuntimeError as error:
+                met.append(str(error))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(30)
+        assert len(met) == 1 and "is on NVMe" in str(met[0]), met
+        assert program.sums() == expected(program)
+
+
+def test_a_part_that_cannot_be_read_fails_the_touch_every_time(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        for folder in pool.split(","):
+            for file in Path(folder).iterdir():
+                os.truncate(file, MIB)
+        for _ in range(2):
+            with pytest.raises(tidelog.DeviceError):
+                tensor.detach().sum()
+            assert tensor.untyped_storage()._tide.state == _record.OUT
+        got = {}
+        for index, other in enumerate(program.tensors):
+            with contextlib.suppress(tidelog.DeviceError):  # of what was out, or left for the other to come
+                got[index] = other.detach().double().sum().item()
+    with pytest.raises(RuntimeError, match="is on NVMe"):
+        tensor.detach().sum()
+    values = expected(program)
+    assert got == {index: values[index] for index in got}
+
+
+def test_an_eviction_takes_all_parts(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        for _ in range(2):
+            tide.evict(tensor)
+            record = tensor.untyped_storage()._tide
+            assert record.state == _record.OUT and record.present == 0
+            assert record.parted is None or not record.parted.moving  # another plan may have it whole
+            tide.restore(tensor)
+        assert program.sums() == expected(program)
+
+
+def await_that_all_that_counts_lives(tide, program):
+    """What dies while a part of it comes back is there until the part is."""
+    until = time.monotonic() + DEADLINE_SECONDS
+    while tide.live_bytes != STAGING + sum(map(in_memory, program.tensors)):
+        assert time.monotonic() < until, tide.stats()
+        tide.performer.settle()
+
+
+def test_what_dies_with_a_part_out_is_gone(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        index = next(at for at, each in enumerate(program.tensors) if each is tensor)
+        del tensor
+        program.tensors[index] = torch.nn.Parameter(torch.zeros(1))
+        await_that_all_that_counts_lives(tide, program)
+        step(tide, program)
+        await_that_all_that_counts_lives(tide, program)
+
+
+def test_a_step_that_differs_and_the_next(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        out_in_part(tide, program)
+        for _ in range(2):
+            with tide.step():
+                program.change(2, 0.5)
+                program.change(0, 2)
+            step(tide, program)
+    tide.restore()
+    assert program.sums() == expected(program)
+
+
+def test_a_tensor_that_stays_behind_in_part_comes_back(pool):
+    program = Program()
+    with pytest.warns(tidelog.LeftBehindWarning), offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+    left = [each for each in program.tensors if not tide.is_resident(each)]
+    assert left
+    with pytest.raises(RuntimeError, match="is on NVMe"):
+        left[0].detach().sum()
+    tide.restore()
+    assert tide.is_resident(tensor) and program.sums() == expected(program)
+
+
+def test_a_checkpoint_has_all_parts(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        out_in_part(tide, program)
+        tide.checkpoint("now", {"tensors": [each.detach() for each in program.tensors]})
+        at_the_time = expected(program)
+        step(tide, program)
+    tide.restore()
+    with tidelog.Checkpoints(pool) as checkpoints:
+        state = checkpoints.restore("now")
+    assert [each.double().sum().item() for each in state["tensors"]] == at_the_time
+
+
+def test_a_child_of_a_fork_meets_an_error(pool):
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                tensor.detach().tolist()
+            except tidelog.ForkedError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert program.sums() == expected(program)
+
+
+@pytest.mark.parametrize("options", [{"mover": "resize"}, {"mode": "reactive"}])
+def test_where_parts_cannot_move_it_is_said(pool, options):
+    program = Program()
+    with offload(program, pool, **options) as tide:
+        for _ in range(4):
+            step(tide, program)
+        notices = [notice for notice in tide.stats()["notices"] if "storages move whole" in notice]
+        assert len(notices) == 1 and tide.stats()["parts"] is None
+        assert program.sums() == expected(program)

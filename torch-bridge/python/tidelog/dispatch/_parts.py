@@ -1,0 +1,153 @@
+"""Storages of which parts are out. Their memory stays where it is: pages are given back, and come again.
+
+While a part is out, the storage has no pointer and is guarded, as one that is out as a whole. Its memory hangs on its
+record meanwhile, and is the storage's again when the last part has come back, at the address that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from tidelog.abi._native import Action, PartsState, Request, Session
+from tidelog.memory import _kept, _movers, _record
+from tidelog.memory._device import Host
+from tidelog.memory._heap import Cache, Heap
+from tidelog.memory._record import Record, Storage, data_ptr
+from tidelog.storages._ledger import Ledger
+
+_MARKS = {
+    PartsState.RESIDENT: _record.SETTLED,
+    PartsState.COPIED: _record.CLEAN,
+    PartsState.LEAVING: _record.LEAVING,
+}
+
+
+class MemoryInParts:
+    """What `Parted` says."""
+
+    def __init__(self, storage: Storage, size: int) -> None:
+        self._size = size
+        self._aside: torch.UntypedStorage = _movers.without_memory(storage, size)
+        self._is_aside = False  # whether that has the memory
+        self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
+        self.moving: dict[int, Storage] = {}
+
+    @property
+    def address(self) -> int:
+        return data_ptr(self._aside)
+
+    @property
+    def present(self) -> int:
+        return self._size - sum(self._out.values())
+
+    @property
+    def is_done(self) -> bool:
+        return not (self._out or self.moving)
+
+    def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
+        if not self._is_aside:
+            _movers.swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
+        _kept.decommit(self.address + begin, length)
+        self._out[begin] = length
+
+    def comes(self, begin: int, length: int) -> None:
+        _kept.recommit(self.address + begin, length)
+        self._out.pop(begin, None)
+
+    def is_back(self, storage: Storage) -> None:
+        if self._is_aside:
+            _movers.swap(storage, self._aside, None, partial(setattr, self, "_is_aside", False))
+        else:
+            _movers.open_to_reads(storage)
+
+
+class PartRequests:
+    """Does what a session asks for of parts. As for whole storages, Ctrl-C may come at any call: then the request
+    comes again, and does no harm."""
+
+    def __init__(
+        self,
+        session: Session,
+        ledger: Ledger,
+        heap: Heap | Cache,
+        begin_copy: Callable[[Record, Storage, int], int],
+        await_loans: Callable[[Record], None],
+    ) -> None:
+        self._session = session
+        self._ledger = ledger
+        self._heap = heap
+        self._begin_copy = begin_copy
+        self._await_loans = await_loans
+
+    def perform(self, action: Action, record: Record, storage: Storage) -> int:
+        """Returns the address where one is asked for, or 0."""
+        kind, length = action.kind, action.size
+        begin = self._session.part_begin(action.sequence)
+        if kind == Request.EVICT_PART:
+            return self._evict(record, storage, begin)
+        if kind == Request.RELEASE_PART:
+            self._release(record, storage, begin, length)
+        elif kind == Request.ALLOCATE_PART:
+            return self._allocate(record, storage, begin, length)
+        else:
+            self._settle(record, storage, begin, length)
+        return 0
+
+    def _evict(self, record: Record, storage: Storage, begin: int) -> int:
+        away = bool(record.state & _record.AWAY)
+        address = record.parted.address if away and record.parted else self._begin_copy(record, storage, record.size)
+        if not address:
+            return 0
+        if record.parted is None:
+            record.parted = MemoryInParts(storage, record.size)
+        record.parted.moving[begin] = storage
+        return address + begin
+
+    def _release(self, record: Record, storage: Storage, begin: int, length: int) -> None:
+        parted = record.parted
+        if parted is None or begin not in parted.moving:
+            return  # what was coming, and was not asked for yet
+        self._ledger.mark(record, _record.OUT)
+        self._await_loans(record)
+        parted.leaves(storage, begin, length, record.guard())
+        self._ledger.has_present(record, parted.present)
+        del parted.moving[begin]
+
+    def _allocate(self, record: Record, storage: Storage, begin: int, length: int) -> int:
+        parted = record.parted
+        assert parted is not None  # it has left, and was not back since
+        parted.comes(begin, length)
+        parted.moving[begin] = storage
+        self._ledger.has_present(record, parted.present)
+        self._heap.allocated(length)
+        return parted.address + begin
+
+    def _settle(self, record: Record, storage: Storage, begin: int, state: int) -> None:
+        parted = record.parted
+        if parted is not None:
+            parted.moving.pop(begin, None)
+        if state == PartsState.AWAY:
+            return
+        if record.state & _record.AWAY:
+            if parted is not None:
+                parted.is_back(storage)
+            self._ledger.has_present(record, 0)
+        self._ledger.mark(record, _MARKS[PartsState(state)])
+        if parted is not None and parted.is_done:
+            record.parted = None
+        if storage._tide_update is not None:
+            storage._tide_update.guard(storage)
+
+
+def why_not(device: Host, mover: type[_movers.Mover], mode: str) -> str | None:
+    """Why storages move whole, if they have to."""
+    if mode != "auto":
+        return f"mode={mode!r}: nothing is planned"
+    if device.option:
+        return "a GPU's memory is not given back by page"
+    if mover is not _movers.SwapMover:
+        return f"mover={mover.name!r} gives memory back as a whole"
+    return None
