@@ -13,6 +13,7 @@ use tidelog_gds::cuda::Event;
 
 use super::Choices;
 use super::place::{Place, Room, raw};
+use super::storage::Storage;
 
 /// Bytes of staging of every session here.
 pub const STAGING: u64 = 512 << 10;
@@ -54,59 +55,13 @@ impl Drop for Folder {
     }
 }
 
-/// A storage: its memory while it has any, and what its bytes must be.
-struct Storage {
-    size: usize,
-    seed: u64,
-    memory: Option<Room>,
-    /// What must have happened before a transfer touches the memory.
-    after: Option<Event>,
-    /// A transfer may touch the memory.
-    in_flight: bool,
-    /// Where parts begin that are out, with their bytes, and those that a transfer may touch.
-    out: BTreeMap<usize, usize>,
-    moving: BTreeSet<usize>,
-    pins: u32,
-    /// An op that has ended uses it still.
-    async_use: bool,
-}
-
-impl Storage {
-    /// What is out has other bytes than it should, so that nobody takes it for what it was.
-    fn perform_part(&mut self, session: u64, action: &tide_action, refused: bool) -> u64 {
-        let mut begin = 0;
-        // SAFETY: one number of ours.
-        let told = unsafe { tide_session_part_begin(session, action.sequence, &raw mut begin) };
-        assert_eq!(told, TIDE_READY, "{}", last_error());
-        let (begin, size) = (begin as usize, action.size as usize);
-        let memory = self.memory.as_mut().expect("a storage in parts keeps its address");
-        match action.kind {
-            TIDE_EVICT_PART if refused && !self.moving.contains(&begin) => return 0,
-            TIDE_EVICT_PART => {
-                assert!(!self.async_use && !self.out.contains_key(&begin));
-                self.moving.insert(begin);
-            }
-            TIDE_ALLOCATE_PART => {
-                self.out.remove(&begin);
-                self.moving.insert(begin);
-            }
-            TIDE_RELEASE_PART => {
-                assert!(!self.async_use);
-                if self.moving.remove(&begin) {
-                    memory.spoil(begin, size);
-                    self.out.insert(begin, size);
-                }
-                return 0;
-            }
-            TIDE_SETTLE_PART => {
-                self.moving.remove(&begin);
-                assert!(action.size == TIDE_PARTS_AWAY || self.out.is_empty(), "a part is out");
-                return 0;
-            }
-            kind => panic!("request of unknown kind {kind}"),
-        }
-        memory.address() + begin as u64
-    }
+/// Where the part begins that a request is about.
+fn part_begin(session: u64, action: &tide_action) -> usize {
+    let mut begin = 0;
+    // SAFETY: one number of ours.
+    let told = unsafe { tide_session_part_begin(session, action.sequence, &raw mut begin) };
+    assert_eq!(told, TIDE_READY, "{}", last_error());
+    begin as usize
 }
 
 /// How faithfully the framework does what it is asked for.
@@ -211,6 +166,11 @@ impl Framework {
         self.storages.keys().copied().collect()
     }
 
+    /// Whether it may decline what it is asked for.
+    pub fn may_refuse(&self) -> bool {
+        self.manners.refused > 0
+    }
+
     /// The first number that a storage may have.
     pub fn first_number(&self) -> u32 {
         if self.manners.parts { TIDE_PART_NUMBERS } else { 0 }
@@ -231,11 +191,7 @@ impl Framework {
         let seed = self.choices.content();
         let mut memory = self.place.room(size, 0);
         memory.fill(seed, size);
-        let (memory, after) = (Some(memory), None);
-        let (out, moving, in_flight) = (BTreeMap::new(), BTreeSet::new(), false);
-        let (pins, async_use) = (0, false);
-        let storage =
-            Storage { size, seed, memory, after, in_flight, out, moving, pins, async_use };
+        let storage = Storage { size, seed, memory: Some(memory), ..Storage::default() };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -245,7 +201,7 @@ impl Framework {
     /// A storage's last reference goes, told at the next call.
     pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
-        if storage.in_flight || !storage.moving.is_empty() {
+        if storage.moves() {
             self.parked.push((storage.memory, storage.after));
             self.parked_numbers.insert(number);
         }
@@ -335,7 +291,7 @@ impl Framework {
         let refused = self.choices.percent(self.manners.refused);
         let Some(storage) = self.storages.get_mut(&action.storage) else { return 0 };
         if action.kind > TIDE_SETTLE {
-            return storage.perform_part(self.session, action, refused);
+            return storage.perform_part(action, part_begin(self.session, action), refused);
         }
         match action.kind {
             TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
@@ -395,10 +351,10 @@ impl Framework {
         for &(number, modifies) in uses {
             let seed = self.choices.content();
             let storage = self.storages.get_mut(&number).unwrap();
+            let moves = storage.moves();
             let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
             memory.check(storage.seed, storage.size, number);
             if modifies {
-                let moves = storage.in_flight || !storage.moving.is_empty();
                 assert!(!moves, "an op changes storage {number} while it moves");
                 storage.seed = seed;
                 memory.fill(seed, storage.size);
@@ -439,8 +395,7 @@ impl Framework {
 
     /// Bytes in memory, which the budget allows.
     fn check_budget(&self) {
-        let held: usize =
-            self.storages.values().filter(|s| s.memory.is_some()).map(|s| s.size).sum();
+        let held: usize = self.storages.values().map(Storage::held).sum();
         let taken = held as u64 + STAGING;
         assert!(taken <= self.budget, "{taken} bytes are taken of a budget of {}", self.budget);
     }
@@ -490,8 +445,8 @@ impl Framework {
         self.sync();
         let seed = self.choices.content();
         let storage = self.storages.get_mut(&number).unwrap();
-        let moves = storage.in_flight || !storage.moving.is_empty() || !storage.out.is_empty();
-        if let (Some(memory), false) = (&mut storage.memory, moves) {
+        let rests = !storage.moves() && storage.out.is_empty();
+        if let (Some(memory), true) = (&mut storage.memory, rests) {
             memory.fill(seed, storage.size);
             storage.seed = seed;
             assert_eq!(tide_session_modified(self.session, number), TIDE_READY, "{}", last_error());

@@ -5,8 +5,10 @@ use crate::sim::Random;
 /// The bytes of a tensor.
 pub(super) fn content(seed: u64, size: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
-    let mut bytes: Vec<u8> =
-        (0..size.div_ceil(8)).flat_map(|_| random.draw().to_le_bytes()).collect();
+    let mut bytes = vec![0; size.next_multiple_of(8)];
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&random.draw().to_le_bytes());
+    }
     bytes.truncate(size);
     bytes
 }

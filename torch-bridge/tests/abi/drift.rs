@@ -28,7 +28,7 @@ fn a_step_whose_bandwidth_changed_is_planned_again_and_computes_the_same_bytes()
     let before = training.framework.stats()["plan"].clone();
     assert!(before["migrations"].as_u64() > Some(0), "{before}");
 
-    disk.set_rate(Some(ByteCount::mib(40)));
+    disk.set_rate(Some(ByteCount::mib(160)));
     let rate = |plan: &serde_json::Value| plan["read_bytes_per_second"].as_u64().unwrap();
     let slow = training.until(60, |stats| rate(&stats["plan"]) < rate(&before) / 4 * 3);
     let stats = training.framework.stats();

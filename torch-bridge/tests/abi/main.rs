@@ -5,6 +5,7 @@ mod arguments;
 mod drift;
 mod errors;
 mod memory;
+mod parts;
 mod pools;
 mod session;
 mod tickets;

@@ -46,26 +46,6 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
 }
 
 #[test]
-fn parts_of_storages_move_and_no_byte_is_lost() {
-    const PARTED: usize = 4 << 20;
-    // A quarter of a storage does not fit: a part of it is enough.
-    for seed in 0..3 {
-        let budget = STAGING + (14 * PARTED + PARTED / 4) as u64;
-        let manners = CallerBehaviour {
-            redelivered: 10 * seed,
-            refused: 5 * seed,
-            parts: true,
-            ..CallerBehaviour::default()
-        };
-        let framework = Framework::open(&format!("parted-{seed}"), budget, seed, manners);
-        let mut training = Training::new(framework, PARTED);
-        training.until(40, |stats| stats["last_step"]["fetches_of_parts"].as_u64() > Some(0));
-        training.steps(2);
-        training.framework.end();
-    }
-}
-
-#[test]
 fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
     let moved: u64 = (0..12)
         .map(|seed| walk_pool(&format!("pool-walk-{seed}"), Choices::of_seed(seed), 400))

@@ -50,27 +50,37 @@ impl Training {
     }
 
     pub(crate) fn step(&mut self) {
-        let (framework, size) = (&mut self.framework, self.size);
-        // Numbers within a step are its own, as Python keeps it.
-        let first = framework.first_number();
-        let base = first + LAYERS + (self.step % 2) * LAYERS;
+        self.step_with(|_| {});
+    }
+
+    /// A step before whose ops other things happen.
+    pub(crate) fn step_with(&mut self, mut between: impl FnMut(&mut Framework)) {
+        let size = self.size;
+        let first = self.framework.first_number();
+        // No number is used twice: that of what died in flight is taken still.
+        let base = first + LAYERS + self.step * LAYERS;
         self.step += 1;
-        framework.step(1);
-        let mut index = 0;
+        self.framework.step(1);
+        let mut op = |framework: &mut Framework, index: u32, uses: &[_], made: &[_]| {
+            between(framework);
+            let (name, kind) =
+                if index < LAYERS { ("aten.mm", 7) } else { ("aten.mm_backward", 8) };
+            let attempts = if framework.may_refuse() { 100 } else { 1 };
+            let ran = (0..attempts).any(|_| framework.op((index.into(), name, kind), uses, made));
+            assert!(ran, "{}", last_error());
+        };
         for layer in 0..LAYERS {
-            let made = [(base + layer, size)];
             let below = (layer > 0).then(|| (base + layer - 1, false));
             let uses: Vec<_> = [(first + layer, false)].into_iter().chain(below).collect();
-            assert!(framework.op((index, "aten.mm", 7), &uses, &made), "{}", last_error());
-            index += 1;
+            op(&mut self.framework, layer, &uses, &[(base + layer, size)]);
         }
-        for layer in (0..LAYERS).rev() {
+        for layer in 0..LAYERS {
+            let (index, layer) = (LAYERS + layer, LAYERS - 1 - layer);
             let uses = [(first + layer, true), (base + layer, false)];
-            assert!(framework.op((index, "aten.mm_backward", 8), &uses, &[]), "{}", last_error());
-            framework.kill(base + layer);
-            index += 1;
+            op(&mut self.framework, index, &uses, &[]);
+            self.framework.kill(base + layer);
         }
-        framework.step(0);
+        self.framework.step(0);
     }
 
     /// Steps go on while a plan is made; here they wait, so that it is no matter of luck which of
