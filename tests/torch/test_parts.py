@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog.memory import _record
+from tidelog.memory import _kept, _record
 
 pytestmark = [
     pytest.mark.host_memory("a GPU's memory is not given back by page"),
@@ -188,6 +188,54 @@ def test_another_thread_meets_the_guard_and_never_zeros(pool):
         thread.join(30)
         assert len(met) == 1 and "is on NVMe" in str(met[0]), met
         assert program.sums() == expected(program)
+
+
+def test_torch_s_own_guard_is_set_while_a_part_is_out(pool):
+    """Whoever has the storage in C++ comes past the dispatcher."""
+    program = Program()
+    with offload(program, pool) as tide:
+        tensor = out_in_part(tide, program)
+        with pytest.raises(RuntimeError, match="is on NVMe"):
+            _record.data_ptr(tensor.untyped_storage())
+        tide.restore(tensor)
+        with tide.pinned(tensor):
+            assert _record.data_ptr(tensor.untyped_storage())
+
+
+def test_pages_go_after_loans_have_ended_and_count_from_when_they_come(pool, monkeypatch):
+    program, seen = Program(), []
+    with offload(program, pool) as tide:
+        requests = tide.performer._parts
+        await_loans, allocate = requests._await_loans, requests._allocate
+
+        def awaited(record):
+            seen.append("loans")
+            await_loans(record)
+
+        def allocated(record, storage, begin, length):
+            before = record.present
+            address = allocate(record, storage, begin, length)
+            assert record.present == before + length
+            return address
+
+        def told(what, call):
+            def wrapper(address, length):
+                seen.append((what, address, length))
+                call(address, length)
+
+            return wrapper
+
+        monkeypatch.setattr(requests, "_await_loans", awaited)
+        monkeypatch.setattr(requests, "_allocate", allocated)
+        for what in ("decommit", "recommit"):
+            monkeypatch.setattr(_kept, what, told(what, getattr(_kept, what)))
+        step_until_parts_move(tide, program)
+        step(tide, program)
+    went = {each[1:] for each in seen if each[0] == "decommit"}
+    assert went and all(seen[at - 1] == "loans" for at, each in enumerate(seen) if each[0] == "decommit")
+    for part in went:
+        moves = [each[0] for each in seen if each[1:] == part]
+        assert moves == ["decommit", "recommit"] * (len(moves) // 2) + ["decommit"] * (len(moves) % 2), moves
 
 
 def test_a_part_that_cannot_be_read_fails_the_touch_every_time(pool):
