@@ -64,6 +64,7 @@ def rows_of(name, arguments):
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         file=sys.stderr,
     )
+    os.makedirs(arguments.pool, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-overhead-", dir=arguments.pool))
         processes = {}
