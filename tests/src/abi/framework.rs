@@ -13,7 +13,7 @@ use tidelog_gds::cuda::Event;
 
 use super::Choices;
 use super::place::{Place, Room, raw};
-use super::storage::Storage;
+use super::storage::FrameworkStorage;
 
 /// Bytes of staging of every session here.
 pub const STAGING: u64 = 512 << 10;
@@ -92,7 +92,7 @@ pub struct Framework {
     choices: Choices,
     manners: CallerBehaviour,
     place: Place,
-    storages: BTreeMap<u32, Storage>,
+    storages: BTreeMap<u32, FrameworkStorage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
     parked: Vec<(Option<Room>, Option<Event>)>,
     parked_numbers: BTreeSet<u32>,
@@ -191,7 +191,8 @@ impl Framework {
         let seed = self.choices.content();
         let mut memory = self.place.room(size, 0);
         memory.fill(seed, size);
-        let storage = Storage { size, seed, memory: Some(memory), ..Storage::default() };
+        let storage =
+            FrameworkStorage { size, seed, memory: Some(memory), ..FrameworkStorage::default() };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -395,7 +396,7 @@ impl Framework {
 
     /// Bytes in memory, which the budget allows.
     fn check_budget(&self) {
-        let held: usize = self.storages.values().map(Storage::held).sum();
+        let held: usize = self.storages.values().map(FrameworkStorage::held).sum();
         let taken = held as u64 + STAGING;
         assert!(taken <= self.budget, "{taken} bytes are taken of a budget of {}", self.budget);
     }

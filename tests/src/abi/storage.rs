@@ -10,7 +10,7 @@ use super::place::Room;
 
 /// A storage: its memory while it has any, and what its bytes must be.
 #[derive(Default)]
-pub(super) struct Storage {
+pub(super) struct FrameworkStorage {
     pub(super) size: usize,
     pub(super) seed: u64,
     pub(super) memory: Option<Room>,
@@ -27,7 +27,7 @@ pub(super) struct Storage {
     pub(super) async_use: bool,
 }
 
-impl Storage {
+impl FrameworkStorage {
     /// Whether a transfer may touch its memory.
     pub(super) fn moves(&self) -> bool {
         self.in_flight || !self.moving.is_empty()
