@@ -108,3 +108,38 @@ fn moves(bytes: &PlannedBytes) -> String {
 pub(super) fn seconds(nanos: u64) -> String {
     format!("{}.{:03} s", nanos / 1_000_000_000, nanos / 1_000_000 % 1000)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Planned;
+    use std::sync::Arc;
+    use tidelog_planner::cost::{Machine, SsdLink};
+    use tidelog_planner::instances::{deep_network, magnified};
+    use tidelog_planner::lifetime::Lifetimes;
+    use tidelog_planner::parts::{Cuts, PartedStep};
+    use tidelog_planner::tidelog::{TidelogOptions, tidelog};
+    use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+
+    /// Parts move in a schedule that is compiled for them alone.
+    #[test]
+    fn a_plan_that_moves_parts_is_refused() {
+        let trace = deep_network(4);
+        let rate = Bandwidth(16_000_000_000);
+        let machine = Machine {
+            budget: Bytes(Lifetimes::of(&trace).peak().0 / 2),
+            staging: Bytes(0),
+            ssd: SsdLink { read: rate, write: rate, latency: Nanos(1000) },
+            host: None,
+            verify: rate,
+        };
+        let (trace, machine) = magnified(&trace, &machine, 8);
+        let step = PartedStep::of(&trace, &Cuts::into_parts_of(&trace, Bytes(4 << 20)));
+        let (plan, _) = tidelog(&step.trace, &machine, TidelogOptions::default()).unwrap();
+        assert!(plan.rows_of_parts > 0);
+        for followed in [trace, step.trace] {
+            let refused = Planned::of(plan.clone(), &Arc::new(followed), machine);
+            let told = refused.err().expect("it moves parts").to_string();
+            assert!(told.contains("training moves storages whole: plan again without"), "{told}");
+        }
+    }
+}
