@@ -1,14 +1,18 @@
 """Sums of gradients while tensors move: in place where nobody else has what is added to."""
 
 import contextlib
+import functools
 import os
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tidelog
 from tidelog.dispatch import _dispatch
 from tidetest import KIB, MIB
+from tidetest.updates import compare
 
 pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 
@@ -150,3 +154,68 @@ def test_autograd_finds_the_mode_where_its_sums_are_not_known(pool, monkeypatch)
         result.sum().backward()
         assert tide.stats()["dispatch"]["why_sums_out_of_place"] == why
     assert seen == [False]
+
+
+class Reused(nn.Module):
+    """What each layer gets has several gradients, and somebody keeps the first of them, or their sum."""
+
+    def __init__(self, checkpointing=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.checkpointing = checkpointing
+        self.found = []
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(self.call, layer, x, use_reentrant=False) if self.checkpointing else self.call(layer, x)
+        return x
+
+    def call(self, layer, x):
+        added = torch.tanh(layer(x))
+        for result in (results := [added.sin(), added.exp(), added.cos()]):
+            result.grad_fn.register_hook(lambda inputs, _outputs: self.keep(inputs[0]))
+        return torch.stack(results).sum(0)
+
+    def keep(self, gradient):
+        self.found.append((gradient, gradient.clone()))
+        self.push_out(gradient)
+
+
+ORDERS = {
+    "early": {"updates": "early"},
+    "lazy": {"updates": "lazy"},
+    "layer-wise": {"updates": "own"},
+    "recompute": {"updates": "own", "recompute": "best"},
+}
+
+
+@pytest.mark.parametrize("mode", ["reactive", "auto"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_sums_in_other_orders_change_nothing_that_is_kept(pool, order, mode):
+    """The same gradients as without a block, and whoever keeps one has what it was."""
+
+    def scenario(program):
+        model = program.model
+        model.push_out = program.push_out
+        for number in range(6):
+            program.optimizer.zero_grad()
+            batches = [program.x[:8], program.x[8:]]
+            if order == "layer-wise" and program.tide is not None:
+                tidelog.accumulate(model, batches, loss_of, blocks=model.layers)
+            else:
+                for batch in batches:
+                    loss_of(model, batch).backward()
+            program.optimizer.step()
+            for kept, copied in model.found:
+                assert torch.equal(kept, copied)
+            # Layer by layer they come in another order.
+            program.note(number, sorted(float(copied.norm()) for _, copied in model.found))
+            model.found.clear()
+
+    model = functools.partial(Reused, checkpointing=order == "recompute")
+    options = {"memory": 256 * KIB + 128 * KIB, "mode": mode, **ORDERS[order]}
+    compare(scenario, pool, model=model, expect_moved=order in ("early", "lazy"), **options)
+
+
+def loss_of(model, batch):
+    return model(batch).square().mean()
