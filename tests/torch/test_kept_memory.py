@@ -174,3 +174,32 @@ def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_a
     print("done")
     """
     process.assert_done(process.run(BLOCK + textwrap.dedent(script), pool, "kept", heap))
+
+
+def test_small_tensors_get_the_memory_that_this_thread_has_freed(pool):
+    """Without the C library, from the beginning of the block to its end."""
+    script = """
+    from tidelog.memory import _kept
+    library = _kept._directed()
+
+    def same(size):
+        first = torch.empty(size, dtype=torch.uint8)
+        address = first.data_ptr()
+        del first
+        others = [torch.empty(size + 64, dtype=torch.uint8) for _ in range(3)]
+        return torch.empty(size, dtype=torch.uint8).data_ptr() == address and library.tide_memory_kept() > 0
+
+    with tidelog.offload(pool=pool, memory=64 * MIB, pool_size=64 * MIB) as tide:
+        if library is not None:
+            assert all(same(size) for size in (1, 64, 1000, 5000, 60000))
+            tensors = [torch.empty(60000, dtype=torch.uint8) for _ in range(400)]
+            del tensors
+            assert 7 * MIB < library.tide_memory_kept() <= 8 * MIB
+            tensor = torch.arange(100)
+    assert library is None or library.tide_memory_kept() == 0
+    assert library is None or torch.equal(tensor, torch.arange(100))
+    print("done")
+    """
+    process.assert_done(
+        process.run(textwrap.dedent("pool, how, *heap = sys.argv[1:]") + textwrap.dedent(script), pool, "kept")
+    )

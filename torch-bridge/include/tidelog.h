@@ -1116,8 +1116,16 @@ int32_t tide_session_copies(uint64_t session,
 int32_t tide_memory_keep(int32_t on);
 
 /**
- * Gives at least `bytes` of what is kept back to the system, or all that there is. Returns how
- * many bytes went.
+ * Whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
+ * most, and gets them again for allocations of the same size. With 0 all of them go back to the C
+ * library.
+ */
+void tide_memory_keep_small(int32_t on);
+
+/**
+ * Gives at least `bytes` of what is kept back to the system, or all that there is; small blocks of
+ * the calling thread go back to the C library where the rest is not enough. Returns how many bytes
+ * went.
  */
 uint64_t tide_memory_release(uint64_t bytes);
 
@@ -1130,7 +1138,7 @@ uint64_t tide_memory_release(uint64_t bytes);
 uint64_t tide_memory_hold(uint64_t most);
 
 /**
- * How many bytes of freed memory are kept.
+ * How many bytes of freed memory are kept: for all threads, and small blocks of the calling one.
  */
 uint64_t tide_memory_kept(void);
 
@@ -1150,7 +1158,8 @@ void tide_memory_decommit(void *address, uint64_t length);
 void tide_memory_recommit(void *address, uint64_t length);
 
 /**
- * As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.
+ * As `posix_memalign`, which it calls for what is small, and while nothing is to be kept. Small
+ * sizes are rounded up to multiples of 64 bytes.
  *
  * # Safety
  * As `posix_memalign`; only `tide_memory_free` frees it.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::{TIDE_READY, boundary};
 use crate::error::Failure;
-use crate::memory::{Arena, arena, arena_of_this_process};
+use crate::memory::{Arena, arena, arena_of_this_process, small};
 
 /// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
 /// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
@@ -21,11 +21,21 @@ pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     })
 }
 
-/// Gives at least `bytes` of what is kept back to the system, or all that there is. Returns how
-/// many bytes went.
+/// Whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
+/// most, and gets them again for allocations of the same size. With 0 all of them go back to the C
+/// library.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_memory_keep_small(on: i32) {
+    small::keep(on != 0);
+}
+
+/// Gives at least `bytes` of what is kept back to the system, or all that there is; small blocks of
+/// the calling thread go back to the C library where the rest is not enough. Returns how many bytes
+/// went.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_release(bytes: u64) -> u64 {
-    arena().map_or(0, |arena| arena.release(bytes as usize) as u64)
+    let released = arena().map_or(0, |arena| arena.release(bytes as usize) as u64);
+    if released < bytes { released + small::release() as u64 } else { released }
 }
 
 /// Holds the process at `most` bytes of resident memory that is no file's, as far as what is kept
@@ -37,10 +47,10 @@ pub extern "C" fn tide_memory_hold(most: u64) -> u64 {
     arena().map_or(0, |arena| arena.hold_process(most as usize) as u64)
 }
 
-/// How many bytes of freed memory are kept.
+/// How many bytes of freed memory are kept: for all threads, and small blocks of the calling one.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_kept() -> u64 {
-    arena().map_or(0, |arena| arena.kept() as u64)
+    (arena().map_or(0, Arena::kept) + small::kept()) as u64
 }
 
 /// Gives the pages of a part of an allocation back to the system: its bytes are lost, and nobody
@@ -61,7 +71,8 @@ pub extern "C" fn tide_memory_recommit(address: *mut c_void, length: u64) {
     Arena::recommit(address.cast(), length as usize);
 }
 
-/// As `posix_memalign`, which it calls for what is small, and while nothing is to be kept.
+/// As `posix_memalign`, which it calls for what is small, and while nothing is to be kept. Small
+/// sizes are rounded up to multiples of 64 bytes.
 ///
 /// # Safety
 /// As `posix_memalign`; only `tide_memory_free` frees it.
@@ -71,13 +82,16 @@ pub unsafe extern "C" fn tide_memory_allocate(
     alignment: usize,
     size: usize,
 ) -> i32 {
-    if let Some(address) = arena().and_then(|arena| arena.allocate(size, alignment)) {
+    let rounded = small::rounded(size, alignment);
+    let kept = || rounded.and_then(small::take);
+    let large = arena().and_then(|arena| arena.allocate(size, alignment)).map(<*mut u8>::cast);
+    if let Some(address) = large.or_else(kept) {
         // SAFETY: by this function's contract.
-        unsafe { result.write(address.cast()) };
+        unsafe { result.write(address) };
         return TIDE_READY;
     }
     // SAFETY: by this function's contract.
-    unsafe { libc::posix_memalign(result, alignment, size) }
+    unsafe { libc::posix_memalign(result, alignment, rounded.unwrap_or(size)) }
 }
 
 /// As `free`, which it calls for all that did not come from memory that is kept.
@@ -86,8 +100,13 @@ pub unsafe extern "C" fn tide_memory_allocate(
 /// As `free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_memory_free(memory: *mut c_void) {
-    if !arena().is_some_and(|arena| arena.free(memory.cast())) {
-        // SAFETY: by this function's contract.
-        unsafe { libc::free(memory) };
+    if arena().is_some_and(|arena| arena.free(memory.cast())) {
+        return;
+    }
+    // SAFETY: by this function's contract it is the C library's block, and nobody uses it now.
+    unsafe {
+        if !small::give(memory) {
+            libc::free(memory);
+        }
     }
 }

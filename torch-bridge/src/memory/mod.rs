@@ -3,6 +3,7 @@
 
 mod arena;
 mod extents;
+pub(crate) mod small;
 
 use std::ffi::c_void;
 

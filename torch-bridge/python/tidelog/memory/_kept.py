@@ -18,6 +18,7 @@ _ALL = (1 << 64) - 1
 
 SIGNATURES: Signatures = {
     "tide_memory_keep": (_i32, [_i32]),
+    "tide_memory_keep_small": (None, [_i32]),
     "tide_memory_hold": (_u64, [_u64]),
     "tide_memory_release": (_u64, [_u64]),
     "tide_memory_kept": (_u64, []),
@@ -59,6 +60,13 @@ def begin() -> Kept | None:
     except Error:
         return None
     return Kept(library)
+
+
+def keep_small(on: bool) -> None:
+    """Whether this thread keeps what it frees of small tensors' memory, a few MiB, for the next ones."""
+    library = _directed()
+    if library is not None:
+        library.tide_memory_keep_small(on)
 
 
 def end() -> None:
