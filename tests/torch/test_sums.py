@@ -49,6 +49,13 @@ def begin_to_evict(tide, gradient):
     tide.performer.perform()
 
 
+def begin_to_evict_parts(tide, gradient):
+    storage = gradient.untyped_storage()
+    record = tide.ledger.record_of(storage)
+    for begin in (0, gradient.nbytes // 2):
+        assert tide.performer._parts._evict(record, storage, begin)
+
+
 def keep(_tide, gradient):
     kept.append(gradient)
 
@@ -78,7 +85,7 @@ def foreign(_tide, gradient):
 
 
 ADDED_TO = [
-    *((nothing, True), (evict, True), (begin_to_evict, True)),
+    *((nothing, True), (evict, True), (begin_to_evict, True), (begin_to_evict_parts, True)),
     *((keep, False), (keep_storage, False), (keep_in_cpp, False), (share, False), (foreign, False)),
 ]
 

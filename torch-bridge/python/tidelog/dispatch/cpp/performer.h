@@ -103,13 +103,15 @@ class Performer {
     return has != 0;
   }
 
-  // Whether a device or a copy may touch its memory, for which it is held in Python.
-  bool is_in_flight(const c10::StorageImpl& storage) const {
+  // How many references to the object of a storage are held in Python because a device or a copy may touch its memory:
+  // one for all of it, and one for each of its parts.
+  Py_ssize_t references_in_flight(const c10::StorageImpl& storage) const {
     PyObject* object = storage.pyobj_slot()->load_pyobj();
     Held record = attribute(object, names()._tide);
-    if (record.get() == Py_None) return false;
-    Held number = attribute(record.get(), names().id);
-    return number.get() != Py_None && in_flight(number.get()) == object;
+    if (record.get() == Py_None) return 0;
+    Held number = attribute(record.get(), names().id), parted = attribute(record.get(), names().parted);
+    bool moves_whole = number.get() != Py_None && in_flight(number.get()) == object;
+    return moves_whole + (parted.get() == Py_None ? 0 : moving_parts(parted.get()));
   }
 
   // Goes on in Python, from a status that is not `READY`.
@@ -185,6 +187,12 @@ class Performer {
     const char* message = PyUnicode_AsUTF8(text.get());
     if (message == nullptr) torch::throw_python_error();
     return message;
+  }
+
+  static Py_ssize_t moving_parts(PyObject* parted) {
+    Py_ssize_t count = PyObject_Size(attribute(parted, names().moving).get());
+    checked(static_cast<int>(count));
+    return count;
   }
 
   PyObject* in_flight(PyObject* number) const {

@@ -122,11 +122,13 @@ struct Names {
   NAME(modified);
   NAME(modifies);
   NAME(movable);
+  NAME(moving);
   NAME(needs);
   NAME(next_op);
   NAME(note_peak);
   NAME(number_of);
   NAME(ops);
+  NAME(parted);
   NAME(peak);
   NAME(pending);
   NAME(pins);

@@ -42,7 +42,9 @@ class LibrarySession {
   }
 
   bool has_async_uses() const { return performer_.has_async_uses(); }
-  bool is_in_flight(const c10::StorageImpl& storage) const { return performer_.is_in_flight(storage); }
+  Py_ssize_t references_in_flight(const c10::StorageImpl& storage) const {
+    return performer_.references_in_flight(storage);
+  }
 
   // Not in a child of a fork.
   bool is_usable() const { return !is_true(session_.get(), names().forked); }

@@ -70,7 +70,7 @@ bool can_be_in_place(const at::Tensor& sum, const at::Tensor& other) {
 // How many references to the object in Python of a storage that is moving are not the program's.
 Py_ssize_t references_of_ours(const c10::StorageImpl& storage) {
   const auto& block = open_block();
-  return block ? block->session.is_in_flight(storage) : 0;
+  return block ? block->session.references_in_flight(storage) : 0;
 }
 
 // How many stacks hold the arguments of a call that comes here: ours, and that of torch's look at a thread's keys.
