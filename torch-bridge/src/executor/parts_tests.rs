@@ -116,20 +116,37 @@ fn what_rests_is_cut_as_a_plan_is_taken_over_and_whole_again_by_another() {
     assert_eq!(parts.counts(), (0, 0));
 }
 
-#[test]
-fn what_is_out_moves_whole_until_an_op_has_brought_it_back() {
+/// An op uses the storage, for which all of it comes back; does not end it.
+fn begin_op(machine: &mut Residency, parts: &StorageParts, storage: StorageId) {
+    let mut uses = Vec::new();
+    parts.uses(&[OpUse { storage, modifies: false }], &mut uses);
+    let begin = OpBegin { index: None, uses: &uses, needs: Bytes(0) };
+    assert_eq!(machine.op_begin(&begin), OpProgress::Waiting);
+    carry_out(machine);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+}
+
+/// What the parts of a storage are in the plan.
+fn planned_as(machine: &Residency, parts: &StorageParts, storage: StorageId) -> Vec<u32> {
+    parts.of(storage).map(|part| machine.planned_as(part).unwrap().0).collect()
+}
+
+/// A storage that waits for its bytes to come back, to be cut.
+fn with_weight_that_waits() -> (Residency, StorageParts) {
     let (mut machine, mut parts) = with_weight();
     let _ = machine.evict(WEIGHT).unwrap();
     carry_out(&mut machine);
     follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
     assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
+    (machine, parts)
+}
+
+#[test]
+fn what_is_out_moves_whole_until_an_op_has_brought_it_back() {
+    let (mut machine, mut parts) = with_weight_that_waits();
+    assert_eq!(planned_as(&machine, &parts, WEIGHT), [0], "its first part");
     assert!(parts.are_away(&machine, WEIGHT));
-    let mut uses = Vec::new();
-    parts.uses(&[OpUse { storage: WEIGHT, modifies: false }], &mut uses);
-    let begin = OpBegin { index: Some(OpIndex(0)), uses: &uses, needs: Bytes(0) };
-    assert_eq!(machine.op_begin(&begin), OpProgress::Waiting);
-    carry_out(&mut machine);
-    assert_eq!(machine.resume(), OpProgress::Ready);
+    begin_op(&mut machine, &parts, WEIGHT);
     parts.cut_waiting(&mut machine);
     assert_eq!(sizes(&machine, &parts, WEIGHT), [8], "an op uses it");
     machine.op_end();
@@ -209,10 +226,112 @@ fn where_numbers_are_used_up_storages_stay_whole_and_numbers_come_back() {
     parts.next = PART_NUMBERS - 3;
     follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
     assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
+    assert!(parts.waiting.is_empty(), "it rests, so there is nothing to wait for");
     let made = Attributes { movable: true, birth: Some((OpIndex(0), 0)) };
     for _ in 0..3 {
         parts.born(&mut machine, MADE, 6 * MIB, made);
         assert_eq!(sizes(&machine, &parts, MADE), [2, 2, 2]);
         parts.died(&mut machine, MADE);
     }
+}
+
+#[test]
+fn what_waits_to_be_cut_does_so_for_one_plan_and_one_storage() {
+    let forgets: [fn(&mut Residency, &mut StorageParts); 3] = [
+        |machine, parts| {
+            parts.died(machine, WEIGHT);
+            parts.born(machine, WEIGHT, 8 * MIB, Attributes::default());
+        },
+        |machine, parts| follow(machine, parts, 2 * MIB, Vec::new()),
+        |machine, parts| {
+            machine.clear_schedule("steps are others");
+            parts.follow_nothing();
+        },
+    ];
+    for (case, forget) in forgets.into_iter().enumerate() {
+        let (mut machine, mut parts) = with_weight_that_waits();
+        forget(&mut machine, &mut parts);
+        if parts.are_away(&machine, WEIGHT) {
+            begin_op(&mut machine, &parts, WEIGHT);
+            machine.op_end();
+        }
+        assert!(parts.waiting.is_empty(), "case {case}");
+        parts.cut_waiting(&mut machine);
+        assert_eq!(sizes(&machine, &parts, WEIGHT), [8], "case {case}");
+    }
+}
+
+#[test]
+fn what_is_out_in_part_is_cut_anew_when_all_of_it_is_back() {
+    let (mut machine, mut parts) = with_weight();
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    let third = parts.of(WEIGHT).nth(2).unwrap();
+    let _ = machine.evict(third).unwrap();
+    carry_out(&mut machine);
+    assert!(parts.are_away(&machine, WEIGHT), "a part of it");
+    let bindings = parts.bindings(&machine);
+    follow(&mut machine, &mut parts, 4 * MIB, bindings);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2]);
+    assert_eq!(planned_as(&machine, &parts, WEIGHT), [0, 0, 0, 0], "of which there are two");
+    begin_op(&mut machine, &parts, WEIGHT);
+    assert!(!parts.are_away(&machine, WEIGHT));
+    machine.op_end();
+    parts.cut_waiting(&mut machine);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [4, 4]);
+}
+
+#[test]
+fn what_is_cut_as_planned_keeps_its_copies_under_another_plan() {
+    for (largest, expected) in [(8, vec![0]), (4, vec![0, 1])] {
+        let (mut machine, mut parts) = with_weight();
+        follow(&mut machine, &mut parts, largest * MIB, vec![(PlanStorage(0), WEIGHT)]);
+        for part in parts.of(WEIGHT).collect::<Vec<_>>() {
+            let _ = machine.evict(part).unwrap();
+        }
+        carry_out(&mut machine);
+        begin_op(&mut machine, &parts, WEIGHT);
+        machine.op_end();
+        assert_eq!(parts.state(&machine, WEIGHT), PartState::Copied);
+        machine.clear_schedule("there is a better plan");
+        follow(&mut machine, &mut parts, largest * MIB, vec![(PlanStorage(0), WEIGHT)]);
+        assert_eq!(parts.state(&machine, WEIGHT), PartState::Copied);
+        assert_eq!(planned_as(&machine, &parts, WEIGHT), expected);
+    }
+}
+
+#[test]
+fn what_has_not_the_size_that_was_planned_for_is_whole_and_moves_as_the_first_part() {
+    let (mut machine, mut parts) = with_weight();
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    // As what an op makes it has 6 MiB.
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(1), WEIGHT)]);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
+    assert_eq!(planned_as(&machine, &parts, WEIGHT), [4], "behind four parts");
+    let made = Attributes { movable: true, birth: Some((OpIndex(0), 0)) };
+    parts.born(&mut machine, MADE, 5 * MIB, made);
+    assert_eq!(planned_as(&machine, &parts, MADE), [4]);
+    assert!(parts.waiting.is_empty(), "there is nothing to wait for");
+}
+
+#[test]
+fn the_number_of_a_part_that_has_died_in_flight_is_free_when_that_has_ended() {
+    let (mut machine, mut parts) = with_weight();
+    parts.next = PART_NUMBERS - 4;
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    let _ = machine.evict(parts.of(WEIGHT).next().unwrap()).unwrap();
+    let mut actions = Vec::new();
+    machine.take_actions(&mut actions);
+    let [ResidencyAction::Evict { transfer, .. }] = actions[..] else { panic!("{actions:?}") };
+    parts.died(&mut machine, WEIGHT);
+    follow(&mut machine, &mut parts, 2 * MIB, Vec::new());
+    let made = Attributes { movable: true, birth: Some((OpIndex(0), 0)) };
+    parts.born(&mut machine, MADE, 6 * MIB, made);
+    assert_eq!(sizes(&machine, &parts, MADE), [2, 2, 2], "three are free");
+    parts.born(&mut machine, WEIGHT, 8 * MIB, Attributes::default());
+    follow(&mut machine, &mut parts, 4 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [8], "one number is taken still");
+    machine.completed(transfer, MigrationOutcome::Cancelled);
+    parts.died(&mut machine, MADE);
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2]);
 }
