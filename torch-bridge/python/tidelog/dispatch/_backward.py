@@ -70,6 +70,6 @@ def with_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unpacking(original: Wrapper) -> Wrapper:
     def wrapper(hooks: object, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-        original(hooks, pack_hook, with_mode(unpack_hook))
+        original(hooks, with_mode(pack_hook), with_mode(unpack_hook))
 
     return wrapper

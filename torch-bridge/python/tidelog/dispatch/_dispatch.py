@@ -65,7 +65,7 @@ class Module(Unmet, Engine, Protocol):
         ledger: Ledger,
         compiler: Callable[[], object],
         attention: memoryview,
-        hides_mode: Callable[[], bool],
+        hides_mode: bool,
     ) -> None:
         """A block begins. What else it has is found by attributes of the hook."""
 
@@ -104,7 +104,7 @@ class Kernels:
         module = _built.get() if not self._never else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, get_compiler, session.attention, self.hides_mode)
+            module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module))
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -120,11 +120,10 @@ class Kernels:
             self._module.close()
             self._module = None
 
-    def hides_mode(self) -> bool:
+    def _hides_mode(self, module: Module) -> bool:
         """Whether autograd finds no mode where tensors move."""
         if self._why_mode is None:
-            assert self._module is not None
-            self._why_mode = self._module.why_sums_unknown()
+            self._why_mode = module.why_sums_unknown()
         return not self._why_mode
 
     def await_built(self) -> None:

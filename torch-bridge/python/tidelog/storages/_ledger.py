@@ -4,6 +4,7 @@ the session has yet to learn of them. No other class changes these."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,11 +27,29 @@ _BIRTHS_PENDING_MAX = 4096
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
 
-class Ledger:
+class Counters(ctypes.Structure):
+    """What the kernels in C++ look at with each op: `Counters` in dispatch/cpp/block.h."""
+
+    _fields_ = (
+        ("limit", ctypes.c_int64),
+        ("counted", ctypes.c_int64),
+        ("peak", ctypes.c_int64),
+        ("quiet", ctypes.c_bool),
+        ("expects_buckets", ctypes.c_bool),
+    )
+    limit: int
+    counted: int
+    peak: int
+    quiet: bool
+    expects_buckets: bool
+
+
+class Ledger(Counters):
     """Ctrl-C may end any of these methods at a call (Python looks for signals there, and at loops).
     So what counts and what says that it was counted change with no call in between."""
 
     def __init__(self, device: Host, limit: int, outside: str) -> None:
+        super().__init__()
         self.limit = limit  # of `live`
         # See `live`; with the dead that are not crossed off yet, without what Python has not met.
         self.counted = 0

@@ -17,9 +17,25 @@ class Kernel;
 constexpr int64_t TOLD_EVERY = 1 << 20;            // the heap hears of so many bytes at once
 constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of results' sizes starts afresh
 
+// What is looked at with each op: `Counters` in `_ledger.py`.
+struct Counters {
+  int64_t limit, counted, peak;
+  bool quiet, expects_buckets;
+};
+
+// Where an object of Python's has it, for as long as that lives.
+volatile Counters* counters_of(PyObject* ledger) {
+  Py_buffer view;
+  checked(PyObject_GetBuffer(ledger, &view, PyBUF_SIMPLE));
+  void* counters = view.len == sizeof(Counters) ? view.buf : nullptr;
+  PyBuffer_Release(&view);
+  TORCH_CHECK(counters != nullptr, "counters of another layout");
+  return static_cast<volatile Counters*>(counters);
+}
+
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
-  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, PyObject* hides_mode)
+  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, bool hides_mode)
       : hook(borrowed(hook)),
         ledger(borrowed(ledger)),
         steps(attribute(hook, names()._steps)),
@@ -27,8 +43,9 @@ struct Block {
         updates(attribute(hook, names().updates)),
         no_uses(checked(PyDict_New())),
         session(attribute(hook, names()._session), ledger, attribute(steps.get(), names()._performer)),
+        counters(counters_of(ledger)),
         attention(attention),
-        hides_mode(borrowed(hides_mode)) {}
+        hides_mode(hides_mode) {}
 
   // The storages of an op that is running stay where they are while another thread brings one back.
   void begin_uses(PyObject* uses) const { checked(PyObject_SetAttr(hook.get(), names()._uses, uses)); }
@@ -51,8 +68,9 @@ struct Block {
   const Held updates;  // a dict of the optimizer's updates that have not run
   const Held no_uses;
   const LibrarySession session;
+  volatile Counters* const counters;
   const volatile uint32_t* attention;  // not 0 while completions wait
-  const Held hides_mode;               // says whether autograd finds no mode, also where tensors move
+  const bool hides_mode;               // whether autograd finds no mode, also where tensors move
 
   Held plan{nullptr};  // which the next three are of
   std::vector<const Kernel*> kernels;
@@ -75,17 +93,31 @@ std::shared_ptr<Block>& open_block() {
   return *block;
 }
 
-// The same for a look without Python's lock: whether there is one.
+// The same for looks without Python's lock: whether there is one, and its mode where autograd shall not find that.
 std::atomic<bool> is_open{false};
+std::atomic<PyObject*> hidden_mode{nullptr};
 
-PyObject* get_compiler = nullptr;  // what torch.compile looks at entered frames with now
+PyObject* get_compiler = nullptr;  // says what torch.compile looks at entered frames with now
+
+// Whether it looks at any.
+bool has_compiler() {
+  static PyObject* no_arguments = checked(PyTuple_New(0)).release();
+  int flags = PyCFunction_CheckExact(get_compiler) ? PyCFunction_GET_FLAGS(get_compiler) : 0;
+  bool is_direct = flags == METH_VARARGS || flags == METH_NOARGS;  // a call through Python costs as much as an attribute
+  return checked(is_direct ? PyCFunction_GET_FUNCTION(get_compiler)(PyCFunction_GET_SELF(get_compiler), no_arguments)
+                           : PyObject_CallNoArgs(get_compiler))
+             .get() != Py_None;
+}
+
+// The only mode of this thread; null: there is none, or others see ops in Python.
+PyObject* mode_of_this_thread() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  return Modes::stack_len() == 1 ? Modes::get_stack_at(0)->ptr(getPyInterpreter()) : nullptr;
+}
 
 std::shared_ptr<Block> block_of_this_thread() {
-  using Modes = c10::impl::TorchDispatchModeTLS;
   const auto& block = open_block();
-  if (!block || Modes::stack_len() != 1) return nullptr;  // other modes see ops in Python
-  PyObject* mode = Modes::get_stack_at(0)->ptr(getPyInterpreter());
-  return mode == block->hook.get() ? block : nullptr;
+  return block && mode_of_this_thread() == block->hook.get() ? block : nullptr;
 }
 
 // Where a storage was born, as records have it.
@@ -115,7 +147,7 @@ Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
   // From here on it counts there, and no longer here.
   checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
   unmet().meet(entry);
-  set_number(ledger, names().counted, number(ledger, names().counted) + size);
+  block.counters->counted += size;
   return record;
 }
 

@@ -37,8 +37,8 @@ class Kernel final : public c10::OperatorKernel {
     Run run;
     if (is_open.load(std::memory_order_relaxed)) {
       Gil gil;
-      run.block = block_of_this_thread();
-      if (run.block) run.path = path_of(run, *stack);
+      if (!passes(run, arguments_in(*stack)) && run.block && begins(run, *stack))
+        run.path = Path::observed;
     }
     if (run.path == Path::python) {
       python_.callBoxed(op, keys, stack);
@@ -55,11 +55,10 @@ class Kernel final : public c10::OperatorKernel {
     }
     if (run.path == Path::observed)
       ends(run, *stack);
-    else if (makes_ || run.needs != 0)
-      ran(run, *stack);
+    else
+      ran(run, results_in(*stack));
   }
 
- private:
   enum class Path { python, quiet, planned, observed };
 
   // One op on its way.
@@ -74,27 +73,58 @@ class Kernel final : public c10::OperatorKernel {
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
   };
 
-  Path path_of(Run& run, const Stack& stack) const {
-    PyObject* ledger = run.block->ledger.get();
+  // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
+  // the op is for Python.
+  bool passes(Run& run, const Tensors& arguments) const {
+    auto block = block_of_this_thread();
     // Frames that are entered from here on would be compiled.
-    if (checked(PyObject_CallNoArgs(get_compiler)).get() != Py_None) return Path::python;
-    if (is_true(ledger, names().expects_buckets)) return Path::python;
-    if (!is_true(ledger, names().quiet)) {
-      if (is_as_planned(run, stack)) return Path::planned;
-      return begins(run, stack) ? Path::observed : Path::python;
+    if (!block || block->counters->expects_buckets || has_compiler()) return false;
+    run.block = std::move(block);
+    if (!run.block->counters->quiet) {
+      if (!is_as_planned(run, arguments)) return false;
+      run.path = Path::planned;
+      return true;
     }
-    bool are_settled = each_argument(stack, [&](size_t, const at::Tensor& tensor) {
+    bool are_settled = arguments.each([&](size_t, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
       return !has_update(*run.block, *run.used.back());
     });
-    if (!are_settled) return Path::python;
-    run.room = number(ledger, names().peak) - number(ledger, names().counted);
-    return Path::quiet;
+    if (!are_settled) {
+      run.block = nullptr;
+      return false;
+    }
+    run.room = run.block->counters->peak - run.block->counters->counted;
+    run.path = Path::quiet;
+    return true;
   }
 
+  // What the hook does once such an op has run. Most of it without Python.
+  void ran(const Run& run, const Tensors& results) const {
+    if (!makes_ && run.needs == 0) return;
+    std::vector<std::pair<int64_t, at::Tensor>> others;
+    int64_t slot = 0;
+    if (makes_)
+      results.each([&](size_t, const at::Tensor& tensor) {
+        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) others.emplace_back(slot, tensor);
+        ++slot;
+        return true;
+      });
+    run.block->allocated += run.needs;
+    if (others.empty() && unmet().bytes() <= run.room && run.block->allocated < TOLD_EVERY) return;
+    Gil gil;
+    for (const auto& [place, tensor] : others) look_at(run, place, tensor);
+    tell(run);
+  }
+
+  Tensors arguments_in(const Stack& stack) const { return Tensors(stack, arguments_); }
+
+  // Where one of them may have a storage that no argument has.
+  Tensors results_in(const Stack& stack) const { return Tensors(stack, makes_ ? returns_ : 0); }
+
+ private:
   // As `Hook._watchful`, up to where the op runs.
-  bool is_as_planned(Run& run, const Stack& stack) const {
+  bool is_as_planned(Run& run, const Tensors& arguments) const {
     const Block& block = *run.block;
     PyObject* steps = block.steps.get();
     if (block.plan.get() == nullptr || attribute(steps, names().plan).get() != block.plan.get()) return false;
@@ -102,27 +132,26 @@ class Kernel final : public c10::OperatorKernel {
     if (!is_expected(block, run.index)) return false;
     run.needs = block.needs[run.index];
     if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
-    if (!is_settled(run, stack)) return false;
+    if (!is_settled(run, arguments)) return false;
     set_number(steps, names().next_op, run.index + 1);
     return true;
   }
 
   // Whether so many bytes more stay below the limit. The dead are crossed off only where that may be enough.
   static bool has_room(Run& run, int64_t needs) {
-    PyObject* ledger = run.block->ledger.get();
-    int64_t limit = number(ledger, names().limit);
-    run.room = limit - number(ledger, names().counted);
+    const volatile Counters& counters = *run.block->counters;
+    run.room = counters.limit - counters.counted;
     if (unmet().bytes() + needs <= run.room) return true;
-    bool has = number(ledger, names().live) + needs <= limit;
-    run.room = limit - number(ledger, names().counted);
+    bool has = number(run.block->ledger.get(), names().live) + needs <= counters.limit;
+    run.room = counters.limit - counters.counted;
     return has;
   }
 
   // As `Hook._is_settled`.
-  bool is_settled(Run& run, const Stack& stack) const {
+  bool is_settled(Run& run, const Tensors& arguments) const {
     PyObject* ledger = run.block->ledger.get();
     std::vector<Held> modified;
-    bool settled = each_argument(stack, [&](size_t position, const at::Tensor& tensor) {
+    bool settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
       run.used.push_back(&storage);
@@ -155,7 +184,7 @@ class Kernel final : public c10::OperatorKernel {
     block.session.tell_unmet();
     Question question(seed_);
     run.used.clear();
-    bool is_usual = each_argument(stack, [&](size_t position, const at::Tensor& tensor) {
+    bool is_usual = arguments_in(stack).each([&](size_t position, const at::Tensor& tensor) {
       if (!question.add(block, tensor, (written_ >> position & 1) != 0)) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
       return true;
@@ -195,7 +224,6 @@ class Kernel final : public c10::OperatorKernel {
   void ends(const Run& run, const Stack& stack) const {
     Gil gil;
     Block& block = *run.block;
-    PyObject* ledger = block.ledger.get();
     block.end_uses();
     int64_t slot = 0, born = bytes_made(run, stack);
     each_result(stack, [&](const at::Tensor& tensor) {
@@ -205,7 +233,7 @@ class Kernel final : public c10::OperatorKernel {
     block.remember(run.key, born);
     if (run.index >= 0 && block.plan.get() == nullptr) profiled(block, run.index, born);
     block.session.end_op();
-    if (number(ledger, names().counted) + unmet().bytes() > number(ledger, names().peak)) call(ledger, names().note_peak);
+    if (block.counters->counted + unmet().bytes() > block.counters->peak) call(block.ledger.get(), names().note_peak);
     block.allocated += born;
     block.tell_heap();
   }
@@ -246,39 +274,14 @@ class Kernel final : public c10::OperatorKernel {
 
   template <class Visit>
   void each_result(const Stack& stack, const Visit& visit) const {
-    for (size_t place = stack.size() - returns_; makes_ && place < stack.size(); ++place)
-      each_tensor(stack[place], [&](const at::Tensor& tensor) {
-        visit(tensor);
-        return true;
-      });
+    results_in(stack).each([&](size_t, const at::Tensor& tensor) {
+      visit(tensor);
+      return true;
+    });
   }
 
   const c10::IValue& argument(const Stack& stack, size_t position) const {
     return stack[stack.size() - arguments_ + position];
-  }
-
-  template <class Visit>
-  bool each_argument(const Stack& stack, const Visit& visit) const {
-    for (size_t position = 0; position < arguments_; ++position) {
-      auto visit_at = [&](const at::Tensor& tensor) { return visit(position, tensor); };
-      if (!each_tensor(argument(stack, position), visit_at)) return false;
-    }
-    return true;
-  }
-
-  // What the hook does once an op has run. Most of it without Python.
-  void ran(const Run& run, const Stack& stack) const {
-    std::vector<std::pair<int64_t, at::Tensor>> others;
-    int64_t slot = 0;
-    each_result(stack, [&](const at::Tensor& tensor) {
-      if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) others.emplace_back(slot, tensor);
-      ++slot;
-    });
-    run.block->allocated += run.needs;
-    if (others.empty() && unmet().bytes() <= run.room && run.block->allocated < TOLD_EVERY) return;
-    Gil gil;
-    for (const auto& [place, tensor] : others) look_at(run, place, tensor);
-    tell(run);
   }
 
   // Whether a result's storage is known here now.
@@ -315,10 +318,9 @@ class Kernel final : public c10::OperatorKernel {
 
   static void tell(const Run& run) {
     Block& block = *run.block;
-    PyObject* ledger = block.ledger.get();
     if (run.path == Path::quiet) {
-      if (number(ledger, names().counted) + unmet().bytes() > number(ledger, names().peak))
-        call(ledger, names().has_grown);
+      if (block.counters->counted + unmet().bytes() > block.counters->peak)
+        call(block.ledger.get(), names().has_grown);
       return;
     }
     block.tell_heap();

@@ -9,8 +9,7 @@
 
 #include <unordered_map>
 
-#include "backward.h"
-#include "kernel.h"
+#include "operators.h"
 
 using namespace tidelog;
 
@@ -25,6 +24,33 @@ auto& kernels() {
 auto& registrations() {
   static auto* all = new std::vector<c10::RegistrationHandleRAII>;
   return *all;
+}
+
+c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Kernel& kernel, MakeUnboxed* unboxed) {
+  using c10::KernelFunction;
+  auto otherwise = KernelFunction::makeFromBoxedFunctor(std::make_unique<HandOn>(/*knows_sums=*/true));
+  if (is_sum(op))
+    return KernelFunction::makeFromUnboxedFunctor<false, Sum>(std::make_unique<Sum>(op, kernel, std::move(otherwise)));
+  if (unboxed) return unboxed(op, kernel, DispatchKey::Fake, std::move(otherwise));
+  return KernelFunction::makeFromBoxedFunctor(std::make_unique<PassingBoxed>(kernel, std::move(otherwise)));
+}
+
+void register_kernels(const c10::OperatorHandle& op, std::unique_ptr<Kernel> kernel) {
+  auto add = [&](DispatchKey key, c10::KernelFunction function) {
+    registrations().push_back(c10::Dispatcher::singleton().registerImpl(
+        op.operator_name(), key, std::move(function), std::nullopt, nullptr, "tidelog"));
+  };
+  const Kernel& known = *kernel;
+  MakeUnboxed* unboxed = unboxed_kernels_of(op.operator_name());
+  auto boxed = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
+  add(DispatchKey::Python, unboxed ? unboxed(op, known, DispatchKey::Python, boxed) : boxed);
+  // One that autograd takes apart hands on others.
+  bool is_whole = !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+  if (!is_whole || !can_run_without_mode() || op.hasKernelForDispatchKey(DispatchKey::Fake)) return;
+  // This first: where it is called, another thread may have met what torch has for the next key.
+  add(DispatchKey::Fake, kernel_where_hidden(op, known, unboxed));
+  auto hide = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hide>());
+  add(DispatchKey::PythonTLSSnapshot, unboxed ? unboxed(op, known, DispatchKey::PythonTLSSnapshot, hide) : hide);
 }
 
 // -- what Python calls --------------------------------------------------------------------------------
@@ -42,23 +68,23 @@ PyObject* adopt(PyObject*, PyObject* args) {
   if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
   auto kernel = std::make_unique<Kernel>(*op, func, text, written, seed, static_cast<Looks>(looks));
   kernels().emplace(func, kernel.get());
-  auto function = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
-  registrations().push_back(dispatcher.registerImpl(
-      {name, overload}, DispatchKey::Python, std::move(function), std::nullopt, nullptr, "tidelog"));
+  register_kernels(*op, std::move(kernel));
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention, *hides_mode;
-  if (!PyArg_ParseTuple(args, "OOOO!O", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode))
+  PyObject *hook, *ledger, *compiler, *attention;
+  int hides_mode;
+  if (!PyArg_ParseTuple(args, "OOOO!p", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode))
     return nullptr;
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
   open_block() = std::shared_ptr<Block>(new Block(hook, ledger, waits, hides_mode), End());
   is_open = true;
+  hidden_mode = hides_mode ? hook : nullptr;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -66,6 +92,7 @@ PyObject* open(PyObject*, PyObject* args) {
 PyObject* close(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   is_open = false;
+  hidden_mode = nullptr;
   open_block() = nullptr;
   while (c10::Storage storage = unmet().first()) unmet().meet(UnmetList::of(*storage.unsafeGetStorageImpl()));
   Py_RETURN_NONE;
@@ -143,16 +170,12 @@ PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
   return checked(PyObject_Call(function.get(), others.get(), kwargs)).release();
 }
 
-bool hides_mode(const Block& block) {
-  if (is_true(block.ledger.get(), names().quiet)) return true;
-  return checked(PyObject_CallNoArgs(block.hides_mode.get())).get() == Py_True;
-}
 
 PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
   auto block = block_of_this_thread();
-  if (block && !keys.excluded_.has(DispatchKey::Python) && hides_mode(*block) && can_run_without_mode())
+  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->counters->quiet) && can_run_without_mode())
     keys = without_mode(keys);
   return call_with(keys, args, kwargs);
   END_HANDLE_TH_ERRORS

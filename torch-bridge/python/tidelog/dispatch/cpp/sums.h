@@ -73,7 +73,7 @@ Py_ssize_t references_of_ours(const c10::StorageImpl& storage) {
   return block ? block->session.references_in_flight(storage) : 0;
 }
 
-// How many stacks hold the arguments of a call that comes here: ours, and that of torch's look at a thread's keys.
+// How many stacks hold the arguments of a call that comes by one: ours, and that of torch's look at a thread's keys.
 size_t stacks_of_call() {
   const auto& keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_.has(DispatchKey::PythonTLSSnapshot) && !keys.excluded_.has(DispatchKey::PythonTLSSnapshot) ? 2 : 1;
@@ -86,29 +86,39 @@ bool has_own_memory(const c10::StorageImpl& storage) {
 }
 
 // Whether none but the engine has a tensor that is an argument here, and none but the tensor its memory, for all that
-// either has an object in Python. Such an object is a reference, and has one from what it is the object of.
-bool has_no_other(const at::Tensor& tensor) {
+// either has an object in Python, and `stacks` stacks have the tensor. Such an object is a reference, and has one from
+// what it is the object of.
+bool has_no_other(const at::Tensor& tensor, size_t stacks) {
   const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   PyObject *wrapper = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(), *object = storage.pyobj_slot()->load_pyobj();
   if (object == nullptr || !has_own_memory(storage)) return false;  // without an object, torch has had another reason
   if (tensor.storage().use_count() != /*tensor*/ 1 + /*object*/ 1) return false;
-  if (tensor.use_count() != /*engine*/ 1 + (wrapper != nullptr) + stacks_of_call()) return false;
+  if (tensor.use_count() != /*engine*/ 1 + (wrapper != nullptr) + stacks) return false;
   if (!AutogradEngine::adds_to(tensor)) return false;
   Gil gil;
   return (wrapper == nullptr || Py_REFCNT(wrapper) == 1) && Py_REFCNT(object) == 1 + references_of_ours(storage);
 }
 
-// The op that autograd has in mind: `add_` where it calls `add` just for an object in Python.
+// Whether it is the op that may become one in place.
+bool is_sum(const c10::OperatorHandle& op) {
+  static const auto sum = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
+  return op == sum;
+}
+
+// Whether autograd has `add_` in mind, and calls `add` just for an object in Python. Then `add_` is to follow.
+bool becomes_in_place(const at::Tensor& sum, const at::Tensor& other, const at::Scalar& alpha, size_t stacks) {
+  if (!alpha.isIntegral(/*includeBool=*/false) || alpha.toLong() != 1 || !can_be_in_place(sum, other)) return false;
+  if (!has_no_other(sum, stacks)) return false;
+  sum.unsafeGetTensorImpl()->bump_version();  // as a kernel of `add_` does that this op has passed
+  return true;
+}
+
+// The op that autograd has in mind.
 const c10::OperatorHandle& sum_in_place_of(const c10::OperatorHandle& op, const Stack& stack) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  static const auto out_of_place = dispatcher.findSchemaOrThrow("aten::add", "Tensor");
-  static const auto in_place = dispatcher.findSchemaOrThrow("aten::add_", "Tensor");
-  if (!AutogradEngine::is_known || !(op == out_of_place)) return op;
+  static const auto in_place = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor");
+  if (!AutogradEngine::is_known || !is_sum(op)) return op;
   const c10::IValue *sum = &stack[stack.size() - 3], *other = sum + 1, *alpha = sum + 2;
-  if (!alpha->isInt() || alpha->toInt() != 1 || !can_be_in_place(sum->toTensor(), other->toTensor())) return op;
-  if (!has_no_other(sum->toTensor())) return op;
-  sum->toTensor().unsafeGetTensorImpl()->bump_version();  // as a kernel of `add_` does that this op has passed
-  return in_place;
+  return becomes_in_place(sum->toTensor(), other->toTensor(), alpha->toScalar(), stacks_of_call()) ? in_place : op;
 }
 
 }  // namespace tidelog

@@ -30,6 +30,42 @@ bool each_tensor(const c10::IValue& value, const Visit& visit) {
   return !value.isStorage() && !value.isObject() && !value.isTuple() && !value.isGenericDict();
 }
 
+// The tensors of an op's arguments, or of its results. Each is alive as long as those are.
+class Tensors {
+ public:
+  // The last `count` values of a stack.
+  Tensors(const Stack& stack, size_t count) {
+    for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
+  }
+
+  // Values as C++ has them, which know their own `each_tensor`.
+  template <class... Values>
+  explicit Tensors(const std::tuple<const Values&...>& values) {
+    std::apply([&](const auto&... each) { (add(each), ...); }, values);
+  }
+
+  // Calls `visit` with each, and the position of the value that it is or is in; false: there is something else that has
+  // storages, or `visit` has said false.
+  template <class Visit>
+  bool each(const Visit& visit) const {
+    return is_all_ && std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
+  }
+
+ private:
+  template <class Value>
+  void add(const Value& value) {
+    is_all_ &= each_tensor(value, [&](const at::Tensor& tensor) {
+      found_.emplace_back(position_, &tensor);
+      return true;
+    });
+    ++position_;
+  }
+
+  c10::SmallVector<std::pair<size_t, const at::Tensor*>, 4> found_;
+  size_t position_ = 0;
+  bool is_all_ = true;
+};
+
 // Whether a tensor is no more than its storage: no subclass with a dispatch of its own, not sparse.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.key_set().has(DispatchKey::Python) && !tensor.is_nested();

@@ -1,0 +1,151 @@
+// The same kernels for the operators that programs call most, without a stack: each takes the arguments as torch's own do.
+// What they decide is decided in `Kernel`. Where an op is for Python, or is looked at in full, it goes there by the stack.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add_ops.h>
+
+#include "backward.h"
+#include "kernel.h"
+
+namespace tidelog {
+
+// As those of `tensors.h`, for an argument or a result as C++ has it.
+template <class Visit>
+bool each_tensor(const at::Tensor& tensor, const Visit& visit) {
+  return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
+}
+
+// Those that have no storage, and no part that has one. Of the rest, no operator of `operators.h` has any.
+template <class Visit, class Value>
+  requires(std::is_arithmetic_v<Value> || std::is_same_v<Value, at::Scalar> || std::is_same_v<Value, c10::SymInt>)
+bool each_tensor(const Value&, const Visit&) {
+  return true;
+}
+
+template <class Visit, class Value>
+  requires(std::is_arithmetic_v<Value> || std::is_same_v<Value, c10::SymInt>)
+bool each_tensor(const c10::ArrayRef<Value>&, const Visit&) {
+  return true;
+}
+
+template <class Visit, class Value>
+  requires(!std::is_same_v<Value, at::Tensor>)
+bool each_tensor(const std::optional<Value>&, const Visit&) {
+  return true;
+}
+
+template <class Visit, class Value>
+bool each_tensor(const at::OptionalArrayRef<Value>&, const Visit&) {
+  return true;
+}
+
+// Where an op runs that has passed Python.
+ThreadKeys past_python(ThreadKeys keys, DispatchKey from) {
+  if (from == DispatchKey::Fake) keys.included_ = keys.included_.remove(from);
+  keys.excluded_ = keys.excluded_ | PYTHON;
+  return keys;
+}
+
+// Whether the mode is not only hidden from this thread: by torch's `_DisableTorchDispatch`.
+bool is_cut_off(DispatchKey key) {
+  return key == DispatchKey::Fake && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::PythonTLSSnapshot);
+}
+
+// What all others meet there.
+class PassingBoxed final : public c10::OperatorKernel {
+ public:
+  PassingBoxed(const Kernel& kernel, c10::KernelFunction otherwise) : kernel_(kernel), otherwise_(std::move(otherwise)) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    Kernel::Run run;
+    if (!passes(run, *stack)) return otherwise_.callBoxed(op, keys, stack);
+    ++passed;
+    {
+      c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), DispatchKey::Fake));
+      op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
+    }
+    kernel_.ran(run, kernel_.results_in(*stack));
+  }
+
+ private:
+  bool passes(Kernel::Run& run, const Stack& stack) const {
+    if (!is_open.load(std::memory_order_relaxed) || is_cut_off(DispatchKey::Fake)) return false;
+    Gil gil;
+    return kernel_.passes(run, kernel_.arguments_in(stack));
+  }
+
+  const Kernel& kernel_;
+  const c10::KernelFunction otherwise_;
+};
+
+// An op's kernels. `Op`: torch's description of it, of the namespace `at::_ops`.
+template <class Op, class Schema = typename Op::schema>
+struct Kernels;
+
+template <class Op, class Return, class... Arguments>
+struct Kernels<Op, Return(Arguments...)> {
+  // For the key that an op meets first, for `Python`, and for the one by which ops come where the mode is hidden. In one,
+  // as each is compiled with a kernel for stacks besides.
+  struct Passing final : c10::OperatorKernel {
+    Passing(const c10::OperatorHandle& op, const Kernel& kernel, DispatchKey key, c10::KernelFunction otherwise)
+        : op_(op), kernel_(kernel), otherwise_(std::move(otherwise)), key_(key), below_(DispatchKeySet::FULL_AFTER, key) {}
+
+    Return operator()(DispatchKeySet keys, Arguments... arguments) {
+      if (key_ == DispatchKey::PythonTLSSnapshot) {  // as `Hide`
+        Hidden hidden(keys);
+        return Op::redispatch(hidden.keys(), std::forward<Arguments>(arguments)...);
+      }
+      Kernel::Run run;
+      if (!passes(run, arguments...))
+        return otherwise_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
+      ++passed;
+      Return result = [&]() -> Return {
+        c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), key_));
+        return Op::redispatch(keys & below_, std::forward<Arguments>(arguments)...);
+      }();
+      kernel_.ran(run, Tensors(std::tie(std::as_const(result))));
+      return result;
+    }
+
+   private:
+    bool passes(Kernel::Run& run, const std::remove_reference_t<Arguments>&... arguments) const {
+      if (!is_open.load(std::memory_order_relaxed) || is_cut_off(key_)) return false;
+      Gil gil;
+      return kernel_.passes(run, Tensors(std::tie(arguments...)));
+    }
+
+    const c10::OperatorHandle op_;
+    const Kernel& kernel_;  // lives as long as the process
+    const c10::KernelFunction otherwise_;
+    const DispatchKey key_;
+    const DispatchKeySet below_;
+  };
+
+  static c10::KernelFunction passing(const c10::OperatorHandle& op, const Kernel& kernel, DispatchKey key,
+                                     c10::KernelFunction otherwise) {
+    auto made = std::make_unique<Passing>(op, kernel, key, std::move(otherwise));
+    return c10::KernelFunction::makeFromUnboxedFunctor<false, Passing>(std::move(made));
+  }
+};
+
+// As the one for where the mode is hidden, for the op that adds up gradients. No stack has what they are added to.
+class Sum final : public c10::OperatorKernel {
+ public:
+  using Add = at::_ops::add_Tensor;
+
+  Sum(const c10::OperatorHandle& op, const Kernel& kernel, c10::KernelFunction otherwise)
+      : passing_(op, kernel, DispatchKey::Fake, std::move(otherwise)) {}
+
+  at::Tensor operator()(DispatchKeySet keys, const at::Tensor& sum, const at::Tensor& other, const at::Scalar& alpha) {
+    if (!AutogradEngine::is_known || !becomes_in_place(sum, other, alpha, /*stacks=*/0))
+      return passing_(keys, sum, other, alpha);
+    at::Tensor kept = sum;
+    return at::_ops::add__Tensor::redispatch(keys, kept, other, alpha);
+  }
+
+ private:
+  Kernels<Add>::Passing passing_;
+};
+
+}  // namespace tidelog
