@@ -75,6 +75,16 @@ uint64_t host_memory_bytes(void);
 char *near(CUdeviceptr at);
 bool overlap(uint64_t a, size_t n, uint64_t b, size_t m);
 
+/* ---- mapping.c: memory that is mapped at addresses which were reserved ---- */
+
+bool is_reserved(CUdeviceptr at);
+/* Whether memory is mapped for all of these bytes, and the GPU may use it. */
+bool is_accessible(CUdeviceptr at, size_t length);
+/* The bytes that were made and are mapped or have a handle. */
+uint64_t made_bytes(void);
+/* As much memory may be made as one likes. */
+void forget_capacity(void);
+
 /* ---- streams.c: what is on its way, and when it happens ---- */
 
 enum Kind { COPY_IN, COPY_OUT, COPY, ZERO, SUM, RECORD, WAIT, KERNEL };
@@ -135,6 +145,8 @@ void abandon(void);
 /* A kernel gets its turn: what it has computed is there from now on. */
 void run_kernel(struct Kernel *kernel);
 void forget_kernel(struct Kernel *kernel);
+/* Whether a kernel or a copy that has not had its turn touches any of these bytes. */
+bool is_in_streams(uint64_t at, size_t length);
 
 /* ---- clock.c: what things take, where a test asks for that ---- */
 

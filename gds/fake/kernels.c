@@ -85,6 +85,13 @@ static bool touches(const struct Step *s, uint64_t at, size_t length) {
     return !k && s->length && (overlap(s->to, s->length, at, length) || overlap(s->from, s->length, at, length));
 }
 
+bool is_in_streams(uint64_t at, size_t length) {
+    for (unsigned i = 0; i <= stream_count; i++)
+        for (const struct Step *s = (i < stream_count ? streams[i] : &default_stream)->head; s; s = s->next)
+            if (touches(s, at, length)) return true;
+    return false;
+}
+
 /* How many steps of a stream must have happened before a kernel is computed that uses these bytes. */
 static unsigned needed(const struct Stream *stream, unsigned count, const struct Span *spans) {
     unsigned steps = 0, number = 1;

@@ -25,6 +25,7 @@ bool is_locked(uint64_t at, size_t length) {
 
 bool allocated(CUdeviceptr at, size_t length) {
     if (is_word(at, length)) return true;
+    if (is_reserved(at)) return is_accessible(at, length);
     if (state.unified && at < FAR) return true;
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base && at >= memory[i].base && at + length <= memory[i].base + memory[i].length) return true;

@@ -42,7 +42,7 @@ void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
     memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0; state.broken = 0;
     /* What an earlier test has leaked stays so, and is nobody else's. */
-    forget_given_up(); forget_capture(); state.waits = 0; state.handles = state.buffers = state.batches = state.allocated = 0;
+    forget_given_up(); forget_capture(); forget_capacity(); state.waits = 0; state.handles = state.buffers = state.batches = state.allocated = 0;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.configured_compat = true; if (!state.driver_open) state.allow_compat = -1; state.force_compat = false; state.p2pdma = false; state.p2p_flags = 0; state.entered = state.handles_made = 0; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
     state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = state.driver_open_calls = 0;
@@ -118,6 +118,7 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "flushes")) return state.flushes;
     if (!strcmp(what, "pinned")) return gdr_count();
     if (!strcmp(what, "pageable")) return state.pageable;
+    if (!strcmp(what, "mapped_bytes")) return LOCKED(made_bytes());
     if (!strcmp(what, "host_memory")) return host_memory_bytes();
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
     if (!strcmp(what, "driver_open_calls")) return state.driver_open_calls;

@@ -7,6 +7,7 @@
 
 mod context;
 mod host;
+mod mapped;
 mod memory;
 mod names;
 mod stream;
@@ -20,6 +21,7 @@ use tidelog_engine::library::ErrorLibrary;
 
 pub use context::Entered;
 pub(crate) use host::{HostLock, HostMemory, HostWords};
+pub use mapped::VirtualMemory;
 pub use memory::{DeviceMemory, DevicePointer};
 pub use names::name_of;
 pub use stream::{Event, Stream};

@@ -332,7 +332,8 @@ TORCH_TESTS="
     test_training_gives_the_same_bits_where_host_memory_takes_a_part
     test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy
     test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept
-    test_training_gives_the_same_bits_in_expandable_segments"
+    test_training_gives_the_same_bits_in_expandable_segments
+    test_parts_of_tensors_move_with_the_same_bits"
 CUFILE_TESTS="
     test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
     test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept"

@@ -1,4 +1,6 @@
-"""What tidelog.abi._native, _seals and _kept declare of the C ABI is what include/tidelog.h says, in both directions."""
+"""What tidelog.abi._native, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in both
+directions.
+"""
 
 import ctypes
 import re
@@ -9,7 +11,7 @@ import pytest
 
 import tidelog
 from tidelog.abi import _library, _native, _seals
-from tidelog.memory import _kept
+from tidelog.memory import _kept, _mapped
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
@@ -27,7 +29,7 @@ SCALARS = {
     "char *": ctypes.c_char_p,
     "void *": ctypes.c_void_p,
 }
-SIGNATURES = {**_native.SIGNATURES, **_seals.SIGNATURES, **_kept.SIGNATURES}
+SIGNATURES = {**_native.SIGNATURES, **_seals.SIGNATURES, **_kept.SIGNATURES, **_mapped.SIGNATURES}
 STRUCTS = {
     "tide_session_options": _native.SessionOptions,
     "tide_pool_options": _seals.PoolOptions,
@@ -243,6 +245,7 @@ ARGUMENTS = {
     "async_use": (1, 1),
     "choose_regions": ([(0, 1, 2, 3)],),
     "chosen_regions": (),
+    "divisible": (1,),
     "durations": ([1],),
     "evict": (1,),
     "hold_plan": (False,),
@@ -294,6 +297,6 @@ def test_every_call_is_checked():
 
 
 def test_every_function_that_is_declared_is_called():
-    source = "".join(Path(module.__file__).read_text() for module in (_kept, _library, _native, _seals))
+    source = "".join(Path(module.__file__).read_text() for module in (_kept, _library, _mapped, _native, _seals))
     unused = [name for name in SIGNATURES if f"library.{name}" not in source]
     assert unused == []

@@ -17,12 +17,13 @@ from torch import nn
 import tidelog
 from tidelog.block import _block
 from tidelog.memory import _record
-from tidetest import MIB
+from tidetest import MIB, parting
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
 from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
+from tidetest.parting import Program
 from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
@@ -62,6 +63,21 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
             assert world.tide.live_bytes == world.tide.ledger.live
 
     compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
+
+
+def test_parts_of_tensors_move_with_the_same_bits(gpu, pool):
+    gpu = gpu(seed=3)
+    program = Program(gpu.device)
+    memory = parting.BUDGET - parting.STAGING
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with parting.offload(program, pool, device=gpu.device, memory=memory) as tide:
+            parting.step_until_parts_move(tide, program)
+            for _ in range(3):
+                parting.step(tide, program)
+            assert tide.stats()["totals"]["fetches_of_parts"] and tide.peak_bytes <= memory
+    tide.restore()
+    assert program.sums() == parting.expected(program)
 
 
 def test_cuda_graphs_are_refused(fake, pool):

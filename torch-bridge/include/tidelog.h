@@ -934,9 +934,15 @@ int32_t tide_session_hold_plan(uint64_t session, int32_t on);
 
 /**
  * From here on plans may move parts of storages, and the caller is asked for parts. Before any
- * storage is born; for storages in host memory alone.
+ * storage is born. Where storages are on a GPU only those that are called divisible move in parts.
  */
 int32_t tide_session_use_parts(uint64_t session);
+
+/**
+ * The memory that this storage has, and gets again when it has been out, can be given back in
+ * parts: a plan may move parts of it from here on. Matters for a GPU's memory alone.
+ */
+int32_t tide_session_divisible(uint64_t session, uint32_t storage);
 
 /**
  * Where in its storage the part begins that the next request, which is number `sequence`, is
@@ -1173,6 +1179,70 @@ int32_t tide_memory_allocate(void **result, size_t alignment, size_t size);
  * As `free`.
  */
 void tide_memory_free(void *memory);
+
+/**
+ * Of which bytes the parts of a GPU's memory are multiples that `tide_gpu_memory_decommit` gives
+ * back: written to `granule`. `gpu` is CUDA's number of it plus one, as in the options of
+ * sessions.
+ *
+ * # Safety
+ * `granule` points to one `uint64_t`.
+ */
+int32_t tide_gpu_memory_granule(uint8_t gpu, uint64_t *granule);
+
+/**
+ * Allocates memory of a GPU, of which parts can be given back while the rest stays. `managed` gets
+ * a `DLManagedTensor` of `DLPack`, a row of `size` bytes on a device of the type `device_type` (2:
+ * CUDA), for a framework to make a tensor of: null where the GPU has no memory left. Its deleter
+ * may be called by any thread, and while kernels use the memory: see `tide_gpu_memory_take_care`.
+ *
+ * # Safety
+ * `managed` points to one pointer.
+ */
+int32_t tide_gpu_memory_allocate(uint8_t gpu, uint64_t size, int32_t device_type, void **managed);
+
+/**
+ * Whether such an allocation begins at `address` that was not let go of.
+ */
+int32_t tide_gpu_memory_is_live(uint64_t address);
+
+/**
+ * Gives the memory of a part of such an allocation back to the GPU: its bytes are lost, its
+ * addresses stay. Both numbers are multiples of the granule, but for the end of the allocation. Of
+ * what was let go of nothing is done.
+ *
+ * # Safety
+ * Nothing that was launched uses the part any more, and nothing does before
+ * `tide_gpu_memory_recommit`.
+ */
+int32_t tide_gpu_memory_decommit(uint64_t address, uint64_t length);
+
+/**
+ * The same part is about to be written again. Returns 1; 0 where the GPU has no memory left, and
+ * then the part is as it was.
+ */
+int32_t tide_gpu_memory_recommit(uint64_t address, uint64_t length);
+
+/**
+ * With `on` non-zero somebody calls `tide_gpu_memory_take_dead` from time to time: what the
+ * framework has let go of stays until then. With 0 its deleter waits for the GPU and frees, as
+ * `cuMemFree` does, and so does this for what is left. It is the whole process's.
+ */
+int32_t tide_gpu_memory_take_care(int32_t on);
+
+/**
+ * Takes all that the framework has let go of by now. Returns a number for `tide_gpu_memory_free`,
+ * or 0 where there is nothing.
+ */
+uint64_t tide_gpu_memory_take_dead(void);
+
+/**
+ * Frees what was taken under this number.
+ *
+ * # Safety
+ * Whatever was launched before it was taken has happened.
+ */
+int32_t tide_gpu_memory_free(uint64_t taken);
 
 #ifdef __cplusplus
 } /* extern "C" */

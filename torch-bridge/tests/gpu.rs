@@ -266,3 +266,106 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
     }
     assert_eq!(tide_pool_close(pool), TIDE_READY);
 }
+
+/// `DLManagedTensor`, as `DLPack`'s header has it.
+#[repr(C)]
+struct Managed {
+    data: u64,
+    device: [i32; 2],
+    dimensions: i32,
+    kind: [u8; 4],
+    shape: *const i64,
+    strides: *const i64,
+    offset: u64,
+    context: *const std::ffi::c_void,
+    deleter: unsafe extern "C" fn(*mut Self),
+}
+
+fn allocate_mapped(size: u64) -> *mut Managed {
+    let mut managed = null_mut();
+    // SAFETY: one pointer of ours.
+    let status = unsafe { tide_gpu_memory_allocate(1, size, 2, &raw mut managed) };
+    assert_eq!(status, TIDE_READY, "{}", last_error());
+    managed.cast()
+}
+
+fn delete(managed: *mut Managed) {
+    // SAFETY: made above, and deleted once.
+    unsafe { ((*managed).deleter)(managed) };
+}
+
+#[test]
+fn memory_of_which_parts_can_be_given_back_is_the_frameworks_until_it_is_deleted() {
+    const PART: u64 = 2 << 20;
+    let fake = FakeGpu::start(3, 1);
+    let mapped = || fake.count("mapped_bytes") / PART;
+    let mut granule = 0;
+    // SAFETY: one u64 of ours.
+    assert_eq!(unsafe { tide_gpu_memory_granule(1, &raw mut granule) }, TIDE_READY);
+    assert_eq!(granule, PART);
+    let first = allocate_mapped(3 * PART + 1);
+    // SAFETY: it lives until it is deleted.
+    let address = unsafe {
+        let Managed { data, device, dimensions, kind, shape, strides, offset, .. } = &*first;
+        assert_eq!((*device, *dimensions, *kind, *offset), ([2, 0], 1, [1, 8, 1, 0], 0));
+        assert!(strides.is_null() && **shape == 3 * PART.cast_signed() + 1);
+        *data
+    };
+    assert_eq!((tide_gpu_memory_is_live(address), tide_gpu_memory_is_live(address + 1)), (1, 0));
+    assert_eq!(mapped(), 4);
+    for _ in 0..2 {
+        // A call that comes twice does no harm.
+        // SAFETY: nothing was launched.
+        assert_eq!(unsafe { tide_gpu_memory_decommit(address + PART, 2 * PART) }, TIDE_READY);
+    }
+    assert_eq!(mapped(), 2);
+    fake.plan("create", 1, 2, 1);
+    assert_eq!(tide_gpu_memory_recommit(address + PART, 2 * PART), 0, "there is no memory");
+    assert_eq!(mapped(), 2);
+    for _ in 0..2 {
+        assert_eq!(tide_gpu_memory_recommit(address + PART, 2 * PART), 1);
+        assert_eq!(mapped(), 4);
+    }
+    // While somebody takes care it is freed by that one alone.
+    assert_eq!((tide_gpu_memory_take_care(1), tide_gpu_memory_take_dead()), (TIDE_READY, 0));
+    delete(first);
+    assert_eq!((tide_gpu_memory_is_live(address), mapped()), (0, 4));
+    let (taken, again) = (tide_gpu_memory_take_dead(), tide_gpu_memory_take_dead());
+    assert!(taken > 0 && again == 0 && mapped() == 4);
+    // SAFETY: it is dead, and nothing was launched.
+    assert_eq!(unsafe { tide_gpu_memory_decommit(address, PART) }, TIDE_READY);
+    // SAFETY: nothing was launched.
+    assert_eq!((unsafe { tide_gpu_memory_free(taken) }, mapped()), (TIDE_READY, 0));
+    let [second, third, last] = [PART, PART, PART].map(allocate_mapped);
+    delete(second);
+    assert!(tide_gpu_memory_take_dead() > 0);
+    delete(third);
+    assert_eq!((mapped(), tide_gpu_memory_take_care(0)), (3, TIDE_READY));
+    assert_eq!(mapped(), 1, "what was dead");
+    delete(last);
+    assert_eq!(mapped(), 0);
+    fake.plan("create", 0, 2, 1);
+    assert!(allocate_mapped(PART).is_null(), "there is no memory");
+    fake.assert_lawful();
+}
+
+#[test]
+fn wrong_arguments_for_memory_of_a_gpu_are_refused() {
+    let _fake = FakeGpu::start(3, 1);
+    let (mut granule, mut managed) = (0, null_mut());
+    // SAFETY: places of ours, or null, which the functions must withstand; no memory is named.
+    let statuses = unsafe {
+        [
+            tide_gpu_memory_granule(0, &raw mut granule),
+            tide_gpu_memory_granule(1, null_mut()),
+            tide_gpu_memory_allocate(0, 1, 2, &raw mut managed),
+            tide_gpu_memory_allocate(1, 1, 2, null_mut()),
+            tide_gpu_memory_allocate(1, u64::MAX, 2, &raw mut managed),
+            tide_gpu_memory_decommit(0, u64::MAX),
+            tide_gpu_memory_recommit(0, u64::MAX),
+        ]
+    };
+    assert_eq!(statuses, [TIDE_INVALID_ARGUMENT; 7]);
+    // SAFETY: as above.
+    assert_eq!(unsafe { tide_gpu_memory_granule(9, &raw mut granule) }, TIDE_POOL_FAILED);
+}

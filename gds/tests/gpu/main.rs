@@ -12,6 +12,7 @@ mod copies;
 mod cufile;
 mod gdr;
 mod log;
+mod mapped;
 mod tier;
 
 use std::sync::Arc;

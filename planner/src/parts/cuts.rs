@@ -22,6 +22,14 @@ impl Cuts {
         Self::into_parts_of(trace, Bytes(machine.capacity().0 / SMALLEST_SHARE))
     }
 
+    /// The same for storages that are alive across the iteration alone: what a step makes is whole.
+    pub fn of_what_lives_on(trace: &Trace, machine: &Machine) -> Self {
+        let mut cuts = Self::of(trace, machine);
+        let lives_on = |storage| matches!(trace.storage(storage).identity, Identity::Name(_));
+        cuts.0.retain(|storage, _| lives_on(*storage));
+        cuts
+    }
+
     /// Storages are cut in halves, as far as multiples of [`PART_UNIT`] allow, until no part is
     /// larger than this.
     pub fn into_parts_of(trace: &Trace, largest: Bytes) -> Self {

@@ -4,7 +4,7 @@ use crate::lifetime::Lifetimes;
 use crate::migration::{MigrationDirection, Target};
 use crate::simulate::{Policy, simulate};
 use crate::testing::{Builder, machine, training};
-use crate::trace::Access;
+use crate::trace::{Access, Identity};
 
 const MIB: u64 = 1 << 20;
 
@@ -72,6 +72,23 @@ fn steps_in_parts_are_simulated() {
         fewer += u32::from(parts.bytes.ssd_written < whole.bytes.ssd_written);
     }
     assert!(fewer > 50, "{fewer} write fewer bytes");
+}
+
+#[test]
+fn what_a_step_makes_is_whole_where_only_what_lives_on_is_cut() {
+    let (mut cut, mut whole) = (0, 0);
+    for (trace, machine) in steps(50) {
+        let all = PartedStep::of(&trace, &Cuts::of(&trace, &machine));
+        let some = PartedStep::of(&trace, &Cuts::of_what_lives_on(&trace, &machine));
+        for index in 0..trace.storages.len() as u32 {
+            let storage = PlanStorage(index);
+            let lives_on = matches!(trace.storage(storage).identity, Identity::Name(_));
+            let parts = all.parts(storage).count();
+            assert_eq!(some.parts(storage).count(), if lives_on { parts } else { 1 });
+            *(if lives_on { &mut cut } else { &mut whole }) += usize::from(parts > 1);
+        }
+    }
+    assert!(cut > 0 && whole > 0, "{cut} cut, {whole} whole");
 }
 
 #[test]

@@ -44,7 +44,10 @@ pub fn in_parts(
 }
 
 /// The same for storages that are cut there.
-pub(super) fn in_parts_of(
+///
+/// # Errors
+/// If the step cannot be simulated in parts.
+pub fn in_parts_of(
     whole: &Search<'_>,
     cuts: &Cuts,
     go_on: impl FnMut(u64) -> bool,

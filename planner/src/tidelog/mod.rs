@@ -21,7 +21,7 @@ use crate::plan::Plan;
 use crate::simulate::{Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
 use crate::units::{Bytes, Nanos};
-pub use in_parts::{PartedPlan, in_parts};
+pub use in_parts::{PartedPlan, in_parts, in_parts_of};
 pub use price::PlanPrice;
 pub use search::Search;
 

@@ -78,6 +78,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_leave_plan(handle),
             tide_session_hold_plan(handle, 1),
             tide_session_use_parts(handle),
+            tide_session_divisible(handle, 0),
             tide_session_part_begin(handle, 1, null_mut()),
             tide_session_plan(handle, null_mut(), null_mut()),
             tide_session_report(handle, null()),

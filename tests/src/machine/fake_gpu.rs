@@ -28,9 +28,10 @@ struct Loaded {
     library: Opened,
 }
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "plan.c",
     "memory.c",
+    "mapping.c",
     "streams.c",
     "kernels.c",
     "clock.c",

@@ -105,8 +105,12 @@ class Gpu(_device.Gpu):
         if self.computes_at_launch:
             event.synchronize()
 
+    dlpack_type = 1  # the host's
+
     owns = _device.Host.owns
-    movable = _device.Host.movable
+
+    def movable(self, storage):
+        return _device.Host.movable(self, storage) or self.is_divisible(storage)
 
     def notice(self):
         super().notice()
@@ -174,6 +178,10 @@ class FakeCuda:
         """A kernel writes the tensor some time after it was launched."""
         with self.on(stream):
             tensor.add_(0)  # an op, by which the stream is noticed
+        self.copy_late(stream, tensor, source)
+
+    def copy_late(self, stream, tensor, source):
+        """The same on a stream that was noticed."""
         destination, source = (_movers.data_pointer(each.untyped_storage()) for each in (tensor, source))
         words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
         assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
@@ -181,6 +189,10 @@ class FakeCuda:
     def host_bytes(self):
         """What was copied between the GPU and the host since the fake was started."""
         return self.library.fake_count(b"host_bytes")
+
+    def mapped_bytes(self):
+        """The memory that was made to be mapped, and is mapped still."""
+        return self.library.fake_count(b"mapped_bytes")
 
     def flip_a_bit(self):
         """The next copy between the GPU and the host brings another bit."""

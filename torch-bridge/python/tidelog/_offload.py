@@ -130,8 +130,8 @@ def offload(
         PartsName,
         Option(
             'what a plan moves: "whole" tensors, or "best": also parts of them, of 2 MiB or a multiple, where that '
-            "makes a faster step or moves fewer bytes. The same bits. For tensors in host memory; `stats()` says "
-            "where they move whole.",
+            "makes a faster step or moves fewer bytes. The same bits. On a GPU for what lives on from step to step; "
+            "`stats()` says where all move whole.",
             one_of(*get_args(PartsName)),
         ),
     ] = "whole",
@@ -236,7 +236,7 @@ def offload(
         buffers=buffers,
         mode=mode,
         device=place,
-        mover=_movers.choose(mover, place.default_mover),
+        mover=_movers.choose(mover, "swap" if parts == "best" else place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
         recompute=recompute,

@@ -24,12 +24,15 @@ mod seal;
 
 mod memory;
 
+mod mapped;
+
 mod eventfd;
 mod handles;
 
 pub use batch::*;
 pub use error::*;
 pub use gpu::*;
+pub use mapped::*;
 pub use memory::*;
 pub use pool::*;
 pub use seal::*;

@@ -625,10 +625,20 @@ pub extern "C" fn tide_session_hold_plan(session: u64, on: i32) -> i32 {
 }
 
 /// From here on plans may move parts of storages, and the caller is asked for parts. Before any
-/// storage is born; for storages in host memory alone.
+/// storage is born. Where storages are on a GPU only those that are called divisible move in parts.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_use_parts(session: u64) -> i32 {
-    with_session(session, Session::use_parts)
+    with_session(session, |session| {
+        session.use_parts();
+        Ok(())
+    })
+}
+
+/// The memory that this storage has, and gets again when it has been out, can be given back in
+/// parts: a plan may move parts of it from here on. Matters for a GPU's memory alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_divisible(session: u64, storage: u32) -> i32 {
+    with_session(session, |session| session.divisible(storage))
 }
 
 /// Where in its storage the part begins that the next request, which is number `sequence`, is

@@ -8,8 +8,11 @@
 //! What a step makes is cut when it is born. What lives on is cut where it lies in memory and
 //! nothing touches it: when the plan is taken over, or after the op that has brought it back. Until
 //! then it moves whole, as its first part would.
+//!
+//! A GPU's memory can be given back in parts where the caller has mapped it by itself, which it
+//! says of each storage. What a step makes is not cut there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use tidelog_planner::parts::PartedStep;
@@ -25,10 +28,22 @@ pub(crate) const PART_NUMBERS: u32 = 1 << 12;
 /// The live storages that named ones of a trace with whole storages are.
 pub(super) type Bindings = Vec<(PlanStorage, StorageId)>;
 
+/// Which storages plans may move in parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Divisible {
+    #[default]
+    None,
+    /// Those that are alive across steps, once the caller has called them divisible.
+    WhatLivesOn,
+    All,
+}
+
 /// Which storages are in parts.
 #[derive(Default)]
 pub(super) struct StorageParts {
-    is_used: bool,
+    used_for: Divisible,
+    /// What the caller has called divisible, where that matters.
+    divisible: HashSet<StorageId>,
     /// The step of the plan that is followed, if that moves parts.
     step: Option<Arc<PartedStep>>,
     /// What such a step makes, where that is not as in the step with whole storages.
@@ -39,6 +54,8 @@ pub(super) struct StorageParts {
     wholes: HashMap<StorageId, (StorageId, u64)>,
     /// What is to be cut, as soon as it rests.
     waiting: BTreeMap<StorageId, PlanStorage>,
+    /// What is to be cut, as soon as it is divisible.
+    not_divisible: HashMap<StorageId, PlanStorage>,
     /// Numbers that are free once the machine has forgotten them.
     given_back: Vec<u32>,
     next: u32,
@@ -60,13 +77,21 @@ struct PartToBe {
 }
 
 impl StorageParts {
-    /// From here on plans may move parts.
-    pub(super) fn use_them(&mut self) {
-        self.is_used = true;
+    /// From here on plans may move parts of these storages.
+    pub(super) fn use_them(&mut self, of: Divisible) {
+        self.used_for = of;
     }
 
     pub(super) fn are_used(&self) -> bool {
-        self.is_used
+        self.used_for != Divisible::None
+    }
+
+    /// The caller can give back parts of a storage's memory from here on.
+    pub(super) fn is_divisible(&mut self, storage: StorageId) {
+        self.divisible.insert(storage);
+        if let Some(plan) = self.not_divisible.remove(&storage) {
+            self.waiting.insert(storage, plan);
+        }
     }
 
     /// How many storages are in parts now, and in how many.
@@ -132,7 +157,8 @@ impl StorageParts {
             return;
         };
         let follows = machine.in_sync();
-        if follows && attributes.movable && self.cut(machine, storage, size, &planned) {
+        let can_be_cut = attributes.movable && self.can_be_cut(storage);
+        if follows && can_be_cut && self.cut(machine, storage, size, &planned) {
             return;
         }
         machine.born(storage, Bytes(size), Attributes { birth: None, ..attributes });
@@ -144,6 +170,8 @@ impl StorageParts {
     /// A storage is gone.
     pub(super) fn died(&mut self, machine: &mut Residency, storage: StorageId) {
         self.waiting.remove(&storage);
+        self.not_divisible.remove(&storage);
+        self.divisible.remove(&storage);
         self.forget(machine, storage);
     }
 
@@ -179,7 +207,7 @@ impl StorageParts {
     ) {
         self.births = step.map(|step| births(trace, step)).unwrap_or_default();
         self.step = step.cloned();
-        self.waiting.clear();
+        self.cut_nothing();
         for (plan, storage) in bindings {
             self.bind(machine, plan, storage);
         }
@@ -189,7 +217,12 @@ impl StorageParts {
     pub(super) fn follow_nothing(&mut self) {
         self.step = None;
         self.births.clear();
+        self.cut_nothing();
+    }
+
+    fn cut_nothing(&mut self) {
         self.waiting.clear();
+        self.not_divisible.clear();
     }
 
     /// Cuts what waits for that and rests by now.
@@ -212,15 +245,22 @@ impl StorageParts {
             return;
         }
         let rests = self.of(storage).all(|part| machine.rests(part));
-        if rests && self.cut(machine, storage, size, &planned) {
+        let can_be_cut = planned.len() == 1 || self.can_be_cut(storage);
+        if rests && can_be_cut && self.cut(machine, storage, size, &planned) {
             return;
         }
         for part in self.of(storage) {
             machine.bind(planned[0].plan, part);
         }
-        if !rests {
+        if !can_be_cut {
+            self.not_divisible.insert(storage, plan);
+        } else if !rests {
             self.waiting.insert(storage, plan);
         }
+    }
+
+    fn can_be_cut(&self, storage: StorageId) -> bool {
+        self.used_for == Divisible::All || self.divisible.contains(&storage)
     }
 
     /// The parts of a storage of the step with whole storages; it is whole where it has not the

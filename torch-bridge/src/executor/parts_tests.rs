@@ -40,7 +40,7 @@ fn trace() -> Trace {
 fn with_weight() -> (Residency, StorageParts) {
     let mut machine = Residency::new(Config::new(Bytes(100 * MIB), Bytes(0)));
     let mut parts = StorageParts::default();
-    parts.use_them();
+    parts.use_them(Divisible::All);
     parts.born(&mut machine, WEIGHT, 8 * MIB, Attributes::default());
     (machine, parts)
 }
@@ -334,4 +334,32 @@ fn the_number_of_a_part_that_has_died_in_flight_is_free_when_that_has_ended() {
     parts.died(&mut machine, MADE);
     follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
     assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2]);
+}
+
+#[test]
+fn on_a_gpu_what_lives_on_is_cut_once_it_is_divisible_and_what_a_step_makes_is_not() {
+    let (mut machine, mut parts) = with_weight();
+    parts.use_them(Divisible::WhatLivesOn);
+    assert!(parts.are_used());
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    let made = Attributes { movable: true, birth: Some((OpIndex(0), 0)) };
+    parts.born(&mut machine, MADE, 6 * MIB, made);
+    parts.cut_waiting(&mut machine);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
+    assert_eq!(sizes(&machine, &parts, MADE), [6]);
+    assert_eq!(planned_as(&machine, &parts, WEIGHT), [0], "its first part");
+    parts.is_divisible(WEIGHT);
+    parts.cut_waiting(&mut machine);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2]);
+    // Another storage of that number is another storage.
+    parts.died(&mut machine, WEIGHT);
+    parts.born(&mut machine, WEIGHT, 8 * MIB, Attributes::default());
+    follow(&mut machine, &mut parts, 2 * MIB, vec![(PlanStorage(0), WEIGHT)]);
+    parts.cut_waiting(&mut machine);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
+    // It is divisible, and that plan is followed no longer.
+    parts.follow_nothing();
+    parts.is_divisible(WEIGHT);
+    parts.cut_waiting(&mut machine);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [8]);
 }

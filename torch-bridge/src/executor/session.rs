@@ -15,6 +15,7 @@ use tidelog_planner::units::Bytes;
 
 use super::dispatch::{Executor, Readiness};
 use super::ops::OpCall;
+use super::parts::Divisible;
 use super::planning::{LOOKAHEAD_OPS, LinkRates, PlannerPolicy, Planning};
 use super::storages::StorageBirth;
 use super::transfers::{BackingStore, open_tier};
@@ -202,16 +203,22 @@ impl Session {
     }
 
     /// From here on plans may move parts of storages. Before any storage is born.
-    pub(crate) fn use_parts(&self) -> Result<(), Failure> {
-        if self.store.place() != MemoryPlace::Host {
-            return Err(Failure::invalid(
-                "parts of storages move in host memory alone: this session's storages are on a GPU",
-            ));
-        }
+    pub(crate) fn use_parts(&self) {
+        let of = match self.store.place() {
+            MemoryPlace::Host => Divisible::All,
+            MemoryPlace::Gpu(_) => Divisible::WhatLivesOn,
+        };
         let mut executor = self.lock();
-        executor.parts.use_them();
-        executor.planning.move_parts();
-        Ok(())
+        executor.parts.use_them(of);
+        executor.planning.move_parts(of);
+    }
+
+    /// The caller can give back parts of this storage's memory from here on.
+    pub(crate) fn divisible(&self, storage: u32) -> Result<(), Failure> {
+        self.change(storage, |executor, id| {
+            executor.parts.is_divisible(id);
+            Ok(())
+        })
     }
 
     /// Where the part begins that request `sequence`, which is the next, is about.

@@ -3,6 +3,7 @@
 
 mod arena;
 mod extents;
+mod mapped;
 pub(crate) mod small;
 
 use std::ffi::c_void;
@@ -14,6 +15,7 @@ use tidelog_engine::memory::{
 use crate::error::Failure;
 
 pub(crate) use arena::{Arena, arena, arena_of_this_process};
+pub(crate) use mapped::mapped_storages;
 
 /// The most bytes of all storages together. No machine has as many, and sums cannot overflow.
 pub(crate) const BYTES_MAX: u64 = 1 << 60;

@@ -160,6 +160,7 @@ SIGNATURES: Signatures = {
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_use_parts": (_i32, [_u64]),
+    "tide_session_divisible": (_i32, [_u64, _u32]),
     "tide_session_part_begin": (_i32, [_u64, _u64, ctypes.POINTER(_u64)]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
     "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
@@ -357,6 +358,10 @@ class Session:
     def use_parts(self) -> None:
         """From here on plans may move parts of storages. Before any is born."""
         self._library.tide_session_use_parts(self._handle)
+
+    def divisible(self, storage: int) -> None:
+        """The memory of this storage can be given back in parts."""
+        self._library.tide_session_divisible(self._flushed(), storage)
 
     def durations(self, nanoseconds: Sequence[int]) -> None:
         """What each op of the step that is about to end took."""

@@ -205,6 +205,7 @@ class Tide:
             return
         why = _parts.why_not(settings.device, settings.mover, settings.mode)
         if why is None:
+            settings.device.use_parts()
             self.session.use_parts()
             self.ledger.number_from(PART_NUMBERS)
         else:

@@ -61,6 +61,7 @@ class Restoring:
                             # CUDA has no more: from here on each would only push another out.
                             return failure or "CUDA had memory for it only after another had left"
                 progress.add(record.size)
+        self._performer.make_usual()
         return failure
 
     def everything(self) -> None:
@@ -72,6 +73,7 @@ class Restoring:
                 if storage is not None and record.state & _record.AWAY:
                     self._access.bring_back(storage)
                     progress.add(record.size)
+        self._performer.make_usual()
 
     def leave_the_rest(self, budget: int, outside: str, failure: str) -> None:
         """What is still out stays, and its names are in a warning to whoever leaves the block."""

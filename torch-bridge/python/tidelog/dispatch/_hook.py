@@ -310,6 +310,9 @@ class Hook(TorchDispatchMode):
         self._begin(index, info.text, fingerprint, uses, needs)
         if index >= 0:
             steps.next_op = index + 1
+        if info.resizes:
+            for storage in storages:
+                self._ledger.make_usual(storage)
         try:
             if info.asks_pinned and any(record.state & _record.AWAY for record in records):
                 result: Any = False  # torch would look at memory that is not there; page-locked memory never moves

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from tidelog.abi._native import Action, PartsState, Request, Session
-from tidelog.memory import _kept, _movers, _record
+from tidelog.memory import _movers, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
 from tidelog.memory._record import Record, Storage, data_ptr
@@ -28,12 +28,12 @@ _MARKS = {
 class MemoryInParts:
     """What `Parted` says."""
 
-    def __init__(self, storage: Storage, size: int) -> None:
-        self._size = size
+    def __init__(self, storage: Storage, size: int, device: Host) -> None:
+        self._size, self._device = size, device
         self._aside: torch.UntypedStorage = _movers.without_memory(storage, size)
         self._is_aside = False  # whether that has the memory
         self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
-        self.moving: dict[int, Storage] = {}
+        self.moving: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
 
     @property
     def address(self) -> int:
@@ -50,12 +50,14 @@ class MemoryInParts:
     def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
         if not self._is_aside:
             _movers.swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
-        _kept.decommit(self.address + begin, length)
+        self._device.decommit(self.address + begin, length)
         self._out[begin] = length
 
-    def comes(self, begin: int, length: int) -> None:
-        _kept.recommit(self.address + begin, length)
-        self._out.pop(begin, None)
+    def comes(self, begin: int, length: int) -> bool:
+        has_memory = self._device.recommit(self.address + begin, length)
+        if has_memory:
+            self._out.pop(begin, None)
+        return has_memory
 
     def is_back(self, storage: Storage) -> None:
         if self._is_aside:
@@ -72,37 +74,46 @@ class PartRequests:
         self,
         session: Session,
         ledger: Ledger,
+        device: Host,
         heap: Heap | Cache,
         begin_copy: Callable[[Record, Storage, int], int],
         await_loans: Callable[[Record], None],
     ) -> None:
         self._session = session
         self._ledger = ledger
+        self._device = device
         self._heap = heap
         self._begin_copy = begin_copy
         self._await_loans = await_loans
 
-    def perform(self, action: Action, record: Record, storage: Storage) -> int:
-        """Returns the address where one is asked for, or 0."""
+    def perform(self, action: Action, record: Record, storage: Storage) -> tuple[int, int]:
+        """Returns the address where one is asked for, or 0; and the event after which its memory may be touched, or
+        0."""
         kind, length = action.kind, action.size
-        begin = self._session.part_begin(action.sequence)
+        begin, address = self._session.part_begin(action.sequence), 0
         if kind == Request.EVICT_PART:
-            return self._evict(record, storage, begin)
-        if kind == Request.RELEASE_PART:
+            address = self._evict(record, storage, begin)
+        elif kind == Request.RELEASE_PART:
             self._release(record, storage, begin, length)
         elif kind == Request.ALLOCATE_PART:
-            return self._allocate(record, storage, begin, length)
+            address = self._allocate(record, storage, begin, length)
         else:
             self._settle(record, storage, begin, length)
-        return 0
+        if not address or (event := self._device.after()) is None:
+            return address, 0
+        assert record.parted is not None  # of which this part moves
+        record.parted.moving[begin] = storage, event
+        return address, event.cuda_event
 
     def _evict(self, record: Record, storage: Storage, begin: int) -> int:
         away = bool(record.state & _record.AWAY)
+        if record.parted is None and not self._device.is_divisible(storage):
+            return 0  # the program has given it other memory
         address = record.parted.address if away and record.parted else self._begin_copy(record, storage, record.size)
         if not address:
             return 0
         if record.parted is None:
-            record.parted = MemoryInParts(storage, record.size)
+            record.parted = MemoryInParts(storage, record.size, self._device)
         record.parted.moving[begin] = storage
         return address + begin
 
@@ -119,7 +130,10 @@ class PartRequests:
     def _allocate(self, record: Record, storage: Storage, begin: int, length: int) -> int:
         parted = record.parted
         assert parted is not None  # it has left, and was not back since
-        parted.comes(begin, length)
+        if not parted.comes(begin, length):
+            self._heap.release()
+            if not parted.comes(begin, length):
+                return 0
         parted.moving[begin] = storage
         self._ledger.has_present(record, parted.present)
         self._heap.allocated(length)
@@ -146,8 +160,6 @@ def why_not(device: Host, mover: type[_movers.Mover], mode: str) -> str | None:
     """Why storages move whole, if they have to."""
     if mode != "auto":
         return f"mode={mode!r}: nothing is planned"
-    if device.option:
-        return "a GPU's memory is not given back by page"
     if mover is not _movers.SwapMover:
         return f"mover={mover.name!r} gives memory back as a whole"
-    return None
+    return device.why_no_parts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -15,7 +16,7 @@ from tidelog.memory import _movers, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
 from tidelog.memory._movers import Mover
-from tidelog.memory._record import Record, Storage, nbytes
+from tidelog.memory._record import Record, Storage, data_ptr, nbytes
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
 
@@ -48,7 +49,7 @@ class Performer:
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
         self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
-        self._parts = PartRequests(session, ledger, heap, self._evict_storage, self._await_loans)
+        self._parts = PartRequests(session, ledger, device, heap, self._evict_storage, self._await_loans)
         self.performs_all()
 
     def drive(self, status: int) -> None:
@@ -93,9 +94,9 @@ class Performer:
             address = after = 0
             if record is not None and storage is not None:
                 if action.kind > Request.SETTLE:
-                    address = self._parts.perform(action, record, storage)
-                else:
-                    address = self._REQUESTS[action.kind](self, record, storage, action.size)
+                    session.action_done(action.sequence, *self._parts.perform(action, record, storage))
+                    continue
+                address = self._REQUESTS[action.kind](self, record, storage, action.size)
             if address and storage is not None and (event := self._device.after()) is not None:
                 self._in_flight[action.storage] = storage, event
                 after = event.cuda_event
@@ -113,6 +114,14 @@ class Performer:
         """The block ends and the storage stays out."""
         if (storage := record()) is not None:
             self._mover.leave(storage, record.size, record.guard_text())
+
+    def make_usual(self) -> None:
+        """What is in memory has memory of torch's again, as far as there is some."""
+        with contextlib.suppress(RuntimeError):  # there is none for a copy, or the GPU has failed for good
+            for record in list(self._ledger.records.values()):
+                storage = record()
+                if storage is not None and not record.state & (_record.AWAY | _record.LEAVING):
+                    self._ledger.make_usual(storage)
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
@@ -167,6 +176,7 @@ class Performer:
             self._await_loans(record)
             self._device.share(storage)
             self._mover.take(storage, record.guard())
+            self._device.reclaim()
             del self._in_flight[record.id]
         return 0
 
@@ -184,11 +194,20 @@ class Performer:
         allocator keeps for later."""
         for last in (False, True):
             try:
-                return self._mover.give(storage, size, record.guard())
+                return self._give(record, storage, size)
             except torch.OutOfMemoryError:
                 if not last:
                     self._heap.release()
         return 0
+
+    def _give(self, record: Record, storage: Storage, size: int) -> int:
+        fresh = self._device.divisible(size)
+        if fresh is None:
+            return self._mover.give(storage, size, record.guard())
+        address = data_ptr(fresh)
+        _movers.swap(storage, fresh, record.guard())
+        self._session.divisible(record.id)
+        return address
 
     def _settle(self, record: Record, storage: Storage, clean: int) -> int:
         if record.state & _record.AWAY:

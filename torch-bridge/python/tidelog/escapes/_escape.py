@@ -202,6 +202,7 @@ def _resize(access: Access, original: Wrapper) -> Wrapper:
                 access.empty(storage)
             else:
                 access.bring_back(storage, written=storage)
+            access.make_usual(storage)
             result = original(storage, size)
         access.wrote(storage)
         return result

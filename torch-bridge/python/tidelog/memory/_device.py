@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog._errors import Error
-from tidelog.memory import _heap
+from tidelog.memory import _heap, _kept, _mapped
 from tidelog.memory._record import Storage, resizable
 from tidelog.output._figures import StrPath
 
@@ -113,6 +113,39 @@ class Host:
         """The addresses that pools of the program's own have now: see `_pools`."""
         return ()
 
+    # -- parts of storages: see `_parts` ----------------------------------------------------------
+
+    def why_no_parts(self) -> str | None:
+        """Why memory cannot be given back in parts, if so."""
+        return None
+
+    def use_parts(self) -> None:
+        """In the next block it is."""
+
+    def divisible(self, size: int) -> torch.UntypedStorage | None:
+        """A storage whose memory can be given back in parts, where that of others cannot, and there are parts of this
+        size."""
+        return None
+
+    def is_divisible(self, storage: Storage) -> bool:
+        """Whether parts of its memory can be given back, which it has."""
+        return True
+
+    def make_usual(self, storage: Storage) -> None:
+        """A storage that is in memory has memory of torch's again, which can be resized."""
+
+    def decommit(self, address: int, length: int) -> None:
+        """A part is given back. Nobody reads it before it is written again."""
+        _kept.decommit(address, length)
+
+    def recommit(self, address: int, length: int) -> bool:
+        """The part is about to be written. `False`: there is no memory for it."""
+        _kept.recommit(address, length)
+        return True
+
+    def reclaim(self) -> None:
+        """A storage has let go of its memory."""
+
 
 def _others() -> list[threading.Thread]:
     """The threads of Python's but this one."""
@@ -122,6 +155,7 @@ def _others() -> list[threading.Thread]:
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
+    dlpack_type = 2  # CUDA's
     default_mover = "resize"  # blocks go back to the caching allocator, and by it to the driver
 
     def __init__(self, device: torch.device) -> None:
@@ -134,12 +168,14 @@ class Gpu(Host):
         self._timed: list[list[Any]] = []
         self._copies: list[torch.cuda.Event] = []  # in the order in which they happen
         self._older: list[threading.Thread] = []  # threads that were there before the block
+        self._uses_parts = False
+        self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
     def owns(self, storage: Storage) -> bool:
         return storage.device == self.device
 
     def movable(self, storage: Storage) -> bool:
-        return resizable(storage)  # torch calls every storage of a GPU shared
+        return resizable(storage) or self.is_divisible(storage)  # torch calls every storage of a GPU shared
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window
@@ -149,13 +185,21 @@ class Gpu(Host):
         return staging if peer or data_path.startswith("gds") else 0
 
     def heap(self, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        return _heap.Cache(self.device, tensors_max)
+        return _heap.Cache(self.device, tensors_max, self._await_freed)
 
-    def at_work(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
         self._older = _others()
-        return torch.autograd.set_multithreading_enabled(False)
+        if self._uses_parts:
+            self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.after)
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            if self._mapped is not None:
+                self._mapped.end()
 
     def notice(self) -> None:
         handle = self._current(self.device.index)
@@ -249,6 +293,54 @@ class Gpu(Host):
             for segment in segments
             if segment["device"] == self.device.index and tuple(segment["segment_pool_id"]) != _USUAL_POOL
         ]
+
+    def why_no_parts(self) -> str | None:
+        try:
+            granule = _mapped.granule(self.option)
+        except Error as error:
+            return str(error)
+        if _mapped.PART_UNIT % granule:
+            return f"{self.device} gives memory back in pieces of {granule} bytes"
+        return None
+
+    def use_parts(self) -> None:
+        self._uses_parts = True
+
+    def divisible(self, size: int) -> torch.UntypedStorage | None:
+        if self._mapped is None or size < _mapped.LEAST_BYTES:
+            return None
+        return self._mapped.storage(size)
+
+    def is_divisible(self, storage: Storage) -> bool:
+        return self._mapped is not None and self._mapped.has(storage)
+
+    def make_usual(self, storage: Storage) -> None:
+        if self.is_divisible(storage):
+            self._await_launched()  # on any stream, which may write it
+            _mapped.make_usual(storage)
+            self._await_launched()  # any stream may be the next to use it
+            self.reclaim()
+
+    def decommit(self, address: int, length: int) -> None:
+        assert self._mapped is not None
+        self._mapped.decommit(address, length)
+
+    def recommit(self, address: int, length: int) -> bool:
+        assert self._mapped is not None
+        return self._mapped.recommit(address, length)
+
+    def reclaim(self) -> None:
+        if self._mapped is not None:
+            self._mapped.reclaim()
+
+    def _await_launched(self) -> None:
+        event = self.after()
+        if event is not None:
+            event.synchronize()
+
+    def _await_freed(self) -> None:
+        if self._mapped is not None:
+            self._mapped.await_all()
 
 
 def place_cufile_log() -> None:

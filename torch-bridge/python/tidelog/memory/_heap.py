@@ -134,8 +134,10 @@ class Cache:
     back by it, so it is no reason for it.
     """
 
-    def __init__(self, device: torch.device, tensors_max: int) -> None:
+    def __init__(self, device: torch.device, tensors_max: int, release_ours: Callable[[], object] = bool) -> None:
+        """`release_ours` releases what is free and not torch's."""
         self._device = device
+        self._release_ours = release_ours
         self._tensors_max = tensors_max
         self._kept_max = max(_KEPT_BYTES_MIN, tensors_max // _KEPT_PARTS)
         self._live: Callable[[], int] = lambda: tensors_max  # until a ledger is there to be asked
@@ -159,6 +161,7 @@ class Cache:
     def release(self) -> None:
         """Blocks that no tensor has a part of go back to the driver."""
         self._trims += 1
+        self._release_ours()
         torch.cuda.empty_cache()
 
     def allocated(self, size: int) -> None:

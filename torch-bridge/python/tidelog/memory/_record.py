@@ -70,7 +70,8 @@ class Pending(Protocol):
 class Parted(Protocol):
     """The memory of a storage of which parts move: see `_parts`."""
 
-    moving: dict[int, Storage]  # where a part begins that a device may touch -> the storage, alive as long
+    # Where a part begins that a device may touch -> the storage (and event), alive as long.
+    moving: dict[int, Storage | tuple[Storage, torch.cuda.Event]]
 
     @property
     def address(self) -> int:
@@ -87,8 +88,8 @@ class Parted(Protocol):
     def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
         """A part's pages are given back."""
 
-    def comes(self, begin: int, length: int) -> None:
-        """A part is about to be written."""
+    def comes(self, begin: int, length: int) -> bool:
+        """A part is about to be written. `False`: there is no memory for it."""
 
     def is_back(self, storage: Storage) -> None:
         """All parts have come: the storage has its memory."""

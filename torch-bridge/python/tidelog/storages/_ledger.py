@@ -322,6 +322,11 @@ class Ledger(Counters):
         self._modified.append(record.id)  # before the mark: told without need, it does no harm
         self.modifies(record)
 
+    def make_usual(self, storage: Storage) -> None:
+        """A storage that is in memory may be resized: it has memory of torch's, unless somebody has its address."""
+        if storage._tide is None or not storage._tide.pins:
+            self._device.make_usual(storage)
+
     def measure_again(self, storage: Storage) -> None:
         """Something may have resized this storage."""
         record = self.record_of(storage)

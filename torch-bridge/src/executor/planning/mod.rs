@@ -28,7 +28,7 @@ use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 use super::history::History;
-use super::parts::{Bindings, StorageParts};
+use super::parts::{Bindings, Divisible, StorageParts};
 use super::step_rate::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
@@ -52,8 +52,8 @@ const NOTICE: &str = "planned again";
 /// What a session knows of its plans, one after the other.
 pub(super) struct Planning {
     policy: PlannerPolicy,
-    /// Whether plans may move parts of storages.
-    moves_parts: bool,
+    /// Of which storages plans may move parts.
+    moves_parts: Divisible,
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
     links: LinkRates,
@@ -89,7 +89,7 @@ impl Planning {
     ) -> Self {
         Self {
             policy,
-            moves_parts: false,
+            moves_parts: Divisible::None,
             staging,
             links,
             profile: Profile::new(!reactive),
@@ -107,9 +107,9 @@ impl Planning {
         }
     }
 
-    /// From here on plans may move parts of storages.
-    pub(super) fn move_parts(&mut self) {
-        self.moves_parts = true;
+    /// From here on plans may move parts of these storages.
+    pub(super) fn move_parts(&mut self, of: Divisible) {
+        self.moves_parts = of;
         if self.policy == PlannerPolicy::Algorithm1 {
             self.notices.push("no parts: the published algorithm moves whole storages".to_owned());
         }

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::migration::Migration;
+use tidelog_planner::parts::Cuts;
 use tidelog_planner::plan::Plan;
 use tidelog_planner::residency::Schedule;
 use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
-use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts};
+use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts_of};
 use tidelog_planner::trace::Trace;
 
-use super::{Planned, PlannerPolicy, StepRate};
+use super::{Divisible, Planned, PlannerPolicy, StepRate};
 
 /// Steps of the search before its best plan is offered: those that make the plans which are the
 /// best most of the time.
@@ -58,8 +59,8 @@ impl Attempt {
 /// What plans are made for.
 pub(super) struct PlanTask {
     pub(super) policy: PlannerPolicy,
-    /// Whether parts of storages may move.
-    pub(super) moves_parts: bool,
+    /// Of which storages parts may move.
+    pub(super) moves_parts: Divisible,
     pub(super) trace: Arc<Trace>,
     pub(super) machine: Machine,
     pub(super) runtime: Runtime,
@@ -139,7 +140,9 @@ impl PlanTask {
                 slot.put(self.planned(self.algorithm1()));
                 Ok(())
             }
-            PlannerPolicy::Tidelog if self.moves_parts => self.search_with_parts(slot),
+            PlannerPolicy::Tidelog if self.moves_parts != Divisible::None => {
+                self.search_with_parts(slot)
+            }
             PlannerPolicy::Tidelog => self.search(slot),
         }
     }
@@ -183,12 +186,16 @@ impl PlanTask {
     /// So they take turns, each twice as long as the one before.
     fn search_with_parts(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
         let mut search = self.new_search()?;
+        let cuts = match self.moves_parts {
+            Divisible::WhatLivesOn => Cuts::of_what_lives_on(&self.trace, &self.machine),
+            _ => Cuts::of(&self.trace, &self.machine),
+        };
         let (mut given, mut steps, mut turns) = (None, FIRST_STEPS, SearchTurns::default());
         loop {
             let until = search.steps() + steps;
             let goes_on = search.run(|done| done < until && turns.goes_on(slot))?;
             let mut is_cut_short = false;
-            let found = in_parts(&search, |done| {
+            let found = in_parts_of(&search, &cuts, |done| {
                 let goes_on = done < steps && turns.goes_on(slot);
                 is_cut_short |= !goes_on;
                 goes_on
@@ -290,7 +297,7 @@ mod tests {
             verify: rate,
         };
         let (policy, runtime) = (PlannerPolicy::Tidelog, Runtime::default());
-        PlanTask { policy, moves_parts: false, trace, machine, runtime, known }
+        PlanTask { policy, moves_parts: Divisible::None, trace, machine, runtime, known }
     }
 
     fn until(mut is_so: impl FnMut() -> bool) {

@@ -1,0 +1,196 @@
+//! Memory of a GPU at addresses that stay while parts of it come and go: CUDA's virtual memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::{CudaError, DevicePointer, Gpu};
+
+/// What the driver returns where a GPU has no memory left.
+const NO_MEMORY: i32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32;
+
+/// Reserved addresses of a GPU, and the memory that is mapped there now: of granules, each of which
+/// is mapped and unmapped alone. Given back on drop.
+#[derive(Debug)]
+pub struct VirtualMemory {
+    gpu: Arc<Gpu>,
+    base: DevicePointer,
+    granule: usize,
+    /// Whether memory is mapped, of each granule.
+    mapped: Vec<bool>,
+}
+
+impl VirtualMemory {
+    /// The bytes of which parts are multiples, and at whose multiples they begin.
+    pub fn granule(gpu: &Gpu) -> Result<usize, CudaError> {
+        let _entered = gpu.enter()?;
+        let mut granule = 0;
+        let flags = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let asked = properties(gpu);
+        // SAFETY: both are alive, and written or read before the call returns.
+        unsafe { sys::cuMemGetAllocationGranularity(&raw mut granule, &raw const asked, flags) }
+            .result()
+            .map_err(CudaError::of("tell in which pieces it maps memory"))?;
+        Ok(granule)
+    }
+
+    /// Reserves addresses for `length` bytes, rounded up to granules, and maps memory for all of
+    /// them. What it holds is undefined. `None`: the GPU has no memory left.
+    pub fn new(gpu: &Arc<Gpu>, length: usize) -> Result<Option<Self>, CudaError> {
+        let granule = Self::granule(gpu)?;
+        let count = length.div_ceil(granule);
+        let mut base = 0;
+        {
+            let _entered = gpu.enter()?;
+            // SAFETY: the address is written before the call returns. Nothing is there yet.
+            unsafe { sys::cuMemAddressReserve(&raw mut base, count * granule, 0, 0, 0) }
+                .result()
+                .map_err(CudaError::of("reserve addresses"))?;
+        }
+        let (gpu, base) = (Arc::clone(gpu), DevicePointer(base));
+        let mut memory = Self { gpu, base, granule, mapped: vec![false; count] };
+        Ok(memory.map(0..count * granule)?.then_some(memory))
+    }
+
+    /// The GPU that it belongs to.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Where it begins.
+    pub fn base(&self) -> DevicePointer {
+        self.base
+    }
+
+    /// How many bytes have addresses.
+    pub fn len(&self) -> usize {
+        self.mapped.len() * self.granule
+    }
+
+    /// Whether none has.
+    pub fn is_empty(&self) -> bool {
+        self.mapped.is_empty()
+    }
+
+    /// Maps memory for a part, as far as none is mapped there. What it holds is undefined. `false`:
+    /// the GPU has no memory left, and nothing has changed.
+    pub fn map(&mut self, bytes: Range<usize>) -> Result<bool, CudaError> {
+        let missing: Vec<usize> = self.granules(&bytes).filter(|at| !self.mapped[*at]).collect();
+        let gpu = Arc::clone(&self.gpu);
+        let _entered = gpu.enter()?;
+        let Err(error) = self.map_all(&missing) else { return Ok(true) };
+        self.unmap_all(missing.into_iter())?;
+        if error.code == NO_MEMORY { Ok(false) } else { Err(error) }
+    }
+
+    /// Unmaps a part, as far as it is mapped: its bytes are lost, and its memory is the GPU's
+    /// again.
+    ///
+    /// # Safety
+    /// Nothing that was launched uses the part any more, and nothing does before it is mapped
+    /// again.
+    pub unsafe fn unmap(&mut self, bytes: Range<usize>) -> Result<(), CudaError> {
+        let gpu = Arc::clone(&self.gpu);
+        let _entered = gpu.enter()?;
+        self.unmap_all(self.granules(&bytes))
+    }
+
+    /// Maps memory where none is. The context was entered.
+    fn map_all(&mut self, missing: &[usize]) -> Result<(), CudaError> {
+        for index in missing {
+            self.map_one(*index)?;
+        }
+        let mut runs = missing.chunk_by(|one, next| one + 1 == *next);
+        runs.try_for_each(|run| self.give_access(run[0], run.len()))
+    }
+
+    fn map_one(&mut self, index: usize) -> Result<(), CudaError> {
+        let (mut handle, asked) = (0, properties(&self.gpu));
+        // SAFETY: both are alive, and written or read before the call returns.
+        unsafe { sys::cuMemCreate(&raw mut handle, self.granule, &raw const asked, 0) }
+            .result()
+            .map_err(CudaError::of("make memory that is mapped"))?;
+        // SAFETY: the addresses are reserved, and nothing is mapped there; the handle is of as much
+        // memory.
+        let mapped = unsafe { sys::cuMemMap(self.address(index), self.granule, 0, handle, 0) };
+        // SAFETY: the handle was made above. Memory that is mapped stays without it.
+        let released = unsafe { sys::cuMemRelease(handle) };
+        mapped.result().map_err(CudaError::of("map memory"))?;
+        self.mapped[index] = true;
+        released.result().map_err(CudaError::of("let go of memory that is mapped"))
+    }
+
+    fn give_access(&self, first: usize, count: usize) -> Result<(), CudaError> {
+        let access = sys::CUmemAccessDesc {
+            location: properties(&self.gpu).location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let (address, length) = (self.address(first), count * self.granule);
+        // SAFETY: memory is mapped for the whole range; the description is read by the call.
+        unsafe { sys::cuMemSetAccess(address, length, &raw const access, 1) }
+            .result()
+            .map_err(CudaError::of("use memory that is mapped"))
+    }
+
+    /// Unmaps what of these is mapped. The context was entered.
+    fn unmap_all(&mut self, granules: impl Iterator<Item = usize>) -> Result<(), CudaError> {
+        for index in granules {
+            if std::mem::take(&mut self.mapped[index]) {
+                // SAFETY: memory is mapped there, as one piece; that nothing uses it is the
+                // condition of `unmap`, and as it was only being mapped nothing does.
+                unsafe { sys::cuMemUnmap(self.address(index), self.granule) }
+                    .result()
+                    .map_err(CudaError::of("unmap memory"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.base.offset((index * self.granule) as u64).0
+    }
+
+    /// The granules of a part; the last one of all may be used in part.
+    fn granules(&self, bytes: &Range<usize>) -> Range<usize> {
+        let granules = bytes.start / self.granule..bytes.end.div_ceil(self.granule);
+        assert!(
+            bytes.start.is_multiple_of(self.granule) && granules.end <= self.mapped.len(),
+            "a part that is none of its memory's"
+        );
+        granules
+    }
+}
+
+impl Drop for VirtualMemory {
+    /// As for all memory of a GPU, nothing that was launched uses it any more.
+    fn drop(&mut self) {
+        let gpu = Arc::clone(&self.gpu);
+        if let Ok(_entered) = gpu.enter() {
+            // A failure means that the context is gone, and the memory with it.
+            if self.unmap_all(0..self.mapped.len()).is_ok() {
+                // SAFETY: reserved in `new`, freed once, and nothing is mapped there.
+                let _ = unsafe { sys::cuMemAddressFree(self.base.0, self.len()) };
+            }
+        }
+    }
+}
+
+/// Memory of the GPU's own that only this process maps.
+fn properties(gpu: &Gpu) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: gpu.ordinal(),
+        },
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
