@@ -112,8 +112,13 @@ def test_a_part_goes_only_after_what_was_launched_and_uses_it(gpu, tide):
 
 
 def test_a_part_that_comes_before_it_has_gone_is_there(gpu, tide):
-    tensor = divisible(tide)
+    tensor, copy = divisible(tide), torch.zeros(KIB)
+    has_gone(tide)
+    gpu.library.fake_hold(True)
+    gpu.copy_late(gpu.stream, copy, tensor)
     gives_back(tide, tensor, 0)
+    assert gpu.mapped_bytes() == SIZE, "what was launched uses it"
+    gpu.library.fake_hold(False)
     assert gets_again(tide, tensor, 0)
     has_gone(tide)
     assert gpu.mapped_bytes() == SIZE
