@@ -101,11 +101,9 @@ struct Names {
   NAME(births);
   NAME(born);
   NAME(calls);
-  NAME(counted);
   NAME(drive);
   NAME(due);
   NAME(end_op);
-  NAME(expects_buckets);
   NAME(flush);
   NAME(forked);
   NAME(funcs);
@@ -113,7 +111,6 @@ struct Names {
   NAME(has_grown);
   NAME(id);
   NAME(ledger);
-  NAME(limit);
   NAME(live);
   NAME(loans);
   NAME(looks_on);
@@ -129,11 +126,9 @@ struct Names {
   NAME(number_of);
   NAME(ops);
   NAME(parted);
-  NAME(peak);
   NAME(pending);
   NAME(pins);
   NAME(plan);
-  NAME(quiet);
   NAME(record_at);
   NAME(record_of);
   NAME(records);
