@@ -16,7 +16,7 @@ use tidelog_engine::memory::process;
 use super::extents::Extents;
 
 /// What is smaller is left to the C library's heap.
-const ALLOCATION_MIN: usize = 64 << 10;
+pub(super) const ALLOCATION_MIN: usize = 64 << 10;
 const PAGE: usize = 4096;
 /// Addresses that are set aside. They cost nothing; a limit of them (`ulimit -v`) leaves fewer.
 const RESERVED_MAX: usize = 1 << 40;

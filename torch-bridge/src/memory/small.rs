@@ -9,11 +9,12 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
+use super::arena::ALLOCATION_MIN;
+
 /// Sizes are multiples of it, and so are addresses: what torch's allocator asks for.
 const STEP: usize = 64;
-/// What is larger is not kept here.
-const SIZE_MAX: usize = 64 << 10;
-const CLASSES: usize = SIZE_MAX / STEP;
+/// What is as large as the arena's allocations is not kept here.
+const CLASSES: usize = ALLOCATION_MIN / STEP;
 /// Bytes that a thread keeps at most.
 const KEPT_MAX: usize = 8 << 20;
 
@@ -58,7 +59,7 @@ pub(crate) fn kept() -> usize {
 /// The size that is to be asked of the C library for a block of `size`, so that it is exactly of a
 /// size that is kept; `None`: none of this size is.
 pub(crate) fn rounded(size: usize, alignment: usize) -> Option<usize> {
-    let fits = (1..=SIZE_MAX - STEP).contains(&size) && alignment <= STEP;
+    let fits = (1..=ALLOCATION_MIN - STEP).contains(&size) && alignment <= STEP;
     fits.then(|| size.next_multiple_of(STEP))
 }
 
@@ -109,7 +110,7 @@ impl Lists {
 
     fn release(&self) -> usize {
         let kept = self.kept.get();
-        for size in (STEP..SIZE_MAX).step_by(STEP) {
+        for size in (STEP..ALLOCATION_MIN).step_by(STEP) {
             while let Some(block) = self.take(size) {
                 // SAFETY: the C library allocated it, and nobody has it.
                 unsafe { libc::free(block) };
@@ -176,18 +177,18 @@ mod tests {
     fn what_is_large_or_strange_or_too_much_is_not_kept() {
         keep(true);
         assert!(rounded(0, 64).is_none() && rounded(64, 128).is_none());
-        assert!(rounded(SIZE_MAX, 64).is_none() && rounded(usize::MAX, 64).is_none());
-        assert_eq!(rounded(SIZE_MAX - STEP, 8), Some(SIZE_MAX - STEP));
+        assert!(rounded(ALLOCATION_MIN, 64).is_none() && rounded(usize::MAX, 64).is_none());
+        assert_eq!(rounded(ALLOCATION_MIN - STEP, 8), Some(ALLOCATION_MIN - STEP));
         // SAFETY: null is no block, and nobody uses it.
         assert!(!unsafe { give(null_mut()) });
         let large = {
             let mut block = null_mut();
             // SAFETY: the place for the address is ours.
-            assert_eq!(unsafe { libc::posix_memalign(&raw mut block, STEP, SIZE_MAX) }, 0);
+            assert_eq!(unsafe { libc::posix_memalign(&raw mut block, STEP, ALLOCATION_MIN) }, 0);
             block
         };
         assert!(!free(large));
-        let size = SIZE_MAX - STEP;
+        let size = ALLOCATION_MIN - STEP;
         let blocks: Vec<_> = (0..KEPT_MAX / size + 2).map(|_| allocate(size)).collect();
         let kept_blocks = blocks.into_iter().filter(|block| free(*block)).count();
         assert_eq!(kept_blocks, KEPT_MAX / size);
