@@ -70,6 +70,43 @@ def test_a_step_asks_the_kernel_for_little_and_computes_the_same(pool):
     assert kept < trimmed / 3, f"{kept} page faults in a step, {trimmed} with the C library's heap"
 
 
+OTHERS = """
+from tidelog.memory import _heap
+
+def trims(tide):
+    return tide.stats()["host_heap"]["trims"]
+
+def count(tide):
+    before = trims(tide), faults()
+    steps(tide, 4)
+    return trims(tide) - before[0], (faults() - before[1]) // 4
+
+with block as tide:
+    steps(tide, 4)
+    _, usual = count(tide)
+    *others, last = (bytearray(40_000) for _ in range(2000))  # 80 MB of the C library's heap, which are not its end
+    steps(tide, 2)
+    futile, full = count(tide)
+    heap = tide.stats()["host_heap"]
+    assert heap["anonymous"] > heap["anonymous_max"] + 16 * MIB, heap
+    del others
+    _heap._LESS_TOLERATED_BYTES = 32 * MIB
+    steps(tide, 4)
+    heap = tide.stats()["host_heap"]
+    assert heap["anonymous"] <= heap["anonymous_max"] + 8 * MIB, heap
+print(futile, usual, full)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in _interpose._POINTERS, reason="torch's allocator is left as it is here")
+def test_where_others_fill_the_allowance_memory_is_not_given_back_in_vain_until_they_leave(pool):
+    ended = process.run(BLOCK + OTHERS, pool, "kept")
+    assert ended.code == 0, ended.err
+    futile, usual, full = map(int, ended.out.split())
+    assert futile == 0, f"the C library's heap was trimmed {futile} times in four steps"
+    assert full < max(2 * usual, 2000), f"{full} page faults in a step, {usual} before"
+
+
 def test_after_the_block_nothing_is_kept_and_tensors_stay(pool):
     script = """
     from tidelog.memory import _kept

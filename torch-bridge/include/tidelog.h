@@ -1139,7 +1139,7 @@ uint64_t tide_memory_release(uint64_t bytes);
  * Holds the process at `most` bytes of resident memory that is no file's, as far as what is kept
  * goes: what is too much goes back to the system now, and from now on when an allocation takes
  * more. What others in the process have counts as it is now, so this is called again from time to
- * time. Returns by how many bytes it is more still.
+ * time. Returns by how many bytes the process would be above that if nothing were kept.
  */
 uint64_t tide_memory_hold(uint64_t most);
 

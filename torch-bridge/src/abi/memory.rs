@@ -41,7 +41,7 @@ pub extern "C" fn tide_memory_release(bytes: u64) -> u64 {
 /// Holds the process at `most` bytes of resident memory that is no file's, as far as what is kept
 /// goes: what is too much goes back to the system now, and from now on when an allocation takes
 /// more. What others in the process have counts as it is now, so this is called again from time to
-/// time. Returns by how many bytes it is more still.
+/// time. Returns by how many bytes the process would be above that if nothing were kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_hold(most: u64) -> u64 {
     arena().map_or(0, |arena| arena.hold_process(most as usize) as u64)

@@ -25,6 +25,9 @@ const RESERVED_MIN: usize = 16 << 30;
 const GROWTH: usize = 64 << 20;
 /// So much is kept whatever others have: else each allocation would fault its pages in again.
 const KEPT_MIN: usize = 4 << 20;
+/// So much where others alone have more than the process may hold: to keep less would cost page
+/// faults, and not help.
+const KEPT_MIN_IN_EXCESS: usize = 24 << 20;
 /// So much more is given back than must be, so that this is done seldom.
 const RELEASED_MORE: usize = 2 << 20;
 
@@ -38,6 +41,8 @@ pub(crate) struct Arena {
     keeps: AtomicBool,
     /// So many bytes may have pages, kept ones included.
     pages_max: AtomicUsize,
+    /// So many bytes are kept even so.
+    kept_min: AtomicUsize,
     extents: Mutex<Extents>,
 }
 
@@ -69,6 +74,7 @@ impl Arena {
                     process: process::id(),
                     keeps: AtomicBool::new(false),
                     pages_max: AtomicUsize::new(usize::MAX),
+                    kept_min: AtomicUsize::new(KEPT_MIN),
                     extents: Mutex::default(),
                 });
             }
@@ -88,7 +94,7 @@ impl Arena {
 
     /// Holds the process at `most` bytes of anonymous memory: what is kept goes back as far as must
     /// be, now and from now on whenever an allocation has taken more. That counts what others in
-    /// the process have as it is now. Returns by how much it is more still.
+    /// the process have as it is now. Returns by how much they and what is allocated are more.
     pub(crate) fn hold_process(&self, most: usize) -> usize {
         anonymous_bytes().map_or(0, |present| self.hold(present, most))
     }
@@ -98,16 +104,14 @@ impl Arena {
             return 0;
         }
         let mut extents = self.extents();
-        let before = extents.with_pages();
-        let pages_max = before.saturating_add(most).saturating_sub(present);
-        self.pages_max.store(pages_max, Ordering::Relaxed);
+        let others = present.saturating_sub(extents.with_pages());
+        let excess = (others + extents.taken()).saturating_sub(most);
+        // Step by step, so that a little more of others does not take the pages of all that is
+        // kept.
+        let kept_min = (KEPT_MIN + excess).min(KEPT_MIN_IN_EXCESS);
+        self.kept_min.store(kept_min, Ordering::Relaxed);
+        self.pages_max.store(most.saturating_sub(others), Ordering::Relaxed);
         self.release_excess(&mut extents);
-        let released = before - extents.with_pages();
-        let excess = present.saturating_sub(most).saturating_sub(released);
-        if excess > 0 {
-            // Others alone have too much. To keep nothing at all would only cost page faults.
-            self.pages_max.store(usize::MAX, Ordering::Relaxed);
-        }
         excess
     }
 
@@ -201,7 +205,8 @@ impl Arena {
 
     /// Gives back what is more than may have pages, as far as it is kept.
     fn release_excess(&self, extents: &mut Extents) {
-        let pages_max = self.pages_max.load(Ordering::Relaxed).max(extents.taken() + KEPT_MIN);
+        let least = extents.taken() + self.kept_min.load(Ordering::Relaxed);
+        let pages_max = self.pages_max.load(Ordering::Relaxed).max(least);
         let excess = extents.with_pages().saturating_sub(pages_max);
         if excess > 0 {
             self.release_of(extents, excess.saturating_add(RELEASED_MORE));
@@ -315,17 +320,26 @@ mod tests {
         let third = arena.allocate(12 * MIB, 64).unwrap();
         let least = KEPT_MIN - RELEASED_MORE;
         assert_eq!(arena.kept(), least, "12 MiB more would have been 28");
-        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 4 * MIB, "no more is kept that could go");
+        assert_eq!(arena.hold(120 * MIB, 116 * MIB), 2 * MIB, "by so much without what is kept");
+        assert_eq!(arena.kept(), least, "no more is kept that could go");
         assert!(arena.free(third));
         assert_eq!(arena.hold(120 * MIB, 116 * MIB), 0);
         assert_eq!(arena.kept(), 12 * MIB + least - 4 * MIB - RELEASED_MORE);
-        // Others alone have more than that.
-        assert_eq!(arena.hold(120 * MIB, 10 * MIB), 110 * MIB - 6 * MIB);
-        assert_eq!(arena.kept(), least);
+        // Others alone have more than that: to give back what is kept would not help.
+        let kept = arena.kept();
+        assert_eq!(arena.hold(120 * MIB, 10 * MIB), 110 * MIB - kept);
+        assert_eq!(arena.kept(), kept);
         assert!(arena.free(second));
-        let fourth = arena.allocate(8 * MIB, 64).unwrap();
-        assert!(arena.free(fourth));
-        assert!(arena.kept() >= 16 * MIB, "more, until the next call: it would not help");
+        for _ in 0..3 {
+            let [fourth, fifth] = [0; 2].map(|_| arena.allocate(20 * MIB, 64).unwrap());
+            assert!(arena.free(fourth) && arena.free(fifth));
+            arena.hold(120 * MIB, 10 * MIB);
+        }
+        // But it does not grow, either.
+        assert_eq!(arena.kept(), KEPT_MIN_IN_EXCESS - RELEASED_MORE);
+        // They leave again.
+        assert_eq!(arena.hold(120 * MIB, 120 * MIB - arena.kept() + 5 * MIB), 0);
+        assert!(arena.kept() <= 5 * MIB, "{}", arena.kept());
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub(super) struct Extents {
     decommitted_bytes: usize,
     kept: usize,
     end: usize,
+    /// How often something was freed.
+    frees: u64,
 }
 
 /// A free part. Neighbours differ: what is alike is one.
@@ -21,6 +23,8 @@ struct Free {
     length: usize,
     /// Its last user has left pages there, which the next need not wait for.
     resident: bool,
+    /// The number of the free that made it, the last of them where it was joined.
+    freed: u64,
 }
 
 /// A place for an allocation.
@@ -67,10 +71,10 @@ impl Extents {
     pub(super) fn grow(&mut self, length: usize) {
         let at = self.end;
         self.end += length;
-        self.insert(at, Free { length, resident: false });
+        self.insert(at, Free { length, resident: false, freed: 0 });
     }
 
-    /// Takes a part, where most of it has pages: among those, from the smallest gap.
+    /// Takes a part, where most of it has pages: among such places, from the smallest gap.
     pub(super) fn take(&mut self, length: usize) -> Option<usize> {
         let at = self.best_place(length)?.at;
         self.carve(at, length);
@@ -86,19 +90,21 @@ impl Extents {
         while let Some((&part, _)) = self.decommitted.range(at..at + length).next() {
             self.recommit(part);
         }
-        self.insert(at, Free { length, resident });
+        self.frees += 1;
+        self.insert(at, Free { length, resident, freed: self.frees });
         Some(length)
     }
 
-    /// Picks a part of at most that many bytes whose pages are to be given up: of the largest that
-    /// has some, so that this is done seldom.
+    /// Picks a part of at most that many bytes whose pages are to be given up: where most bytes
+    /// have been free for longest. What is small, or was in use a moment ago, is wanted again soon.
     pub(super) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
+        let age = |free: &Free| u128::from(self.frees - free.freed + 1);
         let resident = self.free.iter().filter(|(_, free)| free.resident);
-        let (&at, &free) = resident.max_by_key(|(_, free)| free.length)?;
+        let (&at, &free) = resident.max_by_key(|(_, free)| free.length as u128 * age(free))?;
         let length = free.length.min(most);
         let last = at + free.length - length;
         self.carve(last, length);
-        self.insert(last, Free { length, resident: false });
+        self.insert(last, Free { length, resident: false, freed: 0 });
         Some((last, length))
     }
 
@@ -122,10 +128,10 @@ impl Extents {
         while next < end {
             let (&begin, &free) = self.free.range(..=next).next_back().expect("it is free");
             self.remove(begin);
-            let (stop, resident) = (begin + free.length, free.resident);
+            let stop = begin + free.length;
             for (from, to) in [(begin, next), (stop.min(end), stop)] {
                 if from < to {
-                    self.add(from, Free { length: to - from, resident });
+                    self.add(from, Free { length: to - from, ..free });
                 }
             }
             next = stop;
@@ -140,14 +146,15 @@ impl Extents {
             && left.resident == free.resident
         {
             self.remove(before);
-            (at, free.length) = (before, left.length + free.length);
+            at = before;
+            free = joined(left, free);
         }
         let after = at + free.length;
         if let Some(&right) = self.free.get(&after)
             && right.resident == free.resident
         {
             self.remove(after);
-            free.length += right.length;
+            free = joined(free, right);
         }
         self.add(at, free);
     }
@@ -163,19 +170,32 @@ impl Extents {
     }
 }
 
-/// Looks at both ends of a gap, which is made of neighbouring free parts.
+fn joined(left: Free, right: Free) -> Free {
+    Free { length: left.length + right.length, freed: left.freed.max(right.freed), ..left }
+}
+
+/// Looks at the places that begin or end where a part of a gap does. A gap is made of neighbouring
+/// free parts.
 fn consider(best: &mut Option<Place>, gap: &[(usize, Free)], length: usize) {
     let run = gap.iter().map(|(_, free)| free.length).sum();
-    let (Some(&(begin, _)), true) = (gap.first(), run >= length) else { return };
-    let first = Place { at: begin, resident: resident_in(gap.iter(), length), run };
-    let last =
-        Place { at: begin + run - length, resident: resident_in(gap.iter().rev(), length), run };
-    for place in [first, last] {
-        let is_better =
-            best.is_none_or(|best| (place.resident, best.run) > (best.resident, place.run));
-        if is_better {
-            *best = Some(place);
+    let mut before = 0;
+    for (index, &(begin, free)) in gap.iter().enumerate() {
+        let after = before + free.length;
+        if run - before >= length {
+            let resident = resident_in(gap[index..].iter(), length);
+            take_better(best, Place { at: begin, resident, run });
         }
+        if after >= length {
+            let resident = resident_in(gap[..=index].iter().rev(), length);
+            take_better(best, Place { at: begin + free.length - length, resident, run });
+        }
+        before = after;
+    }
+}
+
+fn take_better(best: &mut Option<Place>, place: Place) {
+    if best.is_none_or(|best| (place.resident, best.run) > (best.resident, place.run)) {
+        *best = Some(place);
     }
 }
 
@@ -186,6 +206,9 @@ fn resident_in<'a>(parts: impl Iterator<Item = &'a (usize, Free)>, length: usize
         let used = free.length.min(left);
         resident += if free.resident { used } else { 0 };
         left -= used;
+        if left == 0 {
+            break;
+        }
     }
     resident
 }
@@ -302,5 +325,29 @@ mod tests {
         // Ten with pages and ten without lie side by side: all ten are used.
         assert_eq!(extents.take(12), Some(places[2]));
         assert_eq!(extents.kept(), 0);
+    }
+
+    #[test]
+    fn pages_within_a_gap_are_found_and_what_is_large_or_old_gives_its_pages_up_first() {
+        let mut extents = Extents::default();
+        extents.grow(100);
+        let places: Vec<_> = (0..5).map(|_| extents.take(20).unwrap()).collect();
+        for (&place, resident) in places.iter().zip([false, true, false, false, true]) {
+            extents.give(place, resident);
+        }
+        // One gap. Its ends have no more than 20 pages of 22, as has what begins where the first
+        // do.
+        assert_eq!(extents.take(22), Some(places[1]));
+        assert_eq!((extents.kept(), extents.taken()), (20, 22));
+        extents.give(places[1], true);
+        // 20 pages that were freed by the last but one, and 22 by the last.
+        assert_eq!(extents.give_up(3), Some((places[4] + 17, 3)));
+        for _ in 0..10 {
+            let at = extents.take(5).unwrap();
+            extents.give(at, true);
+        }
+        assert_eq!(extents.give_up(100), Some((places[4], 17)));
+        assert_eq!(extents.give_up(100), Some((places[1], 22)));
+        assert_eq!((extents.kept(), extents.give_up(100)), (0, None));
     }
 }

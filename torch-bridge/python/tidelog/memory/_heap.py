@@ -33,7 +33,7 @@ _TRIM_THRESHOLD_BYTES = 16 << 20
 _ALLOWANCE_BYTES = 28 << 20
 # The kernel is asked how much that is whenever so much was allocated; so is torch, of a GPU.
 _LOOK_EVERY_BYTES, _LOOK_SELDOM_BYTES = 4 << 20, 32 << 20
-_LOOK_EVERY_BYTES_MAX = 256 << 20
+_LESS_TOLERATED_BYTES = 64 << 10  # by each look: a trim that does not help is retried after 448 of them
 # Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
 _KEPT_BYTES_MIN = 256 << 20
 _KEPT_PARTS = 10
@@ -51,7 +51,8 @@ class Heap:
     def __init__(self, tensors_max: int) -> None:
         self._tensors_max = tensors_max
         self._most = sys.maxsize  # until it is known what the process holds beside its tensors
-        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES  # bytes allocated since the last look
+        self._unseen = 0  # bytes allocated since the last look
+        self._tolerated = 0  # so much more than it may hold is not worth a trim
         self._kept: _kept.Kept | None = None
         self._took_over = False
         self._trims = 0
@@ -80,6 +81,10 @@ class Heap:
         """What is kept for later goes back to the kernel."""
         if self._kept is not None:
             self._kept.release()
+        self._trim()
+
+    def _trim(self) -> None:
+        """What glibc's heap keeps goes back to the kernel."""
         if self._libc is not None:
             self._trims += 1
             self._libc.malloc_trim(0)
@@ -95,20 +100,24 @@ class Heap:
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too
         much."""
         self._unseen += size
-        if self._unseen < self._look_every:
+        # What is kept is held below the limit between two looks, too.
+        if self._unseen < (_LOOK_EVERY_BYTES if self._kept is None else _LOOK_SELDOM_BYTES):
             return
         self._unseen = 0
-        # What is kept is held below the limit between two looks, too.
-        look_every = _LOOK_EVERY_BYTES if self._kept is None else _LOOK_SELDOM_BYTES
-        excess = anonymous_bytes() - self._most if self._kept is None else self._kept.hold(self._most)
-        if excess <= 0:
-            self._look_every = look_every
+        excess = self._excess()
+        if excess <= self._tolerated:
+            self._tolerated = max(0, self._tolerated - _LESS_TOLERATED_BYTES)
             return
-        self.release()
-        # Where others than tensors fill the allowance (Python's objects, a plan being made), all would
-        # leave again and again: what did not help is not done again soon.
-        helped = anonymous_bytes() < self._most - _ALLOWANCE_BYTES // 2
-        self._look_every = look_every if helped else min(2 * self._look_every, _LOOK_EVERY_BYTES_MAX)
+        self._trim()
+        # Where others than tensors fill the allowance (Python's objects, what autograd holds), a trim does
+        # not help for long, and each page that comes back costs a fault. So it is done again when the
+        # process has grown by the allowance since, or after many looks: they may have freed something.
+        kept = self._kept.size if self._kept is not None else 0
+        self._tolerated = max(0, anonymous_bytes() - kept - self._most + _ALLOWANCE_BYTES)
+
+    def _excess(self) -> int:
+        """By how many bytes the process holds more than it may, without what is kept, which makes way."""
+        return anonymous_bytes() - self._most if self._kept is None else self._kept.hold(self._most)
 
     def figures(self) -> GpuMemory | None:
         """Nothing of a GPU."""
