@@ -2,7 +2,7 @@
 
 PYTHON := .venv/bin/python
 
-SEEDS ?= 2000
+SEEDS ?= 1000
 RUNS ?= 100
 SECONDS ?= 60
 PAIRS ?= 15
