@@ -21,7 +21,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 
 /// The copy past the cache: two pages side by side, line by line, which keeps more of the memory's
 /// banks busy than one stream does. Not four: on AMD's Zen 3 their lines drive one another out of
-/// the first cache, and the copy takes seven times as long.
+/// the first cache, and the copy takes four to eight times as long.
 ///
 /// # Safety
 /// As for [`copy`].

@@ -106,8 +106,7 @@ impl Arena {
         let mut extents = self.extents();
         let others = present.saturating_sub(extents.with_pages());
         let excess = (others + extents.taken()).saturating_sub(most);
-        // Step by step, so that a little more of others does not take the pages of all that is
-        // kept.
+        // It grows with the excess: a little more of others must not take all that is kept.
         let kept_min = (KEPT_MIN + excess).min(KEPT_MIN_IN_EXCESS);
         self.kept_min.store(kept_min, Ordering::Relaxed);
         self.pages_max.store(most.saturating_sub(others), Ordering::Relaxed);

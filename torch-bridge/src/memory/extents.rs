@@ -335,8 +335,7 @@ mod tests {
         for (&place, resident) in places.iter().zip([false, true, false, false, true]) {
             extents.give(place, resident);
         }
-        // One gap. Its ends have no more than 20 pages of 22, as has what begins where the first
-        // do.
+        // One gap: a place at either end of it would find no more pages than this one.
         assert_eq!(extents.take(22), Some(places[1]));
         assert_eq!((extents.kept(), extents.taken()), (20, 22));
         extents.give(places[1], true);

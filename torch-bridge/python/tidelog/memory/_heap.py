@@ -104,8 +104,7 @@ class Heap:
         if self._unseen < (_LOOK_EVERY_BYTES if self._kept is None else _LOOK_SELDOM_BYTES):
             return
         self._unseen = 0
-        excess = self._excess()
-        if excess <= self._tolerated:
+        if self._excess() <= self._tolerated:
             self._tolerated = max(0, self._tolerated - _LESS_TOLERATED_BYTES)
             return
         self._trim()
