@@ -185,7 +185,7 @@ class Performer {
     Held text = call(asked.record, names().guard);
     if (text.get() == Py_None) return std::nullopt;
     const char* message = PyUnicode_AsUTF8(text.get());
-    if (message == nullptr) torch::throw_python_error();
+    if (message == nullptr) throw_python_error();
     return message;
   }
 
@@ -197,7 +197,7 @@ class Performer {
 
   PyObject* in_flight(PyObject* number) const {
     PyObject* found = PyDict_GetItemWithError(in_flight_.get(), number);
-    if (found == nullptr && PyErr_Occurred()) torch::throw_python_error();
+    if (found == nullptr && PyErr_Occurred()) throw_python_error();
     return found;
   }
   void begins(const Asked& asked) const { checked(PyDict_SetItem(in_flight_.get(), asked.number, asked.storage)); }

@@ -27,8 +27,15 @@ class Held {
   PyObject* object_;
 };
 
+// Throws the error that Python has set. torch 2.11 has no such function.
+[[noreturn]] void throw_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 Held checked(PyObject* object) {
-  if (object == nullptr) torch::throw_python_error();
+  if (object == nullptr) throw_python_error();
   return Held(object);
 }
 
@@ -38,14 +45,14 @@ Held borrowed(PyObject* object) {
 }
 
 void checked(int status) {
-  if (status < 0) torch::throw_python_error();
+  if (status < 0) throw_python_error();
 }
 
 Held attribute(PyObject* object, PyObject* name) { return checked(PyObject_GetAttr(object, name)); }
 
 int64_t number_in(PyObject* object) {
   int64_t number = PyLong_AsLongLong(object);
-  if (number == -1 && PyErr_Occurred()) torch::throw_python_error();
+  if (number == -1 && PyErr_Occurred()) throw_python_error();
   return number;
 }
 

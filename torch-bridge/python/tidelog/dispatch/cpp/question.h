@@ -13,7 +13,7 @@ namespace tidelog {
 
 uint64_t hash_of(PyObject* object) {
   Py_hash_t hash = PyObject_Hash(object);
-  if (hash == -1) torch::throw_python_error();
+  if (hash == -1) throw_python_error();
   return static_cast<uint64_t>(hash);
 }
 

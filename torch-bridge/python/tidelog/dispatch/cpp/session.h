@@ -38,7 +38,7 @@ class LibrarySession {
     next_action_ = reinterpret_cast<decltype(next_action_)>(each(5));
     action_done_ = reinterpret_cast<decltype(action_done_)>(each(6));
     wait_ = reinterpret_cast<decltype(wait_)>(each(7));
-    if (PyErr_Occurred()) torch::throw_python_error();
+    if (PyErr_Occurred()) throw_python_error();
   }
 
   bool has_async_uses() const { return performer_.has_async_uses(); }
