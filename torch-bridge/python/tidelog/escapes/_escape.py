@@ -55,10 +55,9 @@ _STORAGE_READS = (
     "clone",
     "cpu",
     "__deepcopy__",
-    "_write_file",
     "is_shared",
 )
-_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap", "_set_from_file")
+_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
 
@@ -76,6 +75,10 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
     _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
+    _patches.replace(torch.UntypedStorage, "_write_file", lambda original: _of_file(access, original, _read))
+    _patches.replace(
+        torch.UntypedStorage, "_set_from_file", lambda original: _of_file(access, original, _write, _modified)
+    )
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
     _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
@@ -192,6 +195,26 @@ def _write(access: Access, *storages: Storage) -> None:
 def _modified(access: Access, *storages: Storage) -> None:
     if storages:
         access.wrote(storages[0])
+
+
+def _of_file(
+    access: Access, original: Wrapper, before: Callable[..., None], after: Callable[..., None] | None = None
+) -> Wrapper:
+    """Of a GPU's memory torch makes another storage here, for an op that copies its bytes: nobody sees
+    that the op uses this one, which must not leave for the op's sake."""
+
+    def wrapper(storage: Storage, *args: Any, **kwargs: Any) -> Any:
+        with _borrowed(access, [storage]):
+            access.await_copies()
+            before(access, storage)
+            held = access.hold(storage) if access.is_live() else None
+            result = original(storage, *args, **kwargs)
+            del held
+        if after is not None:
+            after(access, storage)
+        return result
+
+    return wrapper
 
 
 def _resize(access: Access, original: Wrapper) -> Wrapper:
