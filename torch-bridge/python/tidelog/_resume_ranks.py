@@ -115,7 +115,7 @@ def _room(metadata: Metadata, key: str) -> Any:
     """What a value is read into that is no part of the model or the optimizer."""
     described = metadata.state_dict_metadata[key]
     if isinstance(described, TensorStorageMetadata):
-        return torch.empty(described.size, dtype=described.properties.dtype)
+        return torch.empty(described.size, dtype=described.properties.dtype, device="cpu")
     return None
 
 

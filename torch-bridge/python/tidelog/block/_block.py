@@ -361,6 +361,8 @@ class Tide:
             return
         if record is None or not self.ledger.movable(storage):
             name = record.describe() if record else "the tensor"
+            if not self.ledger.owns(storage):
+                raise _errors.UnmovableError(f"{name} is on {storage.device}, whose memory this block does not move.")
             raise _errors.UnmovableError(f"{name} cannot move: its memory is not torch's own.")
         if record.pins:
             raise _errors.PinnedError(

@@ -44,6 +44,7 @@ class Access:
         self.meet_others = meet_others
         self.await_copies = await_copies
         self.of_a_pool = ledger.of_a_pool
+        self.owns = ledger.owns
         self.make_usual = ledger.make_usual
         self._thread = threading.get_ident()
         self._thread_instead: int | None = None

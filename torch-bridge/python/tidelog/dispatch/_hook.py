@@ -49,6 +49,8 @@ _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
+# CUDA has no memory for an op: room for so many times what it needs is made, try by try.
+_ROOM_TIMES = (2, 8, 32)
 # What torch.compile looks at entered frames with now.
 compiler: Callable[[], object] = get_compiler or _NONE
 _NO_KWARGS: Kwargs = {}
@@ -319,8 +321,7 @@ class Hook(TorchDispatchMode):
             else:
                 result = func(*args, **kwargs)
         except OutOfMemoryError as error:
-            self._make_room(error, func, needs)
-            result = func(*args, **kwargs)
+            result = self._again_with_room(error, func, args, kwargs, needs)
         finally:
             self._uses = {}
         born = self._register(result, index, info)
@@ -346,9 +347,17 @@ class Hook(TorchDispatchMode):
             self._steps.budget_reached()
         return self._observed(func, info_of(func), args, kwargs)
 
-    def _make_room(self, error: OutOfMemoryError, func: Op, needs: int) -> None:
+    def _again_with_room(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs, needs: int) -> Any:
+        """Room that is in pieces may not do: more leaves then, in the end nearly all that the op does not
+        use."""
         self._refuse_second_run(error, func)
-        self._steps.make_room(error, func, self._uses, needs)
+        for times in _ROOM_TIMES:
+            self._steps.make_room(error, func, self._uses, needs, times)
+            try:
+                return func(*args, **kwargs)
+            except OutOfMemoryError as again:
+                error = again
+        raise error
 
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
         """Only what writes nothing, and draws no random numbers, gives the same a second time."""

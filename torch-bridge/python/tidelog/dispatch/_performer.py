@@ -174,8 +174,9 @@ class Performer:
             self._order_streams(record)  # what is coming, and is not wanted any more
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
-            self._device.share(storage)
-            self._mover.take(storage, record.guard())
+            message = record.guard()
+            self._device.share(storage, _movers.guarding(storage, message))
+            self._mover.take(storage, message)
             self._device.reclaim()
             del self._in_flight[record.id]
         return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 from collections.abc import Callable, Mapping
 
 import torch
@@ -22,8 +23,8 @@ from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
 from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import Op, info_of
 
-# What is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
-_ROOM_BYTES_MIN = 20 << 20
+# Half of what is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
+_ROOM_BYTES_MIN = 10 << 20
 
 
 class Plan:
@@ -195,9 +196,10 @@ class Steps:
         self._performer.drive(self._session.op_end())
         self._ledger.note_peak()
 
-    def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int) -> None:
+    def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int, times: int) -> None:
         """CUDA has no memory for an op that is running, though the budget has: fragments, libraries
-        and other processes have it. Storages leave, and what is cached goes back to the driver."""
+        and other processes have it. Storages leave, so many times what the op needs, and what is cached
+        goes back to the driver."""
         ledger = self._ledger
         spare = max(ledger.limit - ledger.live, 0)
         if not any("CUDA had no memory" in notice for notice in self.notices):
@@ -205,13 +207,13 @@ class Steps:
                 f"CUDA had no memory for {func}, with {spare} bytes of the budget left: tensors left to make "
                 "room, and it ran again. A smaller memory= spares that (said once)"
             )
-        wanted, made = 2 * max(needs, asked_for(error), _ROOM_BYTES_MIN // 2), False
+        wanted, made = times * max(needs, asked_for(error), _ROOM_BYTES_MIN), False
         while wanted and not made:
             with contextlib.suppress(BudgetError):  # so much cannot leave
                 name = b"memory that CUDA did not have"
                 self._performer.drive(self._session.op_begin(-1, 0, name, uses, spare + wanted))
                 made = True
-            wanted //= 2
+            wanted -= -(-wanted // 4)
         self._heap.release()
 
     def op_ran(self, index: int, func: Op, born: int) -> None:
@@ -253,7 +255,8 @@ class Steps:
             # What moved before was another stream's alone.
             for record in list(self._ledger.records.values()):
                 if (storage := record()) is not None and not record.state & _record.AWAY:
-                    self._device.share(storage)
+                    update = storage._tide_update
+                    self._device.share(storage, partial(update.guard, storage) if update is not None else bool)
 
     # -- what users ask ---------------------------------------------------------------------------
 

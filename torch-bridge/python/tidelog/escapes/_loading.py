@@ -16,9 +16,9 @@ from torch.utils.serialization import config
 
 from tidelog import _errors, _patches
 from tidelog.dispatch._access import Access
-from tidelog.memory._record import nbytes, resizable
+from tidelog.memory._record import Storage, nbytes, resizable
 
-Place = Callable[[torch.UntypedStorage, str], Any]
+Place = Callable[[Storage, str], Any]
 
 _mapping = [False]  # whether the load that runs maps its file
 
@@ -47,22 +47,23 @@ def _placed(access: Access, original: Callable[[Any], Place]) -> Callable[[Any],
     def get_restore_location(map_location: Any) -> Place:
         place = original(map_location)
 
-        def restore(storage: torch.UntypedStorage, location: str) -> Any:
+        def restore(storage: Storage, location: str) -> Any:
             placed = place(storage, location)
-            is_ours = access.is_live() and not access.is_elsewhere() and not _mapping[0]
-            return _movable(placed) if is_ours and placed is storage else placed
+            may_move = access.is_live() and not access.is_elsewhere() and not _mapping[0]
+            return _movable(placed) if may_move and placed is storage and access.owns(placed) else placed
 
         return restore
 
     return get_restore_location
 
 
-def _movable(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+def _movable(storage: Storage) -> torch.UntypedStorage:
     length = nbytes(storage)
-    if storage.device.type != "cpu" or resizable(storage) or length == 0:
+    if resizable(storage) or length == 0:
         return storage
     with torch.no_grad(), contextlib.suppress(_errors.BudgetError):
-        room = torch.empty(length, dtype=torch.uint8)
-        room.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+        # The default device may be another.
+        room = torch.empty(length, dtype=torch.uint8, device=storage.device)
+        room.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         return room.untyped_storage()
     return storage  # larger than the budget: it stays

@@ -16,21 +16,23 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog._errors import Error
-from tidelog.memory import _heap, _kept, _mapped
+from tidelog.memory import _heap, _kept, _mapped, _movers
 from tidelog.memory._record import Storage, resizable
 from tidelog.output._figures import StrPath
 
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
 
 _base: Any = torch._C.StorageBase  # unpatched, see `_record`
+_C: Any = torch._C
 _is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
@@ -41,7 +43,7 @@ def is_page_locked(storage: Storage) -> bool:
     if not torch.cuda.is_initialized():
         return False  # then there is no such memory
     with _disable_current_modes():
-        return torch.empty(0, dtype=torch.uint8).set_(storage).is_pinned()
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).is_pinned()
 
 
 class Host:
@@ -95,9 +97,9 @@ class Host:
     def forget_copies(self) -> None:
         """In a child of a fork: they are its parent's."""
 
-    def share(self, storage: Storage) -> None:
-        """A storage has its bytes again, or is about to lose its memory: that concerns every
-        stream."""
+    def share(self, storage: Storage, guard: Callable[[], object] = bool) -> None:
+        """A storage has its bytes again, or is about to lose its memory: that concerns every stream.
+        `guard` sets the guard that it has."""
 
     def op_begins(self, index: int) -> None:
         """An op of a step that is being profiled is about to run."""
@@ -152,10 +154,18 @@ def _others() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
 
 
+def _let_backward_have_threads(may: bool) -> None:
+    # Where a mode for functions is on (a default device is one), torch 2.11 asks it first, and crashes
+    # where the interpreter is on its way out.
+    with _C.DisableTorchFunction():
+        _C._set_multithreading_enabled(may)
+
+
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
     dlpack_type = 2  # CUDA's
+    _record_stream: Callable[[Tensor, torch.cuda.Stream], object] = staticmethod(Tensor.record_stream)
     default_mover = "resize"  # blocks go back to the caching allocator, and by it to the driver
 
     def __init__(self, device: torch.device) -> None:
@@ -194,10 +204,12 @@ class Gpu(Host):
         self._older = _others()
         if self._uses_parts:
             self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.after)
+        before: bool = _C._is_multithreading_enabled()
+        _let_backward_have_threads(False)
         try:
-            with torch.autograd.set_multithreading_enabled(False):
-                yield
+            yield
         finally:
+            _let_backward_have_threads(before)
             if self._mapped is not None:
                 self._mapped.end()
 
@@ -257,17 +269,17 @@ class Gpu(Host):
             self._joining = torch.cuda.Stream(self.device)
         return self._joining
 
-    def share(self, storage: Storage) -> None:
+    def share(self, storage: Storage, guard: Callable[[], object] = bool) -> None:
         if len(self.streams) > 1:
-            self._record_streams(storage)
+            self._record_streams(storage, guard)
 
-    def _record_streams(self, storage: Storage) -> None:
+    def _record_streams(self, storage: Storage, guard: Callable[[], object]) -> None:
         """The allocator gives this memory to nobody before the kernels that were launched on every
         stream have run."""
         with _disable_current_modes():
-            whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
-            for stream in list(self.streams.values()):
-                whole.record_stream(stream)
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            records = [partial(self._record_stream, whole, stream) for stream in list(self.streams.values())]
+            _movers.past_guard(storage, guard, partial(whole.set_, storage), *records)
 
     def op_begins(self, index: int) -> None:
         del self._timed[index:]

@@ -48,7 +48,7 @@ class Mover(Protocol):
         """The block ends and the storage stays out."""
 
 
-def _guarding(storage: Storage, message: str | None) -> Callable[[], object]:
+def guarding(storage: Storage, message: str | None) -> Callable[[], object]:
     """A call that sets the guard; without a message nothing is set."""
     return _guard.setting(storage, message) if message is not None else bool
 
@@ -69,7 +69,7 @@ class ResizeMover:
         _in_one_go(
             _guard.lifting(storage),  # repeated after an interrupt: resize_ needs the pointer
             partial(_resize, storage, 0),
-            _guarding(storage, message),
+            guarding(storage, message),
         )
 
     @staticmethod
@@ -81,10 +81,10 @@ class ResizeMover:
                 _guard.lifting(storage),
                 partial(_resize, storage, size),
                 partial(data_ptr, storage),
-                _guarding(storage, message),
+                guarding(storage, message),
             )
         except RuntimeError:  # of memory there was none: it stays out, and guarded
-            _guarding(storage, message)()
+            guarding(storage, message)()
             raise
         return int(address)
 
@@ -97,7 +97,7 @@ class ResizeMover:
         elif storage.device.type == "cpu":  # memory that is never touched, which costs nothing there
             ResizeMover.give(storage, size, message)
         else:
-            _guarding(storage, message)()
+            guarding(storage, message)()
 
 
 class SwapMover:
@@ -143,7 +143,7 @@ def swap(
         _guard.lifting(storage),
         partial(_swap, storage, other),
         noting,
-        _guarding(storage, message),
+        guarding(storage, message),
     )
 
 
@@ -164,6 +164,15 @@ def give_zeroes(storage: Storage, size: int) -> None:
 def open_to_reads(storage: Storage) -> None:
     """Lifts the guard: the storage's bytes are back."""
     _guard.lifting(storage)()
+
+
+def past_guard(storage: Storage, guard: Callable[[], object], *calls: Callable[[], object]) -> None:
+    """Runs calls, of no bytecode, that need the memory of a storage that may be guarded. `guard` sets the
+    guard that it has."""
+    try:
+        _in_one_go(_guard.lifting(storage), *calls)
+    finally:
+        guard()
 
 
 def data_pointer(storage: Storage) -> int:

@@ -340,6 +340,10 @@ class Ledger(Counters):
         self.collect_dead()
         return any(record.state & _record.AWAY for record in self.records.values())
 
+    def owns(self, storage: Storage) -> bool:
+        """Whether its memory is of the kind that the block moves."""
+        return self._device.owns(storage)
+
     def movable(self, storage: Storage) -> bool:
         """Whether the storage's memory is torch's own to give and take."""
         record = storage._tide
