@@ -41,9 +41,10 @@ impl IntervalLine<'_> {
         uses: &[At],
     ) -> Option<(Vec<StretchId>, LifetimeEnd)> {
         match (life.birth, life.death) {
-            (Some(birth), Some(death)) => {
-                let (first, last) = (self.interval(birth), self.interval(death));
-                let at_instant = self.at_instant(birth);
+            // What is made between iterations is there before op 0 begins, and may be out by then.
+            (birth, Some(death)) => {
+                let (first, last) = (self.interval(birth.unwrap_or(0)), self.interval(death));
+                let at_instant = birth.is_some_and(|birth| self.at_instant(birth));
                 if first == last && !at_instant {
                     return None;
                 }

@@ -7,7 +7,7 @@ use super::states::{IntervalPrices, TIERS_MAX, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::{Machine, Timeline};
 use crate::lifetime::Lifetimes;
-use crate::trace::{Identity, Trace};
+use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -118,7 +118,7 @@ impl Relaxation {
             if lives.is_optional[index] {
                 continue;
             }
-            if !storage.movable || storage.identity == Identity::Arrival {
+            if !storage.movable {
                 for at in cut.instants_of(life) {
                     room[at] -= signed(storage.size.0);
                 }

@@ -2,11 +2,12 @@
 
 use super::{ARRIVAL, Plan, PlanError};
 use crate::lifetime::uses_by_storage;
-use crate::migration::Migration;
+use crate::migration::{Migration, Target};
 use crate::parts::PartedStep;
 use crate::residency::{Schedule, ScheduledBirth, ScheduledUses, StepParts, StepTable};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The schedule that follows `plan` in iterations like `trace`, which must be the trace that the
@@ -67,7 +68,15 @@ impl<'a> Compiler<'a> {
             let storage = storage.identity.to_string();
             return Err(PlanError::Storage { row: index, storage, why });
         }
-        Ok(Schedule::new(Arc::clone(&self.step), rows.to_vec())?)
+        let schedule = Schedule::new(Arc::clone(&self.step), rows.to_vec())?;
+        Ok(schedule.with_host_bytes(self.host_bytes(rows)))
+    }
+
+    /// The bytes of all storages that rows send to host memory.
+    fn host_bytes(&self, rows: &[Migration]) -> Bytes {
+        let to_host = rows.iter().filter(|row| row.target == Target::Host);
+        let storages: HashSet<PlanStorage> = to_host.map(|row| row.storage).collect();
+        Bytes(storages.into_iter().map(|storage| self.trace.storage(storage).size.0).sum())
     }
 }
 

@@ -78,6 +78,10 @@ impl Follow {
         self.in_sync
     }
 
+    pub(super) fn host_bytes(&self) -> u64 {
+        self.schedule.host_bytes().0
+    }
+
     pub(super) fn now(&self) -> u64 {
         self.now
     }

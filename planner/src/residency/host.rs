@@ -38,10 +38,16 @@ impl HostCopies {
 }
 
 impl Residency {
-    /// Where to send what no plan sends: to host memory, which is nearer. While a schedule is
-    /// followed that memory is left to its moves, which count on it.
-    pub(super) fn unplanned_target(&self) -> Target {
-        if self.in_sync() { Target::Ssd } else { Target::Host }
+    /// Where to send `size` bytes that no plan sends: to host memory, which is nearer. While a
+    /// schedule is followed as much of that memory is left to its moves as they can ever take: they
+    /// count on it.
+    pub(super) fn unplanned_target(&self, size: u64) -> Target {
+        let Some(follow) = self.follow.as_ref().filter(|follow| follow.in_sync()) else {
+            return Target::Host;
+        };
+        let taken = self.sums.hosted - self.sums.spare + size;
+        let fits = taken.saturating_add(follow.host_bytes()) <= self.config.host_memory.0;
+        if fits { Target::Host } else { Target::Ssd }
     }
 
     /// Where `size` bytes go that are wanted there: to the log where host memory has no room.

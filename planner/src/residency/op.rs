@@ -177,8 +177,8 @@ impl Residency {
         self.unwritable.retain(|failed| *failed != id);
         self.change(id, |storage| storage.unwritable = false);
         self.op.follows_eviction = true;
-        if self.get(id).is_some_and(ResidentStorage::may_leave) {
-            self.leave(id, self.unplanned_target());
+        if let Some(storage) = self.get(id).filter(|storage| storage.may_leave()) {
+            self.leave(id, self.unplanned_target(storage.size));
         }
         self.pending = Pending::Evict(id);
         Ok(self.advance_evict(id))

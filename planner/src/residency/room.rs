@@ -33,7 +33,8 @@ impl Residency {
         // joining `departing`: what remains is the same.
         while self.sums.committed - self.sums.departing > goal {
             let Some(victim) = self.next_victim(time) else { return };
-            self.leave(victim, self.unplanned_target());
+            let size = self.get(victim).map_or(0, |storage| storage.size);
+            self.leave(victim, self.unplanned_target(size));
         }
     }
 

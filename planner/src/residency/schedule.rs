@@ -3,6 +3,7 @@
 use super::schedule_error::ScheduleError;
 use super::step_table::StepTable;
 use crate::migration::Migration;
+use crate::units::Bytes;
 use std::sync::Arc;
 
 /// The migrations of a step, and the step. Immutable and checked: every index in it is good.
@@ -11,6 +12,8 @@ pub struct Schedule {
     step: Arc<StepTable>,
     /// By start; evictions before prefetches, which may want their room.
     moves: Vec<Migration>,
+    /// The bytes of all storages that moves send to host memory.
+    host_bytes: Bytes,
 }
 
 impl Schedule {
@@ -26,7 +29,18 @@ impl Schedule {
         moves.sort_unstable_by_key(|row| {
             (row.start, row.direction, row.deadline, row.storage, row.target, row.awaited)
         });
-        Ok(Self { step, moves })
+        Ok(Self { step, moves, host_bytes: Bytes(0) })
+    }
+
+    /// The same whose moves send storages of so many bytes in all to host memory.
+    #[must_use]
+    pub fn with_host_bytes(self, host_bytes: Bytes) -> Self {
+        Self { host_bytes, ..self }
+    }
+
+    /// The bytes of all storages that moves send to host memory. Never more of it is theirs.
+    pub fn host_bytes(&self) -> Bytes {
+        self.host_bytes
     }
 
     /// What is used when, whatever moves.

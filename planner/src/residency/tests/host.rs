@@ -4,6 +4,7 @@ use super::planned::{op, out, parts, planned, uses};
 use super::*;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
+use std::sync::Arc;
 
 /// Room for `limit` bytes, and for `host_memory` bytes of copies; storages of 10 bytes each.
 fn tiered(limit: u64, host_memory: u64, storages: usize) -> Residency {
@@ -121,7 +122,7 @@ fn host_memory_is_given_back_by_death_by_change_and_by_failure() {
 }
 
 #[test]
-fn under_a_schedule_host_memory_is_left_to_its_moves() {
+fn under_a_schedule_its_moves_have_the_host_memory_that_they_count_on() {
     let plan = |target| Migration {
         storage: PlanStorage(0),
         direction: MigrationDirection::Out,
@@ -143,10 +144,16 @@ fn under_a_schedule_host_memory_is_left_to_its_moves() {
         assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
         assert_eq!(sent(&actions(&mut machine)), [(0, CopyKind::Write, expected)]);
     }
-    let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];
-    let mut unplanned = planned(30, &[10, 10, 10], parts(4, all, vec![]));
-    unplanned.config.host_memory = Bytes(100);
-    assert_eq!(op(&mut unplanned, 0, &[reads(0)], 10), OpProgress::Waiting);
-    let left = sent(&actions(&mut unplanned));
-    assert!(left.iter().all(|(_, _, target)| *target == Target::Ssd) && !left.is_empty());
+    // What no move sends goes there as well, where all that moves send would still fit.
+    for (counted_on, expected) in [(90, Target::Host), (91, Target::Ssd)] {
+        let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];
+        let mut unplanned = planned(30, &[10, 10, 10], parts(4, all.clone(), vec![]));
+        unplanned.config.host_memory = Bytes(100);
+        let schedule = Arc::unwrap_or_clone(parts(4, all, vec![]).schedule().unwrap());
+        assert!(unplanned.exchange_schedule(Arc::new(schedule.with_host_bytes(Bytes(counted_on)))));
+        unplanned.step_begin();
+        assert_eq!(op(&mut unplanned, 0, &[reads(0)], 10), OpProgress::Waiting);
+        let left = sent(&actions(&mut unplanned));
+        assert!(left.iter().all(|(_, _, target)| *target == expected) && !left.is_empty());
+    }
 }

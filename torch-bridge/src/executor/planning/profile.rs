@@ -1,8 +1,8 @@
 //! Records what a training step does, and makes a planner's trace of it once two steps are alike.
 //!
 //! Storages are followed by the caller's numbers. When a step ends they get the names under which a
-//! plan finds them again: parameters and optimizer state by name, what an op made by (op, output
-//! slot), also where it lives on into the next step.
+//! plan finds them again: parameters and optimizer state by name, or by their place among what has
+//! none, what an op made by (op, output slot), also where it lives on into the next step.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -50,6 +50,8 @@ pub(super) struct Profile {
     alive_at_begin: Vec<StorageId>,
     /// What the last step did, if it was recorded to its end.
     last: Option<Trace>,
+    /// What the step before used, if it was recorded.
+    used_before: HashSet<StorageId>,
 }
 
 /// A trace, and which live storage is meant by each of its names.
@@ -82,6 +84,9 @@ impl Profile {
     pub(super) fn step_begins(&mut self) {
         self.step += 1;
         self.in_step = true;
+        self.used_before.clear();
+        let uses = self.ops.iter().flat_map(|op| &op.uses);
+        self.used_before.extend(uses.map(|used| used.storage));
         self.ops.clear();
         self.died.clear();
         self.alive_at_begin.clear();
@@ -202,6 +207,7 @@ impl Profile {
             by_place: HashMap::new(),
             meanings: HashMap::new(),
             taken: HashSet::new(),
+            unnamed: 0,
         };
         // What this step makes comes first: what the step before made at the same place is then
         // known as the previous instance under the same name.
@@ -231,6 +237,7 @@ struct Names<'a> {
     storages: Vec<Storage>,
     by_place: HashMap<(OpIndex, u16), (PlanStorage, StorageId)>,
     taken: HashSet<String>,
+    unnamed: u32,
     meanings: HashMap<StorageId, Meaning>,
 }
 
@@ -263,13 +270,10 @@ impl Names<'_> {
         }
         let identity = match born {
             Some((_, op, slot)) if in_this_step => Identity::Output { op, slot },
-            _ if name.is_some() && self.is_global(storage) => {
-                // Two storages may carry one name (an optimizer's state that was replaced).
-                let name = name.unwrap_or_default().to_owned();
-                let free = self.taken.insert(name.clone());
-                Identity::Name(if free { name } else { format!("{name} ({storage})") })
-            }
-            _ => Identity::Arrival,
+            _ => match self.global_name(storage, name) {
+                Some(name) => Identity::Name(name),
+                None => Identity::Arrival,
+            },
         };
         let named = PlanStorage(self.storages.len() as u32);
         if let Identity::Output { op, slot } = identity {
@@ -299,6 +303,25 @@ impl Names<'_> {
         !self.meanings.contains_key(&storage)
             && self.previous(storage).is_none()
             && self.profile.died.get(&storage).is_some_and(|it| it.since + 1 >= self.profile.step)
+    }
+
+    /// The name of what lives across iterations. What nobody has named (a model that was made in
+    /// the block) is known by its place among others such: it counts where two steps in a row have
+    /// used it, unlike a batch that was fetched ahead.
+    fn global_name(&mut self, storage: StorageId, name: Option<&str>) -> Option<String> {
+        if !self.is_global(storage) {
+            return None;
+        }
+        let Some(name) = name else {
+            let is_kept = self.profile.used_before.contains(&storage);
+            return is_kept.then(|| {
+                self.unnamed += 1;
+                format!("unnamed {}", self.unnamed)
+            });
+        };
+        // Two storages may carry one name (an optimizer's state that was replaced).
+        let free = self.taken.insert(name.to_owned());
+        Some(if free { name.to_owned() } else { format!("{name} ({storage})") })
     }
 
     /// Alive after the step, and all through the one before: what is made between two steps, such

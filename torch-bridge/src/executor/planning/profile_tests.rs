@@ -91,6 +91,37 @@ fn a_batch_that_is_fetched_ahead_and_let_go_late_holds_no_step_back() {
     }
 }
 
+/// A model that was made inside the block: what lives on is planned, and a batch is not.
+#[test]
+fn what_lives_across_steps_without_a_name_is_known_by_its_place() {
+    let mut program = Program::new();
+    let weights = [program.born(None), program.born(None)];
+    for step in 1..=4 {
+        let batch = program.born(None);
+        program.begin();
+        program.op(&[batch, weights[1]]);
+        program.op(&[weights[0]]);
+        let ended = program.end();
+        program.die(batch);
+        if step > 3 {
+            let Profiled { trace, bindings } =
+                ended.map_err(|why| format!("step {step}: {why}")).unwrap();
+            let found = |used: usize, op: usize| {
+                let storage = trace.ops[op].uses[used].storage;
+                trace.storages[storage.0 as usize].identity.clone()
+            };
+            assert_eq!(found(0, 0), Identity::Arrival);
+            assert_eq!(found(1, 0), Identity::Name("unnamed 1".to_owned()));
+            assert_eq!(found(0, 1), Identity::Name("unnamed 2".to_owned()));
+            let bound = |op: usize, used: usize| {
+                let storage = trace.ops[op].uses[used].storage;
+                bindings.iter().find(|(named, _)| *named == storage).map(|&(_, storage)| storage)
+            };
+            assert_eq!([bound(1, 0), bound(0, 1)], weights.map(Some));
+        }
+    }
+}
+
 #[test]
 fn one_that_goes_in_the_next_step_is_the_previous_instance() {
     let mut program = Program::new();
