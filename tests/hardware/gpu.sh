@@ -274,7 +274,12 @@ facts() {
     echo "FACT $(uname -r), $(nproc) CPUs, $(free -g | awk '/^Mem/ { print $2 }') GiB"
     # A pool in memory needs more than the half that containers give.
     mount -o remount,size=90% /dev/shm 2>/dev/null || true
-    local folder
+    local folder udev
+    # cuFile asks udev for the file system of a device, and a container has no udev.
+    udev=/run/udev/data/b$(mountpoint -d / 2>/dev/null)
+    if [ "$udev" != /run/udev/data/b ] && [ ! -e "$udev" ] && mkdir -p /run/udev/data 2>/dev/null; then
+        printf 'I:1\nE:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=%s\n' "$(findmnt -n -o FSTYPE /)" >"$udev" && echo "FACT $udev was missing, and is made"
+    fi
     for folder in /var/tmp /dev/shm; do
         echo "FACT $folder: $(df -hT "$folder" 2>/dev/null | awk 'NR == 2 { print $2 ", " $5 " free" }')"
     done
@@ -380,7 +385,7 @@ training_rows() {
     local size=(--layers 8 --batch 8 --fraction 0.5 0.33 --segments native expandable)
     if [ -n "$FAKE" ]; then size=(--device cpu --tiny --fraction 0.5); fi
     run training "$(left)" "$PYTHON" tests/hardware/train.py "${size[@]}" --pool "${pools[@]}" --within $(($(left) - reserve)) --tools "$BUILT" \
-        --resume "$RESUME" || ended=1
+        --traces "$logs/traces" --resume "$RESUME" || ended=1
     if [ -f "$log" ]; then
         while read -r line; do
             case $line in

@@ -103,10 +103,19 @@ def parse_arguments():
         type=pathlib.Path,
         help="rows that passed, and are in this file, are not run again; new ones go there",
     )
+    parser.add_argument("--traces", type=pathlib.Path, help="a folder that keeps the traces of limited runs")
     parser.add_argument("--tools", default=ROOT / "target" / "release", help="where tidelog-bench and tidelog-plan are")
     parser.add_argument("--gpu-at", help="the GPU's PCI address, whose link limits the bound (default: torch says)")
     parser.add_argument("--output", choices=["text", "json"], default="text")
-    for name, kind in {"run": str, "folder": str, "limit": int, "pool-size": int, "result": str, "trace": str}.items():
+    for name, kind in {
+        "run": str,
+        "folder": str,
+        "limit": int,
+        "pool-size": int,
+        "host-memory": int,
+        "result": str,
+        "trace": str,
+    }.items():
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name, value in TINY.items() if arguments.tiny else ():
@@ -132,7 +141,9 @@ def rows_of(arguments):
     def limited(batch, pool, fractions=arguments.fraction):
         return [{"run": "limited", "batch": batch, "pool": pool, "fraction": fraction} for fraction in fractions]
 
-    rows = [{"run": "plain", "batch": first}, *limited(first, fast)]
+    # In page-locked host memory, which only a GPU's tensors have.
+    in_host_memory = [{**row, "host": True} for row in limited(first, fast) if arguments.device == "cuda"]
+    rows = [{"run": "plain", "batch": first}, *in_host_memory, *limited(first, fast)]
     if "expandable" in arguments.segments:
         rows += [{**row, "segments": "expandable"} for row in limited(first, fast)]
     if "native" not in arguments.segments:
@@ -152,7 +163,8 @@ SAME_MATHEMATICS = ("plain", "hooks", "limited")  # others update on the CPU, wh
 
 
 def name_of(wanted):
-    name = NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['pool']}"
+    place = "in host memory" if wanted.get("host") else f"on {wanted.get('pool')}"
+    name = NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} {place}"
     return f"{name}, {wanted['segments']}" if "segments" in wanted else name
 
 
@@ -200,7 +212,7 @@ class Comparison:
         plain = self._plain(wanted["batch"])
         if wanted["run"] != "plain" and (plain is None or "seconds" not in plain):
             return {"left": "its run without limit is missing"}
-        kind = (wanted["run"], wanted.get("pool"))
+        kind = (wanted["run"], wanted.get("pool"), wanted.get("host"))
         left = self._deadline - time.monotonic()
         if left <= self._took.get(kind, 0):
             return {
@@ -220,7 +232,11 @@ class Comparison:
             found["step_seconds"] = statistics.median(found["seconds"][WARM_STEPS:])
             self._compare(found, plain or found, wanted)
             if wanted["run"] == "limited":
-                found |= self._bound(found, folder, pathlib.Path(scratch, "trace.json"))
+                trace = pathlib.Path(scratch, "trace.json")
+                found |= self._bound(found, folder, trace)
+                if self._arguments.traces and trace.exists():
+                    self._arguments.traces.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(trace, self._arguments.traces / f"{name_of(wanted)}, {wanted['batch']}.json")
         return found
 
     def _plain(self, batch):
@@ -247,6 +263,8 @@ class Comparison:
                 pathlib.Path(scratch, "trace.json"),
             ]
             command += ["--pool-size", min(3 * plain["peak_bytes"] // 2, room)]
+            if wanted.get("host"):
+                command += ["--host-memory", 3 * plain["peak_bytes"] // 2]
         # Deterministic matrix products need it (torch.use_deterministic_algorithms).
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         if "segments" in wanted:
@@ -289,7 +307,12 @@ class Comparison:
         try:
             if way not in self._machines:
                 self._machines[way] = self._bounds.machine(*way, direct=runs.is_direct(folder))
-            least = self._bounds.seconds(trace, self._machines[way], found["limit"], found["staging_in_budget"])
+            machine = self._machines[way]
+            if found["host_memory"]:
+                if "pcie" not in machine:
+                    return {"bound_why_not": "no bound: the rate of the GPU's link is not known"}
+                machine = {**machine, "host": {**machine["pcie"], "latency_ns": 0, "memory": found["host_memory"]}}
+            least = self._bounds.seconds(trace, machine, found["limit"], found["staging_in_budget"])
         except BoundError as why:
             return {"bound_why_not": f"no bound: {why}"}
         return {"machine": self._machines[way], "bound_seconds": least, "to_bound": found["step_seconds"] / least}
@@ -313,8 +336,8 @@ def line_of(result, mark):
             return f"{word} {about}{result[why]}"
     wrong = []
     line = f"{result['step_seconds']:.3f} s a step ({result['ratio']:.2f} x), peak {result['peak_bytes'] / GIB:.2f} GiB"
-    if "bytes_read" in result:
-        moved = f"{result['bytes_written'] / GIB:.2f} GiB out, {result['bytes_read'] / GIB:.2f} GiB in"
+    if "bytes_in" in result:
+        moved = f"{result['bytes_out'] / GIB:.2f} GiB out, {result['bytes_in'] / GIB:.2f} GiB in"
         line += f" by {result['data_path']}, in the last step {moved}, {result['stall_seconds']:.2f} s waiting"
     if "to_bound" in result:
         # The bound rests on what each op took when it was profiled. A GPU that had to wait for launches makes that

@@ -47,8 +47,7 @@ def what_is_there_lives_for_good():
     gc.freeze()
 
 
-# Pointers can be swapped since torch 2.15.
-MOVERS = ("resize", "swap") if hasattr(torch._C.StorageBase, "_swap_data_ptr_") else ("resize",)
+MOVERS = [mover for mover in ("resize", "swap") if not device.lacks_mover(mover)]
 MODES = ("reactive", "auto")
 
 

@@ -21,7 +21,7 @@ from tidetest import MIB, parting
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
-from tidetest.device import STAGING
+from tidetest.device import STAGING, skip_without
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
 from tidetest.parting import Program
 from tidetest.world import BUDGET, TENSORS, World
@@ -66,6 +66,7 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
 
 
 def test_parts_of_tensors_move_with_the_same_bits(gpu, pool):
+    skip_without("swap")
     gpu = gpu(seed=3)
     program = Program(gpu.device)
     memory = parting.BUDGET - parting.STAGING

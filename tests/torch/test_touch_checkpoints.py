@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same
 from tidetest.world import World
 
@@ -58,6 +58,8 @@ def test_torch_save_of_model_and_optimizer(compare, tmp_path, legacy, target):
 
 
 def test_a_checkpoint_is_loaded_back_into_the_run(compare):
+    device.skip_without("swap")  # older ones ask what they load for its address, which keeps it where it is
+
     def scenario(world):
         push_everything_out(world)
         data = saved((world.model.state_dict(), world.optimizer.state_dict()))
@@ -74,6 +76,8 @@ def test_a_checkpoint_is_loaded_back_into_the_run(compare):
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("place", [None, "cpu", lambda storage, location: storage, {"cuda:0": "cpu"}])
 def test_what_is_loaded_inside_the_block_moves_and_stays_tied(compare, place, legacy):
+    device.skip_without("swap")  # as above
+
     def scenario(world):
         push_everything_out(world)
         tensor = torch.arange(3000.0)
@@ -82,7 +86,8 @@ def test_what_is_loaded_inside_the_block_moves_and_stays_tied(compare, place, le
         assert whole.untyped_storage()._cdata == part.untyped_storage()._cdata
         if world.tide is not None:
             for tensor in (whole, small):
-                world.tide.evict(tensor)  # or it says why it cannot
+                if world.tide.ledger.owns(tensor.untyped_storage()):
+                    world.tide.evict(tensor)  # or it says why it cannot
         part.add_(1)
         world.note("loaded", [whole, part, small])
 

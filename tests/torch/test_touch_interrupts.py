@@ -11,7 +11,7 @@ import torch
 
 import tidelog
 from tidelog.memory import _record
-from tidetest import process
+from tidetest import device, process
 from tidetest.requests import leave_to_python
 from tidetest.world import World
 
@@ -61,7 +61,8 @@ def test_an_op_that_fails_leaves_its_arguments_right(compare):
         world.attempt("shapes", lambda: world.loose @ torch.ones(3, 3))
         world.note("loose", world.loose)
         world.push_out(world.loose)
-        world.attempt("index", lambda: world.loose[torch.tensor([0, 999])])
+        if device.kind() == "cpu":  # on a GPU it ends all of CUDA in this process
+            world.attempt("index", lambda: world.loose[torch.tensor([0, 999])])
         world.attempt("bounds", lambda: world.loose.narrow(0, 60, 10))
         world.attempt("solve", lambda: torch.linalg.cholesky(-torch.eye(64)))
         world.attempt("in place", lambda: world.loose.add_(torch.ones(5, 5)))

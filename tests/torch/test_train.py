@@ -35,7 +35,7 @@ def test_every_run_gives_the_same_losses_and_none_beats_the_bound(tmp_path):
     assert found["fsdp"]["loss_difference"] < 1e-4
     assert found["deepspeed"]["lacking"], "no deepspeed, or no GPU for it"
     assert limited["peak_bytes"] <= plain["peak_bytes"] / 2
-    assert limited["bytes_read"] > 0 and limited["ratio"] > 0 and limited["name"] == "50% on a folder"
+    assert limited["bytes_in"] > 0 and limited["ratio"] > 0 and limited["name"] == "50% on a folder"
     if "bound_why_not" in limited:
         assert "tidelog-plan" in limited["bound_why_not"]  # the tools are not built
     else:
@@ -69,8 +69,8 @@ LIMITED = {
     **PLAIN,
     "run": "limited",
     "name": "50% on a folder",
-    "bytes_read": 1,
-    "bytes_written": 1,
+    "bytes_in": 1,
+    "bytes_out": 1,
     "stall_seconds": 0.1,
     "data_path": "posix",
 }

@@ -100,7 +100,7 @@ def run_limited(arguments):
     if arguments.device == "cuda":
         Ballast(arguments.limit + LIBRARIES_BYTES)
     options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
-    options |= {"buffered": not is_direct(arguments.folder)}
+    options |= {"buffered": not is_direct(arguments.folder), "host_memory": arguments.host_memory}
     with tidelog.offload(pool=arguments.folder, **options) as tide:
         losses, seconds = train(arguments, own_step(make(arguments)), tide.step, tide.await_plan)
         stats, last = tide.stats(), tide.last_step()
@@ -108,7 +108,9 @@ def run_limited(arguments):
             tide.trace(arguments.trace)
     if tide.peak_bytes > arguments.limit:
         sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
-    figures = {key: last[key] for key in ("bytes_written", "bytes_read", "stall_seconds")}
+    figures = {"stall_seconds": last["stall_seconds"], "host_memory": arguments.host_memory}
+    figures["bytes_out"] = last["bytes_written"] + last["bytes_to_host"]
+    figures["bytes_in"] = last["bytes_read"] + last["bytes_from_host"]
     figures |= {key: stats[key] for key in ("data_path", "gpu", "plan", "notices")}
     figures |= {"gpu_memory": stats["gpu_memory"], "rates": stats["machine"]}
     if arguments.device == "cuda":

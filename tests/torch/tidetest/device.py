@@ -34,6 +34,16 @@ def lacking():
     return "torch finds no CUDA GPU" if name == "cuda" and not torch.cuda.is_available() else None
 
 
+def lacks_mover(mover):
+    """Whether this torch has no such way to take a tensor's memory: pointers can be swapped since torch 2.15."""
+    return mover == "swap" and not hasattr(torch._C.StorageBase, "_swap_data_ptr_")
+
+
+def skip_without(mover):
+    if lacks_mover(mover):
+        pytest.skip(f"torch {torch.__version__} cannot swap data pointers")
+
+
 def is_host():
     return name == "cpu"
 
@@ -60,6 +70,7 @@ def begin(folder):
     patch = pytest.MonkeyPatch()
     if name == "fake":
         _gpu = FakeCuda(patch, folder, seed=1, laziness=1)
+        torch.set_default_device("cpu")  # a mode for functions, as on a GPU
     elif name == "cuda":
         _gpu = RealCuda()
         torch.set_default_device("cuda")

@@ -117,8 +117,40 @@ class Gpu(_device.Gpu):
         if self.computes_at_launch:
             _library.fake_reach(ctypes.c_void_p(self._current(self.device.index)), 0, None)
 
-    def _record_streams(self, storage):
-        self.shared += 1  # a word to torch's caching allocator, which is not here
+    def _record_streams(self, storage, guard):
+        self.shared += 1
+        super()._record_streams(storage, guard)
+
+    def _record_stream(self, tensor, stream):
+        """A word to torch's caching allocator, which is not here. It asks for the memory's address first."""
+        assert torch._C.StorageBase.data_ptr(tensor.untyped_storage()) or not tensor.untyped_storage().nbytes()
+
+
+_write_file, _set_from_file = torch._C.StorageBase._write_file, torch._C.StorageBase._set_from_file
+
+
+def _alias_of(storage):
+    """Another storage in the same memory, of which nobody sees that it is this one."""
+    address = torch._C.StorageBase.data_ptr(storage)
+    return torch.frombuffer((ctypes.c_char * storage.nbytes()).from_address(address), dtype=torch.uint8)
+
+
+def _write_by_an_op(storage, *arguments):
+    """As torch writes a GPU's storage to a file."""
+    if not storage.nbytes():
+        return _write_file(storage, *arguments)
+    copy = torch.frombuffer(bytearray(storage.nbytes()), dtype=torch.uint8)
+    copy.copy_(_alias_of(storage))
+    return _write_file(copy.untyped_storage(), *arguments)
+
+
+def _read_by_an_op(storage, *arguments):
+    if not storage.nbytes():
+        return _set_from_file(storage, *arguments)
+    read = torch.frombuffer(bytearray(storage.nbytes()), dtype=torch.uint8)
+    _set_from_file(read.untyped_storage(), *arguments)
+    _alias_of(storage).copy_(read)
+    return storage
 
 
 class FakeCuda:
@@ -148,6 +180,8 @@ class FakeCuda:
             "is_current_stream_capturing": lambda: False,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.UntypedStorage, "_write_file", _write_by_an_op)
+        monkeypatch.setattr(torch.UntypedStorage, "_set_from_file", _read_by_an_op)
         for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
             monkeypatch.setattr(torch.cuda.memory, name, lambda device, pool: None)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream.handle.value)

@@ -126,6 +126,8 @@ class Running:
 
 def start(script, *arguments):
     """Starts a script that finds torch, tidelog, World and the bit helpers imported, and its arguments in sys.argv."""
+    for each in arguments:
+        device.skip_without(each)
     return Running(script, arguments)
 
 
