@@ -42,6 +42,9 @@ pub struct DoctorCli {
     /// Where the kernel's configuration is.
     #[arg(long, global = true, hide = true, default_value = "/boot")]
     pub boot: PathBuf,
+    /// Where udev keeps what it knows of devices.
+    #[arg(long, global = true, hide = true, default_value = "/run/udev/data")]
+    pub udev: PathBuf,
     /// Where the nodes of devices are.
     #[arg(long, global = true, hide = true, default_value = "/dev")]
     pub devfs: PathBuf,

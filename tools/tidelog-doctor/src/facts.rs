@@ -19,6 +19,8 @@ pub struct Roots {
     pub procfs: PathBuf,
     /// `/boot`.
     pub boot: PathBuf,
+    /// `/run/udev/data`.
+    pub udev: PathBuf,
 }
 
 /// A fact, whether it stands in the way of a better path, and what to type then.
@@ -253,6 +255,7 @@ mod tests {
             sysfs: directory.join("sys"),
             procfs: directory.join("proc"),
             boot: directory.join("boot"),
+            udev: directory.join("udev"),
         };
         fs::create_dir_all(roots.procfs.join("sys/kernel")).unwrap();
         fs::create_dir_all(roots.sysfs.join("class/iommu/dmar0")).unwrap();

@@ -63,7 +63,7 @@ fn run(cli: &DoctorCli) -> Result<(String, DoctorExit), DoctorFailure> {
 
 fn check(cli: &DoctorCli, arguments: &CheckArgs) -> Result<(String, DoctorExit), DoctorFailure> {
     let (sysfs, procfs, boot) = (cli.sysfs.clone(), cli.procfs.clone(), cli.boot.clone());
-    let roots = Roots { sysfs, procfs, boot };
+    let roots = Roots { sysfs, procfs, boot, udev: cli.udev.clone() };
     let machine = machine(cli);
     let sysfs = &machine.sysfs;
     let pci = sysfs.pci_devices();

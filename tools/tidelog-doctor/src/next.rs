@@ -1,8 +1,11 @@
 //! The next command: what to type where a path does not work, by what the machine shows and what
 //! its libraries say.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use nix::libc;
 use tidelog_engine::path::{ControllerName, DeviceSpec, HAS_SPDK};
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::CudaUnavailable;
@@ -62,7 +65,10 @@ impl Advice<'_> {
         match by {
             By::Gds => match open_cufile(&gpu, arguments) {
                 Err(why) => self.for_cufile(&why),
-                Ok(()) => self.for_host(By::Posix, area),
+                Ok(()) => match fs::metadata(area).ok().and_then(|it| self.for_udev(it.dev())) {
+                    Some(next) => next,
+                    None => self.for_host(By::Posix, area),
+                },
             },
             By::Gdrcopy => match map(&gpu) {
                 Err(why) => self.for_gdrcopy(&why),
@@ -109,6 +115,17 @@ impl Advice<'_> {
             DriverOpenError::Cuda(_) => "nvidia-smi",
         }
         .into()
+    }
+
+    /// Where udev does not know the device that a file is on: cuFile asks it for the file system,
+    /// and takes no file there otherwise.
+    fn for_udev(&self, device: u64) -> Option<String> {
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        // What has no device (tmpfs) has a number of its own under major 0.
+        let unknown = major != 0 && !self.roots.udev.join(format!("b{major}:{minor}")).exists();
+        unknown.then(|| {
+            "sudo udevadm trigger --subsystem-match=block  # in a container: docker run --volume /run/udev:/run/udev:ro".into()
+        })
     }
 
     fn for_gdrcopy(&self, why: &GdrError) -> String {
@@ -187,8 +204,6 @@ fn controller_of(area: &Path) -> Option<ControllerName> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use tidelog_gds::cufile::NoLibrary;
 
     use super::*;
@@ -199,8 +214,9 @@ mod tests {
     impl Tree {
         fn new(name: &str) -> Self {
             let root = std::env::temp_dir().join(format!("tidelog-{}-{name}", std::process::id()));
-            let [sysfs, procfs, boot] = ["sys", "proc", "boot"].map(|name| root.join(name));
-            Self(Roots { sysfs, procfs, boot })
+            let [sysfs, procfs, boot, udev] =
+                ["sys", "proc", "boot", "udev"].map(|name| root.join(name));
+            Self(Roots { sysfs, procfs, boot, udev })
         }
 
         fn write(&self, file: &str, text: &str) {
@@ -234,6 +250,16 @@ mod tests {
             may_be_bound: users.is_empty(),
             next: String::new(),
         }
+    }
+
+    #[test]
+    fn a_device_that_udev_does_not_know_is_told_to_it_for_cufile() {
+        let tree = Tree::new("udev");
+        let (advice, disk, tmpfs) = (tree.advice(&[]), libc::makedev(254, 3), libc::makedev(0, 27));
+        assert!(advice.for_udev(disk).unwrap().contains("--volume /run/udev:/run/udev:ro"));
+        assert_eq!(advice.for_udev(tmpfs), None);
+        tree.write("udev/b254:3", "E:ID_FS_USAGE=filesystem\n");
+        assert_eq!(advice.for_udev(disk), None);
     }
 
     #[test]

@@ -261,6 +261,7 @@ impl Machine {
             ("--sysfs", "sys"),
             ("--procfs", "proc"),
             ("--boot", "boot"),
+            ("--udev", "udev"),
             ("--devfs", "dev"),
             ("--claims", "claims"),
         ];
@@ -271,8 +272,9 @@ impl Machine {
 
     /// The same, for what is called.
     pub fn roots(&self) -> Roots {
-        let [sysfs, procfs, boot] = ["sys", "proc", "boot"].map(|name| self.root(name));
-        Roots { sysfs, procfs, boot }
+        let [sysfs, procfs, boot, udev] =
+            ["sys", "proc", "boot", "udev"].map(|name| self.root(name));
+        Roots { sysfs, procfs, boot, udev }
     }
 }
 
