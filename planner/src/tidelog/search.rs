@@ -182,10 +182,6 @@ impl<'a> Search<'a> {
             }
             if self.carry_out(job)? {
                 self.steps += 1;
-                if self.steps == 1 {
-                    // Where what cannot be planned takes most of memory, no plan may be the best.
-                    self.try_rows(Vec::new())?;
-                }
                 return Ok(true);
             }
         }

@@ -32,7 +32,8 @@ from tidelog.output._figures import StrPath
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
 
 _base: Any = torch._C.StorageBase  # unpatched, see `_record`
-_C: Any = torch._C
+_lets_backward_have_threads: Callable[[], bool] = torch._C._is_multithreading_enabled
+_let_backward_have_threads: Callable[[bool], None] = torch._C._set_multithreading_enabled
 _is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
@@ -154,13 +155,6 @@ def _others() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
 
 
-def _let_backward_have_threads(may: bool) -> None:
-    # Where a mode for functions is on (a default device is one), torch 2.11 asks it first, and crashes
-    # where the interpreter is on its way out.
-    with _C.DisableTorchFunction():
-        _C._set_multithreading_enabled(may)
-
-
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
@@ -204,12 +198,15 @@ class Gpu(Host):
         self._older = _others()
         if self._uses_parts:
             self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.after)
-        before: bool = _C._is_multithreading_enabled()
+        before = _lets_backward_have_threads()
         _let_backward_have_threads(False)
         try:
             yield
         finally:
-            _let_backward_have_threads(before)
+            # Where a mode for functions is on (a default device is one), torch 2.11 asks it first, and
+            # crashes where the interpreter is on its way out.
+            with torch._C.DisableTorchFunction():
+                _let_backward_have_threads(before)
             if self._mapped is not None:
                 self._mapped.end()
 
