@@ -16,7 +16,7 @@ from torch import nn
 
 import tidelog
 from tidelog.block import _block
-from tidelog.memory import _record
+from tidelog.memory import _guard, _movers, _record
 from tidetest import MIB, parting
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
@@ -262,6 +262,24 @@ def test_an_eviction_waits_for_every_stream(gpu, pool):
             for late in lates:
                 assert not tide.is_resident(late)
                 assert_same(bits(made), bits(late), f"a late kernel's bytes, seed {seed}")
+
+
+def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
+    """A fetch that is given up: torch asks for the address of what is guarded still, and nobody else may."""
+    card = gpu()
+    tensor = torch.arange(4096.0, device=card.device)
+    with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
+        for stream in (card.stream, card.Stream()):
+            with card.on(stream):
+                tide.device.notice()
+        assert len(tide.device.streams) == 2
+        storage = tensor.untyped_storage()
+        _guard.setting(storage, "it is out")()
+        tide.device.share(storage, _movers.guarding(storage, "it is out"))
+        with pytest.raises(RuntimeError, match="it is out"):
+            torch._C.StorageBase.data_ptr(storage)
+        _guard.lifting(storage)()
+        assert_same(bits(tensor), bits(torch.arange(4096.0)), "what was guarded")
 
 
 def test_what_an_op_takes_is_told_by_events(fake, pool):
