@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from functools import partial
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 

@@ -75,10 +75,10 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
     _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
-    _patches.replace(torch.UntypedStorage, "_write_file", lambda original: _of_file(access, original, _read))
-    _patches.replace(
-        torch.UntypedStorage, "_set_from_file", lambda original: _of_file(access, original, _write, _modified)
-    )
+    # Of a GPU's memory torch makes another storage here, for an op that copies its bytes: nobody sees that
+    # the op uses this one, which must not leave for the op's sake.
+    _wrap(access, torch.UntypedStorage, "_write_file", _read, holds=True)
+    _wrap(access, torch.UntypedStorage, "_set_from_file", _write, after=_modified, holds=True)
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
     _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
@@ -130,9 +130,10 @@ def _wrap(
     before: Callable[..., None],
     after: Callable[..., None] | None = None,
     find: Callable[[Any], Sequence[Storage]] | None = None,
+    holds: bool = False,
 ) -> None:
     """`before` and `after` get the access, and the storages of the call's arguments, its subject's
-    first. `find` says which those of an argument are."""
+    first. `find` says which those of an argument are; `holds`: they stay where they are during the call."""
     if not hasattr(owner, name):
         return
 
@@ -142,7 +143,9 @@ def _wrap(
             with _borrowed(access, storages):
                 access.await_copies()
                 before(access, *storages)
+                held = [access.hold(storage) for storage in storages] if holds and access.is_live() else None
                 result = original(subject, *args, **kwargs)
+                del held
             if after is not None:
                 after(access, *storages)
             return result
@@ -195,26 +198,6 @@ def _write(access: Access, *storages: Storage) -> None:
 def _modified(access: Access, *storages: Storage) -> None:
     if storages:
         access.wrote(storages[0])
-
-
-def _of_file(
-    access: Access, original: Wrapper, before: Callable[..., None], after: Callable[..., None] | None = None
-) -> Wrapper:
-    """Of a GPU's memory torch makes another storage here, for an op that copies its bytes: nobody sees
-    that the op uses this one, which must not leave for the op's sake."""
-
-    def wrapper(storage: Storage, *args: Any, **kwargs: Any) -> Any:
-        with _borrowed(access, [storage]):
-            access.await_copies()
-            before(access, storage)
-            held = access.hold(storage) if access.is_live() else None
-            result = original(storage, *args, **kwargs)
-            del held
-        if after is not None:
-            after(access, storage)
-        return result
-
-    return wrapper
 
 
 def _resize(access: Access, original: Wrapper) -> Wrapper:
