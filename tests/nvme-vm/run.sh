@@ -176,10 +176,11 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     done
     cat "$log.boot" >>"$log"
     echo >>"$log"
+    grep -aq '^DONE' "$log.boot" || unfinished="$unfinished $plan"
 }
 
 : >"$log"
-booted=0
+unfinished=""
 recorded=""
 for plan in $plans; do
     rows=$(sed -n 's/^# Rows: //p' "tests/nvme-vm/$plan")
@@ -205,7 +206,6 @@ for plan in $plans; do
         *) boot "$plan" q35 "" ;;
     esac
     look_behind "$plan" >>"$log"
-    booted=$((booted + 1))
 done
 
 # -- what it said ----------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ powercuts() { # NAME ARGUMENTS
         echo "FAILED  $name: $(tail -2 "$work/powercut.err" | tr '\n' ' ')"
     fi >>"$log"
 }
-# Of the last boot that recorded its disks.
-if [ -n "$recorded" ]; then
+# Of the last boot that recorded its disks, if it came as far.
+if [ -n "$recorded" ] && [[ " $unfinished " != *" $recorded "* ]]; then
     echo "PLAN $recorded" >>"$log"
     powercuts "power cuts lose no commit" recorded --images "${IMAGES:-1000}"
     powercuts "power cuts of a disk that ignores flushes are found out" recorded --images 100 --blind
@@ -248,15 +248,16 @@ count() {
         }'
 }
 
-tr -d '\r' <"$log" | grep -aE '^(SECTION|ok  |FAILED|SKIPPED)' | sed 's/^SECTION /\n/' || true
+tr -d '\r' <"$log" | grep -aE '^(SECTION|ok  |FAILED|SKIPPED)| HANGS: ' | sed 's/^SECTION /\n/' || true
 counted=$(count)
 read -r ok all left spdk_ok <<<"$(tail -n 1 <<<"$counted")"
 differing=$(head -n -1 <<<"$counted")
 failed=$(grep -ac '^FAILED' "$log" || true)
 echo
-if [ "$(grep -ac '^DONE' "$log" || true)" != "$booted" ]; then
-    echo "nvme-vm: the machine did not come to its end; see $log" >&2
-    tail -5 "$log" >&2
+if [ -n "$unfinished" ]; then
+    echo "nvme-vm: the machine did not come to its end (plan$unfinished); its last words, of $log:" >&2
+    tr -d '\r' <"$log" | sed -n '/^WAITING/,$p' >&2
+    tail -20 "$log" >&2
     exit 1
 fi
 skipped=$(tr -d '\r' <"$log" | sed -n 's/^SKIPPED *\(.*\)/\1; /p' | tr -d '\n')

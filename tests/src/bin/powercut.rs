@@ -146,7 +146,7 @@ fn rebuild(
     images: usize,
     seed: u64,
     directory: &Path,
-    Loses { blind, lossy }: Loses,
+    loses: Loses,
 ) -> Result<(), Failure> {
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent)?;
@@ -155,6 +155,21 @@ fn rebuild(
     std::fs::create_dir(directory).map_err(|error| {
         format!("{}: {error}; name a directory that is to be made", directory.display())
     })?;
+    let looked = look_at_images(log, layout, images, seed, directory, loses);
+    std::fs::remove_dir_all(directory)?;
+    println!("{}", looked?);
+    Ok(())
+}
+
+/// Says how many images there were, or which of them should not be as they are.
+fn look_at_images(
+    log: &Path,
+    layout: &Layout,
+    images: usize,
+    seed: u64,
+    directory: &Path,
+    Loses { blind, lossy }: Loses,
+) -> Result<String, Failure> {
     let log = WriteLog::open(log)?;
     let mut rebuilder = Rebuilder::new(&log, layout, blind);
     let notes = rebuilder.notes()?;
@@ -183,7 +198,6 @@ fn rebuild(
         }
     }
     eprintln!();
-    std::fs::remove_dir_all(directory)?;
     let flushes = log.entries.iter().filter(|entry| entry.flush).count();
     let forced = log.entries.iter().filter(|entry| entry.fua).count();
     let what = format!(
@@ -196,9 +210,6 @@ fn rebuild(
             Err(format!("{what}, although flushes were skipped: the test sees nothing").into())
         }
         (1.., false) => Err(what.into()),
-        _ => {
-            println!("{what}");
-            Ok(())
-        }
+        _ => Ok(what),
     }
 }

@@ -46,7 +46,11 @@ impl WriteLog {
     /// The file is none, or cannot be read.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        let [magic, _version, count, sector] = words(&file, 0)?;
+        let of_none = |error| {
+            let why = "the disk recorded nothing, or the machine did not come to its end";
+            io::Error::other(format!("{}: no log: {error}; {why}", path.display()))
+        };
+        let [magic, _version, count, sector] = words(&file, 0).map_err(of_none)?;
         if magic != MAGIC {
             return Err(io::Error::other(format!("{} is no log of writes", path.display())));
         }
