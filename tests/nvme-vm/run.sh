@@ -160,7 +160,10 @@ version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
 
 # The machine with one plan; what it says is added to the log. An emulator that crashes has shown nothing, and is
 # started again a few times: behind its IOMMU it crashes now and then where other programs keep it waiting. Its
-# processors have no x2APIC: with it, one of the two missed its interrupts now and then and slept for ever.
+# processors have no x2APIC: with it, one of the two missed its interrupts now and then and slept for ever. Its
+# controllers miss commands now and then after a reset, several times in a row, until the kernel resets them again: it
+# shall do so soon, and repeat what they missed as often as it takes.
+patience="nvme_core.io_timeout=8 nvme_core.max_retries=60"
 boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     local plan=$1 machine=$2 command_line=$3 try code
     shift 3
@@ -169,7 +172,7 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
         echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
         code=0
         timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max,-x2apic -smp 2 -m 1536 -nographic -no-reboot \
-            -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 no_timer_check plan=$plan $command_line" \
+            -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 no_timer_check $patience plan=$plan $command_line" \
             "$@" "${arguments[@]}" "${extra[@]}" </dev/null >"$log.boot" 2>&1 || code=$?
         [ $code -eq 134 ] || break
         echo "nvme-vm: the emulator crashed: $(tr -d '\r' <"$log.boot" | grep -a Assertion | tail -n 1)" >&2
@@ -254,9 +257,11 @@ read -r ok all left spdk_ok <<<"$(tail -n 1 <<<"$counted")"
 differing=$(head -n -1 <<<"$counted")
 failed=$(grep -ac '^FAILED' "$log" || true)
 echo
+if [ "$failed" != 0 ] || [ -n "$unfinished" ]; then
+    tr -d '\r' <"$log" | sed -n '/^WAITING/,/^\(ok  \|FAILED\)/p' >&2
+fi
 if [ -n "$unfinished" ]; then
     echo "nvme-vm: the machine did not come to its end (plan$unfinished); its last words, of $log:" >&2
-    tr -d '\r' <"$log" | sed -n '/^WAITING/,$p' >&2
     tail -20 "$log" >&2
     exit 1
 fi
