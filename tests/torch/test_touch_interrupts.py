@@ -139,8 +139,7 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
         losses = len(world.losses)
         interrupts = 0
         performer = tide.performer
-        if place != "mark":
-            leave_to_python(tide)  # C++ has no such calls
+        leave_to_python(tide)  # C++ has no such calls
         owner = {"mark": tide.ledger, "_await_loans": performer}.get(place, performer._mover)
         for _ in range(40):
             with monkeypatch.context() as patch:

@@ -525,7 +525,7 @@ def _mark_forked() -> None:
         if tide is not None:
             tide.session.forked = True
             tide.device.forget_copies()
-            tide.steps.plan = None
+            tide.steps.follows = False
 
 
 def _run_updates() -> None:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from tidelog.storages._ledger import Ledger
 _SOURCES = pathlib.Path(__file__).with_name("cpp")
 _NAME = "_dispatch_kernels"
+# Nothing outside calls into the module but by its first function: calls inside of it need no look at who else may have
+# a function of that name.
+_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 # Ops that a distributed program's hook makes other ops of.
 _FUNCTIONAL = ("_c10d_functional", "_dtensor")
 # What torch.compile looks at entered frames with now; None where it does not look.
@@ -73,10 +76,13 @@ class Module(Unmet, Engine, Protocol):
         """It ends."""
 
     def follow(self, plan: Followed | None) -> None:
-        """The block follows this plan where `steps.plan` is it. None: its steps are profiled."""
+        """The block follows this plan in steps that follow one. None: its steps are profiled."""
 
     def perform(self) -> bool:
         """Does what the session asks for; returns whether that was all."""
+
+    def running_uses(self) -> dict[int, int]:
+        """What the op uses that runs and was looked at in full there: number -> 0 or MODIFIES."""
 
     def why_sums_unknown(self) -> str:
         """Why autograd's sums cannot be told from others, if so."""
@@ -125,6 +131,10 @@ class Kernels:
         if self._why_mode is None:
             self._why_mode = module.why_sums_unknown()
         return not self._why_mode
+
+    def running_uses(self) -> dict[int, int]:
+        """What the op uses that runs and was looked at in full past the hook: number -> 0 or MODIFIES."""
+        return self._module.running_uses() if self._module is not None else {}
 
     def await_built(self) -> None:
         """Waits until they are there, or cannot be had."""
@@ -254,7 +264,7 @@ def _place() -> pathlib.Path:
     """Where the module for this torch and this Python is, or comes."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir()) if path.is_file()]
-    facts = (torch.__version__, torch.version.git_version, sys.version, platform.machine(), *sources)
+    facts = (torch.__version__, torch.version.git_version, sys.version, platform.machine(), *_FLAGS, *sources)
     digest = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
     return pathlib.Path(home, "tidelog", f"dispatch-{digest}.so")
 
@@ -294,7 +304,7 @@ def _compile(compiler: list[str], place: pathlib.Path) -> str:
     includes = [home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     command = [
         *compiler,
-        *("-O2", "-std=c++20", "-shared", "-fPIC", "-w", str(_SOURCES / "module.cpp"), "-o", str(made)),
+        *(*_FLAGS, str(_SOURCES / "module.cpp"), "-o", str(made)),
         *(f"-I{each}" for each in includes),
         f"-L{home / 'lib'}",
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),

@@ -406,13 +406,14 @@ class Hook(TorchDispatchMode):
         follows, and nobody says when it has ended: what it uses stays until the next op, or
         `end_touch`."""
         outer = self._uses
-        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
+        running = {**self._kernels.running_uses(), **outer}
+        self._begin(-1, b"an access outside the dispatcher", 0, {**running, **uses}, 0)
         self._uses = outer
         self._ledger.note_peak()
 
     def end_touch(self) -> None:
         """What was brought back for an access may leave again."""
-        if not self._uses:
+        if not self._uses and not self._kernels.running_uses():
             self._steps.end_op()
 
 

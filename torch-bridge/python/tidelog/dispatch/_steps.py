@@ -4,6 +4,7 @@ ones follow it."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +49,16 @@ class Plan:
             self.funcs[self.ops] = None
 
 
-class Steps:
+class Place(ctypes.Structure):
+    """Where in a step the program is, as the kernels in C++ see and change it: `Place` in dispatch/cpp/ledger.h."""
+
+    _fields_ = (("next_op", ctypes.c_int64), ("follows", ctypes.c_bool), ("profiles", ctypes.c_bool))
+    next_op: int  # outside a step below zero; inside, the index of the next op
+    follows: bool  # whether the step is as planned so far
+    profiles: bool  # whether a plan is wanted, and there is none yet
+
+
+class Steps(Place):
     """Tells the session where in which step the program is, and waits for it there."""
 
     def __init__(
@@ -62,8 +72,9 @@ class Steps:
         *,
         learns: bool,
     ) -> None:
-        self.plan: Plan | None = None  # the Plan that this step follows, as long as it matches
-        self.next_op = -1  # outside a step; inside, the index of the next op
+        super().__init__()
+        self.leave_step()
+        self.profiles = learns
         # An op is about to be launched.
         self.notice: Callable[[], None] = self._notice_stream if device.option else device.notice
         self.notices: list[str] = []  # for the user; the session has others
@@ -77,7 +88,7 @@ class Steps:
         self._heap = heap
         self._learns = learns  # whether a plan is wanted
         self._known_plan: Plan | None = None  # what steps may follow
-        # Of the ops of a step that is being profiled.
+        # Of the ops of a step that is being profiled. Kernels in C++ add to them, too: they are never replaced.
         self._funcs: list[Op] = []
         self._needs: list[int] = []
         self._rested = False  # whether the last step needed no migration at all
@@ -93,7 +104,7 @@ class Steps:
         self._performer.look_at_async_uses()
         ledger.collect_dead()
         self.judge_quiet()
-        if self.follows_plan is not None and self._is_profiling():
+        if self.follows_plan is not None and self.profiles:
             is_ready = self._session.hold_plan(True)
             if self.follows_plan(is_ready):
                 self._session.hold_plan(False)
@@ -102,7 +113,7 @@ class Steps:
         self._take_plan()
         if not ledger.quiet:
             self.next_op = 0
-            self.plan = self._known_plan
+            self.follows = self._known_plan is not None
 
     def end(self, completed: bool, started: float) -> None:
         """A step that began at `started` has ended; `completed`: by no exception."""
@@ -113,15 +124,20 @@ class Steps:
             with contextlib.suppress(Error):
                 self._session.step(StepMark.INTERRUPTED)
             return
-        if self._is_profiling() and (durations := self._device.durations()):
+        if self.profiles and (durations := self._device.durations()):
             self._session.durations(durations)
         self._performer.drive(self._session.step(StepMark.COMPLETE))
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that this step follows, as long as it matches."""
+        return self._known_plan if self.follows else None
+
     def leave_step(self) -> None:
         """What follows is in no step."""
-        self.next_op, self.plan = -1, None
+        self.next_op, self.follows = -1, False
 
     def _take_plan(self) -> None:
         """A plan may have become ready: the first for steps like the last one, or another for the
@@ -130,14 +146,14 @@ class Steps:
             self._known_plan.follow(self._session.plan())
             self._kernels.follow(self._known_plan)
         elif self._learns and self._funcs:
-            plan = Plan(self._funcs, self._needs)
+            plan = Plan(self._funcs, [*self._needs])
             plan.follow(self._session.plan())
             if plan.ops:
-                self._known_plan = plan
+                self._known_plan, self.profiles = plan, False
                 self._kernels.follow(plan)
                 _logging.plan_followed(plan.ops)
                 self._notice_what_slows()
-        self._funcs, self._needs = [], []
+        self._forget_profile()
 
     def _notice_what_slows(self) -> None:
         """On the host the threads that move tensors compute: copies and checksums. With a GPU threads that
@@ -179,8 +195,12 @@ class Steps:
         """Between two steps: those to come are others, and are learnt as the first ones were."""
         self._session.learn_again()
         self._kernels.forget_plan()
-        self._known_plan = None
-        self._funcs, self._needs = [], []
+        self._known_plan, self.profiles = None, self._learns
+        self._forget_profile()
+
+    def _forget_profile(self) -> None:
+        self._funcs.clear()
+        self._needs.clear()
 
     # -- ops --------------------------------------------------------------------------------------
 
@@ -188,7 +208,7 @@ class Steps:
         """Blocks until the op's storages are resident and its outputs have room."""
         self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
         self.notice()
-        if index >= 0 and self._is_profiling():
+        if index >= 0 and self.profiles:
             self._device.op_begins(index)
 
     def end_op(self) -> None:
@@ -225,7 +245,7 @@ class Steps:
 
     def profiled(self, index: int, func: Op, born: int) -> None:
         """An op of a step has run; if the step is being profiled, this is noted."""
-        if self._is_profiling():
+        if self.profiles:
             del self._funcs[index:], self._needs[index:]
             self._funcs.append(func)
             self._needs.append(born)
@@ -236,16 +256,13 @@ class Steps:
         reactive."""
         plan, index = self.plan, self.next_op
         expected = plan.funcs[index] if plan is not None and index < plan.ops else "the end of the step"
-        self.plan = None
+        self.follows = False
         self._session.leave_plan()
         if not any("left the plan" in notice for notice in self.notices):
             self.notices.append(
                 f"a step left the plan at op {index}: {func} ran where {expected} was planned; "
                 "that step went on reactively (said once)"
             )
-
-    def _is_profiling(self) -> bool:
-        return self._known_plan is None and self._learns
 
     def _notice_stream(self) -> None:
         """An op is about to be launched, on whatever stream."""

@@ -116,12 +116,14 @@ class Reach(Protocol):
 
 
 class _Newborn(weakref.ref[Storage]):
-    """What every record has: slots, so that one that nothing else is asked of needs no dict."""
+    """What every record has: slots, so that one that nothing else is asked of needs no dict, and the kernels
+    in C++ find them without a search (`Slot` in dispatch/cpp/ledger.h)."""
 
-    __slots__ = ("birth", "size")
+    __slots__ = ("birth", "size", "state")
 
     birth: object  # (op index, output slot, op name), or the op alone, or None
     size: int
+    state: int  # SETTLED or one of those below it
 
 
 class Record(_Newborn):
@@ -135,7 +137,6 @@ class Record(_Newborn):
     process: int  # whose block it is
     # The session's number for it, given when the session must learn of it.
     id: int = None  # type: ignore[assignment]  # where it is used there is one: no look at each op
-    state = SETTLED
     reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
     addresses_end = 0  # scopes after which nobody uses an address that they asked for

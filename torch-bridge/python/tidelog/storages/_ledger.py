@@ -28,18 +28,20 @@ _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
 
 class Counters(ctypes.Structure):
-    """What the kernels in C++ look at with each op: `Counters` in dispatch/cpp/block.h."""
+    """What the kernels in C++ look at with each op: `Counters` in dispatch/cpp/ledger.h."""
 
     _fields_ = (
         ("limit", ctypes.c_int64),
         ("counted", ctypes.c_int64),
         ("peak", ctypes.c_int64),
+        ("marked", ctypes.c_int64),
         ("quiet", ctypes.c_bool),
         ("expects_buckets", ctypes.c_bool),
     )
     limit: int
     counted: int
     peak: int
+    marked: int
     quiet: bool
     expects_buckets: bool
 
@@ -134,9 +136,7 @@ class Ledger(Counters):
         size = nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
-        record = storage._tide = self._record_type(storage, self._on_death)
-        record.size = size
-        record.birth = func
+        record = self._new_record(storage, size, func)
         if self.expects_buckets and info_of(func).written:
             record.is_guarded = False  # as in `record_of_written`
         births = self.births
@@ -145,8 +145,8 @@ class Ledger(Counters):
         if self.counted + self.unmet_bytes() > self.peak:
             self.has_grown()
         elif len(births) > self._births_max:
-            self.births = [record for record in births if record() is not None]
-            self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
+            births[:] = [record for record in births if record() is not None]
+            self._births_max = 2 * len(births) + _BIRTHS_PENDING_MAX
 
     def has_grown(self) -> None:
         """More may be in memory than ever, while all is quiet."""
@@ -164,9 +164,7 @@ class Ledger(Counters):
         size = nbytes(storage)
         if size == 0 or (size >= self._device_check_min and not self._device.owns(storage)):
             return
-        record = storage._tide = self._record_type(storage, self._on_death)
-        record.size = size
-        record.birth = birth
+        record = self._new_record(storage, size, birth)
         self.births.append(record)
         self.counted += size
 
@@ -182,14 +180,19 @@ class Ledger(Counters):
         size = 0 if self._is_alias(storage) else nbytes(storage)
         if size == 0:
             return None  # nothing to move; looked at again when an op has given it bytes
-        record = storage._tide = self._record_type(storage, self._on_death)
-        record.size = size
-        record.birth = birth
+        record = self._new_record(storage, size, birth)
         self.number_of(record)
         self.births.append(record)
         self.counted += size
         if storage._aliased:
             self.pin(record)
+        return record
+
+    def _new_record(self, storage: Storage, size: int, birth: object) -> Record:
+        """A record of a storage that has none here, which does not count yet."""
+        record = self._record_type(storage, self._on_death)
+        record.size, record.birth, record.state = size, birth, _record.SETTLED
+        storage._tide = record
         return record
 
     def record_of_written(self, storage: Storage) -> Record | None:
@@ -414,8 +417,8 @@ class Ledger(Counters):
         )
 
     def pending(self) -> tuple[list[Any], ...]:
-        """The lists of what the session has not heard of, beside births. The kernels of `_dispatch` look there:
-        none is ever replaced."""
+        """The lists of what the session has not heard of, beside births. The kernels of `_dispatch` look there
+        and at births: none is ever replaced."""
         return (
             self._dead,
             *(self._modified, self._deaths, self._resized, self._pin_requests, self._async_changes),

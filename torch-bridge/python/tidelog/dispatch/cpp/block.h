@@ -17,41 +17,25 @@ class Kernel;
 constexpr int64_t TOLD_EVERY = 1 << 20;            // the heap hears of so many bytes at once
 constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of results' sizes starts afresh
 
-// What is looked at with each op: `Counters` in `_ledger.py`.
-struct Counters {
-  int64_t limit, counted, peak;
-  bool quiet, expects_buckets;
-};
-
-// Where an object of Python's has it, for as long as that lives.
-volatile Counters* counters_of(PyObject* ledger) {
-  Py_buffer view;
-  checked(PyObject_GetBuffer(ledger, &view, PyBUF_SIMPLE));
-  void* counters = view.len == sizeof(Counters) ? view.buf : nullptr;
-  PyBuffer_Release(&view);
-  TORCH_CHECK(counters != nullptr, "counters of another layout");
-  return static_cast<volatile Counters*>(counters);
-}
-
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
   Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, bool hides_mode)
       : hook(borrowed(hook)),
-        ledger(borrowed(ledger)),
+        ledger(ledger),
         steps(attribute(hook, names()._steps)),
+        funcs(attribute(steps.get(), names()._funcs)),
+        needs_seen(attribute(steps.get(), names()._needs)),
         heap(attribute(hook, names()._heap)),
         updates(attribute(hook, names().updates)),
-        no_uses(checked(PyDict_New())),
-        session(attribute(hook, names()._session), ledger, attribute(steps.get(), names()._performer)),
-        counters(counters_of(ledger)),
+        session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer), allocated),
+        counters(this->ledger.counters),
+        place(numbers_of<Place>(steps.get())),
         attention(attention),
         hides_mode(hides_mode) {}
 
-  // The storages of an op that is running stay where they are while another thread brings one back.
-  void begin_uses(PyObject* uses) const { checked(PyObject_SetAttr(hook.get(), names()._uses, uses)); }
-  void end_uses() const {
+  void end_uses() {
     Gil gil;
-    begin_uses(no_uses.get());
+    uses.clear();
   }
 
   void remember(uint64_t key, int64_t born) {
@@ -59,18 +43,29 @@ struct Block {
     foresight[key] = born;
   }
 
+  // Whether this step is one that `plan` is for.
+  bool follows() const { return place->follows && plan.get() != nullptr; }
+
   void tell_heap() {
     if (allocated < TOLD_EVERY) return;
     call(heap.get(), names().allocated, checked(PyLong_FromLongLong(allocated.exchange(0))).get());
   }
 
-  const Held hook, ledger, steps, heap;
+  const Held hook;
+  const Ledger ledger;
+  const Held steps;
+  const Held funcs, needs_seen;  // lists: of the ops of a step that is being profiled. Never replaced
+  const Held heap;
   const Held updates;  // a dict of the optimizer's updates that have not run
-  const Held no_uses;
   const LibrarySession session;
   volatile Counters* const counters;
+  volatile Place* const place;
   const volatile uint32_t* attention;  // not 0 while completions wait
   const bool hides_mode;               // whether autograd finds no mode, also where tensors move
+
+  // Of the op that runs and was looked at in full here: what it uses stays where it is while another thread brings
+  // something back.
+  std::vector<uint32_t> uses;
 
   Held plan{nullptr};  // which the next three are of
   std::vector<const Kernel*> kernels;
@@ -127,23 +122,11 @@ Held place_of(int64_t index, int64_t slot, PyObject* name) {
 
 // Gives a storage that Python has not met its record, as `Ledger.register` and `born` do.
 Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
-  PyObject* ledger = block.ledger.get();
   const Birth birth = entry->birth;
   const int64_t size = entry->size;
   Held object = checked(THPStorage_Wrap(storage));
   Held made_by = birth.index < 0 ? borrowed(birth.func) : place_of(birth.index, birth.slot, birth.name);
-  Held type = attribute(ledger, names()._record_type), on_death = attribute(ledger, names()._on_death);
-  Held record = checked(PyObject_CallFunctionObjArgs(type.get(), object.get(), on_death.get(), nullptr));
-  set_number(record.get(), names().size, size);
-  checked(PyObject_SetAttr(record.get(), names().birth, made_by.get()));
-  if (entry->number < 0) {
-    checked(PyList_Append(attribute(ledger, names().births).get(), record.get()));
-  } else {  // the session knows it already
-    Held id = checked(PyLong_FromLongLong(entry->number));
-    checked(PyObject_SetAttr(record.get(), names().id, id.get()));
-    checked(PyObject_SetAttr(record.get(), names().reported, Py_True));
-    checked(PyObject_SetItem(attribute(ledger, names().records).get(), id.get(), record.get()));
-  }
+  Held record = block.ledger.new_record(object.get(), size, std::move(made_by), entry->number);
   // From here on it counts there, and no longer here.
   checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
   unmet().meet(entry);

@@ -126,14 +126,13 @@ class Kernel final : public c10::OperatorKernel {
   // As `Hook._watchful`, up to where the op runs.
   bool is_as_planned(Run& run, const Tensors& arguments) const {
     const Block& block = *run.block;
-    PyObject* steps = block.steps.get();
-    if (block.plan.get() == nullptr || attribute(steps, names().plan).get() != block.plan.get()) return false;
-    run.index = number(steps, names().next_op);
+    if (!block.follows()) return false;
+    run.index = block.place->next_op;
     if (!is_expected(block, run.index)) return false;
     run.needs = block.needs[run.index];
     if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    set_number(steps, names().next_op, run.index + 1);
+    block.place->next_op = run.index + 1;
     return true;
   }
 
@@ -142,6 +141,7 @@ class Kernel final : public c10::OperatorKernel {
     const volatile Counters& counters = *run.block->counters;
     run.room = counters.limit - counters.counted;
     if (unmet().bytes() + needs <= run.room) return true;
+    if (!run.block->ledger.has_dead()) return false;
     bool has = number(run.block->ledger.get(), names().live) + needs <= counters.limit;
     run.room = counters.limit - counters.counted;
     return has;
@@ -149,8 +149,8 @@ class Kernel final : public c10::OperatorKernel {
 
   // As `Hook._is_settled`.
   bool is_settled(Run& run, const Tensors& arguments) const {
-    PyObject* ledger = run.block->ledger.get();
-    std::vector<Held> modified;
+    const Ledger& ledger = run.block->ledger;
+    c10::SmallVector<Held, 2> modified;
     bool settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
@@ -159,13 +159,13 @@ class Kernel final : public c10::OperatorKernel {
       PyObject* object = storage.pyobj_slot()->load_pyobj();
       if (object == nullptr || has_update(*run.block, storage)) return false;
       Held record = record_in(object);
-      if (record.get() == nullptr || attribute(record.get(), names().ledger).get() != ledger) return false;
-      int64_t state = number(record.get(), names().state);
+      if (record.get() == nullptr || !ledger.has(record.get())) return false;
+      int64_t state = ledger.state(record.get());
       if (state == CLEAN && (written_ >> position & 1) != 0) modified.push_back(std::move(record));
-      return state == 0 || state == CLEAN;
+      return state == SETTLED || state == CLEAN;
     });
     if (!settled) return false;
-    for (const Held& record : modified) call(ledger, names().modified, record.get());
+    for (const Held& record : modified) call(ledger.get(), names().modified, record.get());
     return true;
   }
 
@@ -174,12 +174,10 @@ class Kernel final : public c10::OperatorKernel {
   // As `Hook._observed`, up to where the op runs.
   bool begins(Run& run, const Stack& stack) const {
     Block& block = *run.block;
-    PyObject* steps = block.steps.get();
     if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
     if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
-    run.index = number(steps, names().next_op);
-    Held plan = attribute(steps, names().plan);
-    if (plan.get() != Py_None && !(plan.get() == block.plan.get() && is_expected(block, run.index))) return false;
+    run.index = block.place->next_op;
+    if (block.place->follows && !(block.follows() && is_expected(block, run.index))) return false;
 
     block.session.tell_unmet();
     Question question(seed_);
@@ -199,14 +197,14 @@ class Kernel final : public c10::OperatorKernel {
     if (run.learns) return false;  // Python asks torch
 
     int64_t needs = foreseen->second;
-    block.begin_uses(question.uses_in_python().get());
+    block.uses = question.uses();
     try {
       block.session.begin_op(run.index, fingerprint, text_.c_str(), question.uses(), needs);
     } catch (...) {
       block.end_uses();
       throw;
     }
-    if (run.index >= 0) set_number(steps, names().next_op, run.index + 1);
+    if (run.index >= 0) block.place->next_op = run.index + 1;
     return true;
   }
 
@@ -240,10 +238,9 @@ class Kernel final : public c10::OperatorKernel {
 
   // As `Steps.profiled`, on a host.
   void profiled(const Block& block, int64_t index, int64_t born) const {
-    PyObject* steps = block.steps.get();
-    if (attribute(steps, names()._known_plan).get() != Py_None || !is_true(steps, names()._learns)) return;
-    put_last(attribute(steps, names()._funcs).get(), index, func_.get());
-    put_last(attribute(steps, names()._needs).get(), index, checked(PyLong_FromLongLong(born)).get());
+    if (!block.place->profiles) return;
+    put_last(block.funcs.get(), index, func_.get());
+    put_last(block.needs_seen.get(), index, checked(PyLong_FromLongLong(born)).get());
   }
 
   // Has a list end with an object at a place.
@@ -306,7 +303,7 @@ class Kernel final : public c10::OperatorKernel {
     }
     Held object = checked(THPStorage_Wrap(tensor.storage()));
     Held record = record_in(object.get());
-    if (record.get() != nullptr && attribute(record.get(), names().ledger).get() == ledger) return;
+    if (record.get() != nullptr && run.block->ledger.has(record.get())) return;
     if (run.path == Path::quiet) {
       call(ledger, names().register_, object.get(), func_.get());
     } else {

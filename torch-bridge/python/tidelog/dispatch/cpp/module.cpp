@@ -131,6 +131,18 @@ PyObject* perform(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+// Number -> 0 or `MODIFIES`, as the hook has them of an op that it looks at.
+PyObject* running_uses(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  Held dict = checked(PyDict_New());
+  if (open_block())
+    for (uint32_t use : open_block()->uses)
+      checked(PyDict_SetItem(dict.get(), checked(PyLong_FromUnsignedLong(use & ~MODIFIES)).get(),
+                             checked(PyLong_FromUnsignedLong(use & MODIFIES)).get()));
+  return dict.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* meet_numbered(PyObject*, PyObject* number) {
   HANDLE_TH_ERRORS
   c10::Storage storage = unmet().numbered(number_in(number));
@@ -217,6 +229,7 @@ PyMethodDef METHODS[] = {
     {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
+    {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
@@ -224,7 +237,7 @@ PyMethodDef METHODS[] = {
     {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
      "Calls what finds the mode there, too."},
     {"enter_compiled", enter_compiled, METH_O, "Notes the keys of this thread by a function, and finds the mode again."},
-    {"follow", follow, METH_O, "The block follows this plan where `steps.plan` is it; None: there is none."},
+    {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };
 // `storage._tide` where nobody has set it: Python meets the storage now.

@@ -6,14 +6,14 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
 
-#include "python.h"
+#include <atomic>
+
+#include "ledger.h"
 
 namespace tidelog {
 
 // `Request`.
 constexpr uint32_t EVICT = 1, RELEASE = 2, ALLOCATE = 3, SETTLE = 4;
-// `_record.SETTLED` and the others.
-constexpr int64_t SETTLED = 0, CLEAN = 1, LEAVING = 2, OUT = 4, COMING = 8, AWAY = OUT | COMING;
 
 // `tide_action`.
 struct Action {
@@ -64,11 +64,12 @@ using Mover = Swap<c10::StorageImpl>;
 // All is called with Python's lock held.
 class Performer {
  public:
-  Performer(Held performer, PyObject* ledger)
+  Performer(Held performer, const Ledger& ledger, std::atomic<int64_t>& allocated)
       : performer_(std::move(performer)),
-        ledger_(borrowed(ledger)),
-        heap_(attribute(performer_.get(), names()._heap)),
-        async_uses_(attribute(performer_.get(), names()._async_uses)),
+        ledger_(ledger),
+        allocated_(allocated),
+        async_uses_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._running)),
+        async_uses_elsewhere_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._elsewhere)),
         in_flight_(attribute(performer_.get(), names()._in_flight)),
         swaps_(Mover::is_there && is_true(performer_.get(), names().swaps)) {}
 
@@ -77,8 +78,8 @@ class Performer {
     address = 0;
     if (!swaps_) return false;
     Held number = checked(PyLong_FromUnsignedLong(action.storage));
-    Held record = call(ledger_.get(), names().record_at, number.get());
-    if (record.get() == Py_None) return true;
+    Held record = ledger_.record_at(number.get());
+    if (record.get() == nullptr) return true;
     Held storage = checked(PyObject_CallNoArgs(record.get()));
     if (storage.get() == Py_None) return true;
     if (attribute(storage.get(), names()._tide_update).get() != Py_None) return false;
@@ -98,9 +99,7 @@ class Performer {
 
   // Whether ops that have returned use storages still: then only Python knows how to wait.
   bool has_async_uses() const {
-    int has = PyObject_IsTrue(async_uses_.get());
-    checked(has);
-    return has != 0;
+    return size_of(async_uses_.get()) + size_of(async_uses_elsewhere_.get()) != 0;
   }
 
   // How many references to the object of a storage are held in Python because a device or a copy may touch its memory:
@@ -129,7 +128,7 @@ class Performer {
   static c10::StorageImpl& impl_of(PyObject* storage) { return *THPStorage_Unpack(storage).unsafeGetStorageImpl(); }
 
   bool evict(const Asked& asked, uint64_t& address) const {
-    int64_t before = number(asked.record, names().state);
+    int64_t before = ledger_.state(asked.record);
     // First the mark, then the look, as there.
     mark(asked, LEAVING);
     bool is_movable = call(ledger_.get(), names().movable, asked.storage).get() == Py_True;
@@ -161,22 +160,20 @@ class Performer {
     }
     mark(asked, COMING);
     begins(asked);
-    call(heap_.get(), names().allocated, checked(PyLong_FromUnsignedLongLong(asked.size)).get());
+    allocated_ += asked.size;
     return true;
   }
 
   bool settle(const Asked& asked) const {
     PyObject* moving = in_flight(asked.number);
     if (moving != nullptr && moving != asked.storage) return false;
-    if ((number(asked.record, names().state) & AWAY) != 0) Mover::open_to_reads(asked.impl);
+    if ((ledger_.state(asked.record) & AWAY) != 0) Mover::open_to_reads(asked.impl);
     mark(asked, asked.size != 0 ? CLEAN : SETTLED);
     if (moving != nullptr) ended(asked);
     return true;
   }
 
-  void mark(const Asked& asked, int64_t state) const {
-    call(ledger_.get(), names().mark, asked.record, checked(PyLong_FromLongLong(state)).get());
-  }
+  void mark(const Asked& asked, int64_t state) const { ledger_.mark(asked.record, state); }
 
   // Whether other threads use it right now.
   static bool has_users(const Asked& asked) { return number(asked.record, names().loans) != 0; }
@@ -189,11 +186,7 @@ class Performer {
     return message;
   }
 
-  static Py_ssize_t moving_parts(PyObject* parted) {
-    Py_ssize_t count = PyObject_Size(attribute(parted, names().moving).get());
-    checked(static_cast<int>(count));
-    return count;
-  }
+  static Py_ssize_t moving_parts(PyObject* parted) { return size_of(attribute(parted, names().moving).get()); }
 
   PyObject* in_flight(PyObject* number) const {
     PyObject* found = PyDict_GetItemWithError(in_flight_.get(), number);
@@ -203,7 +196,10 @@ class Performer {
   void begins(const Asked& asked) const { checked(PyDict_SetItem(in_flight_.get(), asked.number, asked.storage)); }
   void ended(const Asked& asked) const { checked(PyDict_DelItem(in_flight_.get(), asked.number)); }
 
-  const Held performer_, ledger_, heap_, async_uses_;
+  const Held performer_;
+  const Ledger& ledger_;
+  std::atomic<int64_t>& allocated_;  // bytes that the heap has not heard of
+  const Held async_uses_, async_uses_elsewhere_;  // never replaced
   const Held in_flight_;  // a dict
   const bool swaps_;      // whether the block moves by swaps of pointers
 };

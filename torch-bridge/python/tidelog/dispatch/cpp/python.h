@@ -62,6 +62,12 @@ void set_number(PyObject* object, PyObject* name, int64_t value) {
   checked(PyObject_SetAttr(object, name, checked(PyLong_FromLongLong(value)).get()));
 }
 
+Py_ssize_t size_of(PyObject* object) {
+  Py_ssize_t size = PyObject_Size(object);
+  if (size < 0) throw_python_error();
+  return size;
+}
+
 bool is_true(PyObject* object, PyObject* name) { return attribute(object, name).get() == Py_True; }
 
 template <class... Arguments>
@@ -85,24 +91,25 @@ struct Names {
   PyObject* register_ = PyUnicode_InternFromString("register");
 #define NAME(text) PyObject* text = PyUnicode_InternFromString(#text)
   NAME(_async_uses);
+  NAME(_dead);
   NAME(_deaths);
+  NAME(_elsewhere);
   NAME(_free_ids);
   NAME(_funcs);
   NAME(_heap);
   NAME(_in_flight);
-  NAME(_known_plan);
-  NAME(_learns);
   NAME(_needs);
   NAME(_next_id);
   NAME(_on_death);
   NAME(_performer);
+  NAME(_plain_type);
   NAME(_record_type);
   NAME(_retired_ids);
+  NAME(_running);
   NAME(_session);
   NAME(_steps);
   NAME(_tide);
   NAME(_tide_update);
-  NAME(_uses);
   NAME(allocated);
   NAME(birth);
   NAME(births);
@@ -122,20 +129,16 @@ struct Names {
   NAME(loans);
   NAME(looks_on);
   NAME(made);
-  NAME(mark);
   NAME(modified);
-  NAME(modifies);
   NAME(movable);
   NAME(moving);
   NAME(needs);
-  NAME(next_op);
   NAME(note_peak);
   NAME(number_of);
   NAME(ops);
   NAME(parted);
   NAME(pending);
   NAME(pins);
-  NAME(plan);
   NAME(record_at);
   NAME(record_of);
   NAME(records);

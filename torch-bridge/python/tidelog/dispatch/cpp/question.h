@@ -93,15 +93,6 @@ class Question {
   // What the op uses does not matter to it: it only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
 
-  // The same as Python has it: number -> 0 or MODIFIES.
-  Held uses_in_python() const {
-    Held dict = checked(PyDict_New());
-    for (uint32_t use : uses_)
-      checked(PyDict_SetItem(dict.get(), checked(PyLong_FromUnsignedLong(use & ~MODIFIES)).get(),
-                             checked(PyLong_FromUnsignedLong(use & MODIFIES)).get()));
-    return dict;
-  }
-
  private:
   void add_shape(const at::Tensor& tensor) {
     TupleHash shape;
@@ -114,15 +105,14 @@ class Question {
   static int64_t number_of(const Block& block, const c10::Storage& storage, bool writes) {
     if (const Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl()); entry != nullptr && entry->number >= 0)
       return entry->number;
-    PyObject* ledger = block.ledger.get();
+    const Ledger& ledger = block.ledger;
     Held object = checked(THPStorage_Wrap(storage));
     Held record = record_in(object.get());
-    if (record.get() == nullptr || attribute(record.get(), names().ledger).get() != ledger)
-      record = call(ledger, names().record_of, object.get());
+    if (record.get() == nullptr || !ledger.has(record.get())) record = call(ledger.get(), names().record_of, object.get());
     if (record.get() == Py_None) return -1;
-    if (writes && number(record.get(), names().state) == CLEAN) call(ledger, names().modifies, record.get());
+    if (writes && ledger.state(record.get()) == CLEAN) ledger.mark(record.get(), SETTLED);
     Held id = attribute(record.get(), names().id);
-    return number_in((id.get() != Py_None ? std::move(id) : call(ledger, names().number_of, record.get())).get());
+    return number_in((id.get() != Py_None ? std::move(id) : call(ledger.get(), names().number_of, record.get())).get());
   }
 
   std::vector<uint64_t> parts_;    // hashes of those of the fingerprint

@@ -22,12 +22,12 @@ struct SessionBirth {
 // All is called with Python's lock held.
 class LibrarySession {
  public:
-  LibrarySession(Held session, PyObject* ledger, Held performer)
+  LibrarySession(Held session, const Ledger& ledger, Held performer, std::atomic<int64_t>& allocated)
       : session_(std::move(session)),
-        ledger_(borrowed(ledger)),
-        performer_(std::move(performer), ledger),
-        free_numbers_(attribute(ledger, names()._free_ids)),
-        pending_(call(ledger, names().pending)) {
+        ledger_(ledger),
+        performer_(std::move(performer), ledger, allocated),
+        free_numbers_(attribute(ledger.get(), names()._free_ids)),
+        pending_(call(ledger.get(), names().pending)) {
     Held calls = call(session_.get(), names().calls);
     auto each = [&](size_t place) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(calls.get(), place)); };
     handle_ = each(0);
@@ -51,7 +51,7 @@ class LibrarySession {
 
   // Sends what is pending, as `Session.flush`.
   void flush() const {
-    bool has_pending = PyList_GET_SIZE(attribute(ledger_.get(), names().births).get()) != 0;
+    bool has_pending = ledger_.has_births();
     for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(pending_.get()) && !has_pending; ++place)
       has_pending = PyList_GET_SIZE(PyTuple_GET_ITEM(pending_.get(), place)) != 0;
     if (has_pending)
@@ -149,7 +149,8 @@ class LibrarySession {
     return status;
   }
 
-  const Held session_, ledger_;
+  const Held session_;
+  const Ledger& ledger_;
   const Performer performer_;
   const Held free_numbers_;  // a list
   const Held pending_;       // lists of what the session has not heard of, beside births
