@@ -4,7 +4,7 @@ use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many};
 use crate::testing::{Builder, machine, random_trace, training};
 use crate::tidelog::tidelog;
-use crate::trace::Access;
+use crate::trace::{Access, Identity};
 use crate::units::{Bandwidth, Bytes};
 use tidelog_random::Random;
 
@@ -143,6 +143,27 @@ fn no_policy_beats_the_bound() {
         }
     }
     assert!(above_kernels > 200, "only {above_kernels} bounds say more than the kernels' time");
+}
+
+/// What is made between two iterations may leave before it is used, as what is born in one may.
+#[test]
+fn no_policy_beats_the_bound_of_arrivals() {
+    let mut random = Random::new(2027);
+    let mut above_kernels = 0;
+    for case in 0..500 {
+        let mut trace = random_trace(&mut random, 12, 8);
+        for storage in &mut trace.storages {
+            if matches!(storage.identity, Identity::Name(_)) && random.chance(2) {
+                storage.identity = Identity::Arrival;
+            }
+        }
+        let machine = tight(&trace, &mut random);
+        let effort = Effort { steps: 60, ..FINE };
+        let bound = lower_bound(&trace, &machine, effort).unwrap().time;
+        above_kernels += u32::from(bound > trace.duration());
+        never_beaten(&trace, &machine, Policy::Lru, bound.0, case);
+    }
+    assert!(above_kernels > 100, "only {above_kernels} bounds say more than the kernels' time");
 }
 
 /// Both leave changed in each iteration; no more is proved, and hardly less.
