@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tidelog
 from tidelog.dispatch import _dispatch
 from tidetest import MIB
+from tidetest.requests import leave_to_python
 
 pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 
@@ -285,6 +286,34 @@ def test_an_op_that_fails_raises_what_it_raises_without_a_block(tide):
             torch.mm(left, right)
     assert torch.mm(left, right.t())[0, 0] == 4
     assert tide.stats()["dispatch"]["ops_past_python"] > before
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_what_an_op_uses_stays_while_it_brings_something_back(pool, past):
+    """An op whose kernel is in Python, and looks at a tensor that is out: there is no room for both."""
+    tensors, is_out = {}, []
+
+    def trace(matrix):
+        if looks:
+            with pytest.raises(tidelog.BudgetError):
+                tensors["other"].numpy()
+            is_out.append(matrix.untyped_storage()._tide.is_out)
+        return torch.ones(())
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("trace", trace, "CPU")
+        with tidelog.offload(pool=pool, memory=13 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+            tensors.update({name: torch.ones(1024, 2048) for name in ("used", "other")})
+            if not past:
+                leave_to_python(tide)
+            for looks in (False, False, False, True):
+                tide.evict(tensors["other"])
+                before = tide.stats()["dispatch"]["ops_past_python"]
+                torch.trace(tensors["used"])
+            assert (tide.stats()["dispatch"]["ops_past_python"] > before) == past
+            assert is_out == [False]
+            assert tensors["other"].sum() == tensors["other"].numel()
+            tensors.clear()
 
 
 def test_a_sparse_result_has_its_parts_counted(tide):
