@@ -63,8 +63,8 @@ struct Block {
   const volatile uint32_t* attention;  // not 0 while completions wait
   const bool hides_mode;               // whether autograd finds no mode, also where tensors move
 
-  // Of the op that runs and was looked at in full here: what it uses stays where it is while another thread brings
-  // something back.
+  // Of the op that runs and was looked at in full here: what it uses stays where it is while its kernel brings
+  // something else back.
   std::vector<uint32_t> uses;
 
   Held plan{nullptr};  // which the next three are of
