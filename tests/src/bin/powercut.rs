@@ -83,8 +83,9 @@ fn main() -> ExitCode {
         }
         Part::Rebuild { log, devices, notes, images, seed, directory, blind, lossy } => {
             let loses = Loses { blind, lossy };
-            layout(&devices, &notes)
-                .and_then(|layout| rebuild(&log, &layout, images, seed, &directory, loses))
+            layout(&devices, &notes).and_then(|layout| {
+                in_new(&directory, || rebuild(&log, &layout, images, seed, &directory, loses))
+            })
         }
     };
     match ended {
@@ -140,14 +141,8 @@ fn layout(devices: &str, notes: &str) -> Result<Layout, Failure> {
     Ok(Layout { devices, notes: range(notes)? })
 }
 
-fn rebuild(
-    log: &Path,
-    layout: &Layout,
-    images: usize,
-    seed: u64,
-    directory: &Path,
-    loses: Loses,
-) -> Result<(), Failure> {
+/// Makes the directory and removes it in the end, however the work ends; says what that says.
+fn in_new(directory: &Path, work: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent)?;
     }
@@ -155,14 +150,14 @@ fn rebuild(
     std::fs::create_dir(directory).map_err(|error| {
         format!("{}: {error}; name a directory that is to be made", directory.display())
     })?;
-    let looked = look_at_images(log, layout, images, seed, directory, loses);
+    let done = work();
     std::fs::remove_dir_all(directory)?;
-    println!("{}", looked?);
+    println!("{}", done?);
     Ok(())
 }
 
 /// Says how many images there were, or which of them should not be as they are.
-fn look_at_images(
+fn rebuild(
     log: &Path,
     layout: &Layout,
     images: usize,

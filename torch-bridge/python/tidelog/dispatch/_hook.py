@@ -406,15 +406,18 @@ class Hook(TorchDispatchMode):
         follows, and nobody says when it has ended: what it uses stays until the next op, or
         `end_touch`."""
         outer = self._uses
-        running = {**self._kernels.running_uses(), **outer}
-        self._begin(-1, b"an access outside the dispatcher", 0, {**running, **uses}, 0)
+        self._begin(-1, b"an access outside the dispatcher", 0, {**self._running_uses(), **uses}, 0)
         self._uses = outer
         self._ledger.note_peak()
 
     def end_touch(self) -> None:
         """What was brought back for an access may leave again."""
-        if not self._uses and not self._kernels.running_uses():
+        if not self._running_uses():
             self._steps.end_op()
+
+    def _running_uses(self) -> dict[int, int]:
+        """What the op uses that is running, whoever looked at it."""
+        return {**self._kernels.running_uses(), **self._uses}
 
 
 class DistributedHook(Hook):

@@ -27,7 +27,7 @@ struct Block {
         needs_seen(attribute(steps.get(), names()._needs)),
         heap(attribute(hook, names()._heap)),
         updates(attribute(hook, names().updates)),
-        session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer), allocated),
+        session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer)),
         counters(this->ledger.counters),
         place(numbers_of<Place>(steps.get())),
         attention(attention),

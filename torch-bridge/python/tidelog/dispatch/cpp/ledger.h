@@ -77,7 +77,8 @@ class Ledger {
 
   PyObject* get() const { return object_.get(); }
 
-  // Whether a record stands in this one, and not in another block's.
+  // Whether a record stands in this one, and not in another block's. Few have another type: buckets of a reducer, and
+  // what is in a pool of the program's own.
   bool has(PyObject* record) const {
     return Py_TYPE(record) == reinterpret_cast<PyTypeObject*>(type_.get()) ||
            attribute(record, names().ledger).get() == object_.get();

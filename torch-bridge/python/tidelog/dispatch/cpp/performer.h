@@ -6,8 +6,6 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
 
-#include <atomic>
-
 #include "ledger.h"
 
 namespace tidelog {
@@ -64,10 +62,10 @@ using Mover = Swap<c10::StorageImpl>;
 // All is called with Python's lock held.
 class Performer {
  public:
-  Performer(Held performer, const Ledger& ledger, std::atomic<int64_t>& allocated)
+  Performer(Held performer, const Ledger& ledger)
       : performer_(std::move(performer)),
         ledger_(ledger),
-        allocated_(allocated),
+        heap_(attribute(performer_.get(), names()._heap)),
         async_uses_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._running)),
         async_uses_elsewhere_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._elsewhere)),
         in_flight_(attribute(performer_.get(), names()._in_flight)),
@@ -160,7 +158,7 @@ class Performer {
     }
     mark(asked, COMING);
     begins(asked);
-    allocated_ += asked.size;
+    call(heap_.get(), names().allocated, checked(PyLong_FromUnsignedLongLong(asked.size)).get());
     return true;
   }
 
@@ -198,7 +196,7 @@ class Performer {
 
   const Held performer_;
   const Ledger& ledger_;
-  std::atomic<int64_t>& allocated_;  // bytes that the heap has not heard of
+  const Held heap_;
   const Held async_uses_, async_uses_elsewhere_;  // never replaced
   const Held in_flight_;  // a dict
   const bool swaps_;      // whether the block moves by swaps of pointers

@@ -22,10 +22,10 @@ struct SessionBirth {
 // All is called with Python's lock held.
 class LibrarySession {
  public:
-  LibrarySession(Held session, const Ledger& ledger, Held performer, std::atomic<int64_t>& allocated)
+  LibrarySession(Held session, const Ledger& ledger, Held performer)
       : session_(std::move(session)),
         ledger_(ledger),
-        performer_(std::move(performer), ledger, allocated),
+        performer_(std::move(performer), ledger),
         free_numbers_(attribute(ledger.get(), names()._free_ids)),
         pending_(call(ledger.get(), names().pending)) {
     Held calls = call(session_.get(), names().calls);
