@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long the GPU idles for a fetch: where fetches complete by events, and where the host waits for each, in turn.
 
-    python tests/hardware/early.py --pool FOLDER
+    python tests/hardware/fetches.py --pool FOLDER
 
 With FAKE in the environment the GPU is gds/fake with a clock, and the tensors are the host's.
 """
@@ -131,6 +131,11 @@ def measure(gpu, folder, mode, by_events):
             return idle / fetches, fetches
 
 
+def ratio(idle, base):
+    """A plan may leave no idle time at all."""
+    return f"{idle / base:.2f}" if base else "no ratio"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", required=True)
@@ -148,7 +153,7 @@ def main():
         by_host, by_event = (statistics.median(idle[which]) / 1e3 for which in (False, True))
         print(
             f"FACT {mode}: the GPU idles {by_event:.0f} us for a fetch by events, {by_host:.0f} us where the host waits: "
-            f"{by_event / by_host:.2f} ({fetches} fetches, {arguments.rounds} rounds in turn)"
+            f"{ratio(by_event, by_host)} ({fetches} fetches, {arguments.rounds} rounds in turn)"
         )
 
 

@@ -5,6 +5,7 @@ The plugin that makes rows of pytest's tests is asked as well, on tests of its o
 """
 
 import glob
+import importlib
 import os
 import re
 import subprocess
@@ -247,3 +248,12 @@ def test_idle_time_of_a_fetch_is_measured_without_a_gpu(tmp_path):
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     facts = re.findall(r"^FACT (\w+): the GPU idles \d+ us for a fetch by events", done.stdout, re.MULTILINE)
     assert (done.returncode, facts) == (0, ["room", "reactive", "auto"]), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("idle", "base", "told"), [(10.0, 500.0, "0.02"), (10.0, 0.0, "no ratio"), (0.0, 0.0, "no ratio")]
+)
+def test_where_a_gpu_never_idled_no_ratio_is_told(monkeypatch, idle, base, told):
+    """On a quiet machine a plan hides every fetch, also where the host waits for it."""
+    monkeypatch.syspath_prepend(str(HARDWARE))
+    assert importlib.import_module("fetches").ratio(idle, base) == told
