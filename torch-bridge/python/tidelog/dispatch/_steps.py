@@ -39,7 +39,7 @@ class Plan:
         # Which op is expected. Behind the last one is none.
         self.funcs: list[Op | None] = [*funcs, None]
         self.infos = [info_of(func) for func in funcs]
-        self.needs = needs  # bytes of its outputs
+        self.needs = [*needs]  # bytes of its outputs
 
     def follow(self, due: bytes) -> None:
         """Takes over what is due when: a step may begin with another plan for the same ops."""
@@ -146,7 +146,7 @@ class Steps(Place):
             self._known_plan.follow(self._session.plan())
             self._kernels.follow(self._known_plan)
         elif self._learns and self._funcs:
-            plan = Plan(self._funcs, [*self._needs])
+            plan = Plan(self._funcs, self._needs)
             plan.follow(self._session.plan())
             if plan.ops:
                 self._known_plan, self.profiles = plan, False
