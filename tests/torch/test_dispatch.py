@@ -101,6 +101,56 @@ def test_steps_that_are_learnt_again_follow_another_plan(pool):
     assert min(passed[1:]) > 150, passed
 
 
+aten = torch.ops.aten
+# One call for each kind of argument that `dispatch/cpp/operators.h` knows. The results differ in size by some of them.
+CALLS = {
+    "two tensors": lambda x: x * x,
+    "a tensor and a number": lambda x: x * 3,
+    "a number that scales": lambda x: torch.add(x, x, alpha=2),
+    "two such numbers": lambda x: torch.addmm(x, x, x, beta=0.5, alpha=2),
+    "a power": lambda x: x.pow(2),
+    "a shape": lambda x: x.view(2, -1),
+    "the shape that it has": lambda x: x.view(x.shape),
+    "a shape and a flag": lambda x: x[:1].expand(8, 8),
+    "a shape, strides and an offset": lambda x: x.as_strided((2, 3), (3, 1), 4),
+    "a type": lambda x: x.to(torch.float64),
+    "a memory format": lambda x: x.clone(memory_format=torch.contiguous_format),
+    "dimensions": lambda x: x.permute(1, 0),
+    "dimensions, a flag and a type": lambda x: x.sum((0,), keepdim=True, dtype=torch.float64),
+    "a dimension and a place": lambda x: x[3],
+    "a part": lambda x: x[2:5],
+    "a shape and options": lambda x: aten.new_empty_strided(x, (4, 4), (4, 1), dtype=torch.int8).zero_(),
+    "three tensors": lambda x: torch.where(x > x, x, x),
+    "what it writes": lambda x: x.detach().clone().add_(x).mul_(x).lerp_(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_an_op_goes_past_python_once_the_size_of_its_result_was_seen(tide, call, needs_gradient):
+    """Also one that is looked at in full, however its kernel is called."""
+    given = torch.arange(64.0).view(8, 8).requires_grad_(needs_gradient)
+    results = [call(given) for _ in range(3)]  # it gets a kernel, then the bytes of its result are seen
+    with Counting() as seen:
+        call(given)
+    before = tide.stats()["dispatch"]["ops_past_python"]
+    results.append(call(given))
+    assert tide.stats()["dispatch"]["ops_past_python"] == before + seen.ops
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
+def test_the_size_of_a_result_is_remembered_by_the_numbers_it_was_made_with(pool):
+    with tidelog.offload(pool=pool, memory=16 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+        kept = [unmet() for _ in range(24)]
+        given = torch.ones(4)
+        for rows in (1, 6) * 4:
+            made = aten.new_empty_strided(given, (rows, SIZE // 4), (SIZE // 4, 1))
+            assert tide.live_bytes > 15 * MIB  # as many tensors left as it needs
+            del made
+            assert all(each[0] == 2 for each in kept)  # fills the budget again
+        kept.clear()
+
+
 def test_what_looks_on_sees_each_op(tide):
     seen = []
     tide._hook.looks_on = lambda func, *_: seen.append(func)

@@ -3,6 +3,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "backward.h"
 #include "question.h"
 
 namespace tidelog {
@@ -35,28 +36,16 @@ class Kernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Run run;
-    if (is_open.load(std::memory_order_relaxed)) {
-      Gil gil;
-      if (!passes(run, arguments_in(*stack)) && run.block && begins(run, *stack))
-        run.path = Path::observed;
-    }
-    if (run.path == Path::python) {
+    if (!takes(run, *stack)) {
       python_.callBoxed(op, keys, stack);
       if (run.learns) learn(run, *stack);
       return;
     }
-    ++passed;
-    try {
+    carry_out(run, [&] {
       c10::impl::ExcludeDispatchKeyGuard guard(PYTHON);
       op.redispatchBoxed(keys & BELOW_PYTHON, stack);
-    } catch (...) {
-      if (run.path == Path::observed) run.block->end_uses();
-      throw;
-    }
-    if (run.path == Path::observed)
-      ends(run, *stack);
-    else
-      ran(run, results_in(*stack));
+    });
+    done(run, results_in(*stack));
   }
 
   enum class Path { python, quiet, planned, observed };
@@ -73,6 +62,44 @@ class Kernel final : public c10::OperatorKernel {
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
   };
 
+  // Whether an op may go past Python. It is begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
+  template <class MakeNumbers>
+  bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
+    if (!is_open.load(std::memory_order_relaxed)) return false;
+    Gil gil;
+    if (passes(run, arguments)) return true;
+    if (!run.block || !begins(run, arguments, make_numbers())) return false;
+    run.path = Path::observed;
+    return true;
+  }
+
+  bool takes(Run& run, const Stack& stack) const {
+    return takes(run, Tensors(stack, arguments_), [&] { return Numbers(stack, arguments_); });
+  }
+
+  // Has torch run it.
+  template <class Redispatch>
+  std::invoke_result_t<Redispatch> carry_out(const Run& run, const Redispatch& redispatch) const {
+    ++passed;
+    try {
+      return redispatch();
+    } catch (...) {
+      if (run.path == Path::observed) run.block->end_uses();
+      throw;
+    }
+  }
+
+  void done(const Run& run, const Tensors& results) const {
+    if (run.path == Path::observed)
+      ends(run, results);
+    else
+      ran(run, results);
+  }
+
+  // Where one of them may have a storage that no argument has.
+  Tensors results_in(const Stack& stack) const { return Tensors(stack, makes_ ? returns_ : 0); }
+
+ private:
   // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
   // the op is for Python.
   bool passes(Run& run, const Tensors& arguments) const {
@@ -117,12 +144,6 @@ class Kernel final : public c10::OperatorKernel {
     tell(run);
   }
 
-  Tensors arguments_in(const Stack& stack) const { return Tensors(stack, arguments_); }
-
-  // Where one of them may have a storage that no argument has.
-  Tensors results_in(const Stack& stack) const { return Tensors(stack, makes_ ? returns_ : 0); }
-
- private:
   // As `Hook._watchful`, up to where the op runs.
   bool is_as_planned(Run& run, const Tensors& arguments) const {
     const Block& block = *run.block;
@@ -172,8 +193,9 @@ class Kernel final : public c10::OperatorKernel {
   // -- an op that is looked at in full -------------------------------------------------------------
 
   // As `Hook._observed`, up to where the op runs.
-  bool begins(Run& run, const Stack& stack) const {
+  bool begins(Run& run, const Tensors& arguments, const Numbers& numbers) const {
     Block& block = *run.block;
+    c10::impl::ForceDispatchKeyGuard guard(with_mode(c10::impl::tls_local_dispatch_key_set()));
     if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
     if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
     run.index = block.place->next_op;
@@ -182,16 +204,17 @@ class Kernel final : public c10::OperatorKernel {
     block.session.tell_unmet();
     Question question(seed_);
     run.used.clear();
-    bool is_usual = arguments_in(stack).each([&](size_t position, const at::Tensor& tensor) {
+    bool leaves_out = looks_ == Looks::always;
+    bool is_usual = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!question.add(block, tensor, (written_ >> position & 1) != 0)) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
+      if (looks_ == Looks::at_shape && position == 0) leaves_out = numbers.has_second(tensor.sizes());
       return true;
     });
     if (!is_usual) return false;
-    for (size_t position = 0; position < arguments_; ++position) question.add_numbers(argument(stack, position));
-    if (leaves_out(stack)) question.leave_out_uses();
+    if (leaves_out) question.leave_out_uses();
     uint64_t fingerprint = question.fingerprint();
-    run.key = question.key(fingerprint);
+    run.key = Question::key(fingerprint, numbers);
     auto foreseen = block.foresight.find(run.key);
     run.learns = foreseen == block.foresight.end();
     if (run.learns) return false;  // Python asks torch
@@ -212,22 +235,19 @@ class Kernel final : public c10::OperatorKernel {
     return index >= 0 && static_cast<size_t>(index) < block.kernels.size() && block.kernels[index] == this;
   }
 
-  // As `OpInfo.leaves_out`.
-  bool leaves_out(const Stack& stack) const {
-    if (looks_ != Looks::at_shape) return looks_ == Looks::always;
-    return argument(stack, 1).isIntList() && argument(stack, 1).toIntVector() == argument(stack, 0).toTensor().sizes();
-  }
-
   // The same from where it has run.
-  void ends(const Run& run, const Stack& stack) const {
+  void ends(const Run& run, const Tensors& results) const {
     Gil gil;
+    c10::impl::ForceDispatchKeyGuard guard(with_mode(c10::impl::tls_local_dispatch_key_set()));
     Block& block = *run.block;
     block.end_uses();
-    int64_t slot = 0, born = bytes_made(run, stack);
-    each_result(stack, [&](const at::Tensor& tensor) {
-      if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) look_at(run, slot, tensor);
-      ++slot;
-    });
+    int64_t slot = 0, born = bytes_made(run, results);
+    if (makes_)
+      results.each([&](size_t, const at::Tensor& tensor) {
+        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) look_at(run, slot, tensor);
+        ++slot;
+        return true;
+      });
     block.remember(run.key, born);
     if (run.index >= 0 && block.plan.get() == nullptr) profiled(block, run.index, born);
     block.session.end_op();
@@ -251,34 +271,24 @@ class Kernel final : public c10::OperatorKernel {
 
   // Python has done all of it: the next time it is known how much memory the results take.
   void learn(const Run& run, const Stack& stack) const {
-    int64_t born = bytes_made(run, stack);
+    int64_t born = bytes_made(run, results_in(stack));
     Gil gil;
     run.block->remember(run.key, born);
   }
 
-  int64_t bytes_made(const Run& run, const Stack& stack) const {
+  int64_t bytes_made(const Run& run, const Tensors& results) const {
+    if (!makes_) return 0;
     c10::SmallVector<const c10::StorageImpl*, 4> known = run.used;
     int64_t bytes = 0;
-    each_result(stack, [&](const at::Tensor& tensor) {
-      if (!is_plain(tensor)) return;
+    results.each([&](size_t, const at::Tensor& tensor) {
+      if (!is_plain(tensor)) return true;
       const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-      if (std::find(known.begin(), known.end(), storage) != known.end()) return;
+      if (std::find(known.begin(), known.end(), storage) != known.end()) return true;
       known.push_back(storage);
       bytes += storage->nbytes();
-    });
-    return bytes;
-  }
-
-  template <class Visit>
-  void each_result(const Stack& stack, const Visit& visit) const {
-    results_in(stack).each([&](size_t, const at::Tensor& tensor) {
-      visit(tensor);
       return true;
     });
-  }
-
-  const c10::IValue& argument(const Stack& stack, size_t position) const {
-    return stack[stack.size() - arguments_ + position];
+    return bytes;
   }
 
   // Whether a result's storage is known here now.

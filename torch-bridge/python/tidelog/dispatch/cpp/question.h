@@ -45,6 +45,68 @@ bool hashes_tuples_as_known() {
   return hash_of(checked(Py_BuildValue("(iii)", 1, 2, 3)).get()) == known.value();
 }
 
+// Calls `visit` with each whole number of a value.
+template <class Visit>
+void each_number(const c10::IValue& value, const Visit& visit) {
+  if (value.isInt()) visit(value.toInt());
+  if (value.isBool()) visit(value.toBool());
+  if (value.isIntList())
+    for (int64_t each : value.toIntVector()) visit(each);
+}
+
+bool is_list(const c10::IValue& value) { return value.isIntList(); }
+
+template <class Value>
+bool is_list(const c10::ArrayRef<Value>&) {
+  return true;
+}
+
+template <class Value>
+bool is_list(const Value&) {
+  return false;
+}
+
+// The whole numbers of an op's arguments: sizes and offsets, on which the size of a result may depend.
+class Numbers {
+ public:
+  // Of the last `count` values of a stack.
+  Numbers(const Stack& stack, size_t count) {
+    for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
+  }
+
+  // Of values as C++ has them, which know their own `each_number` and `is_list`.
+  template <class... Values>
+  explicit Numbers(const std::tuple<const Values&...>& values) {
+    std::apply([&](const auto&... each) { (add(each), ...); }, values);
+  }
+
+  uint64_t hash() const {
+    uint64_t hash = 0;
+    for (int64_t each : all_) hash = (hash ^ static_cast<uint64_t>(each)) * 0x9E3779B97F4A7C15ull;
+    return hash;
+  }
+
+  // Whether the second argument is a list of the same numbers.
+  bool has_second(at::IntArrayRef list) const {
+    return has_second_ && at::IntArrayRef(all_).slice(second_begin_, second_end_ - second_begin_) == list;
+  }
+
+ private:
+  template <class Value>
+  void add(const Value& value) {
+    size_t begin = all_.size();
+    each_number(value, [&](int64_t each) { all_.push_back(each); });
+    if (position_++ != 1 || !is_list(value)) return;
+    has_second_ = true;
+    second_begin_ = begin;
+    second_end_ = all_.size();
+  }
+
+  c10::SmallVector<int64_t, 8> all_;
+  size_t position_ = 0, second_begin_ = 0, second_end_ = 0;
+  bool has_second_ = false;
+};
+
 // What the session is asked about an op.
 class Question {
  public:
@@ -68,15 +130,6 @@ class Question {
     return true;
   }
 
-  // Adds an argument's whole numbers: sizes and offsets, on which the size of a result may depend.
-  void add_numbers(const c10::IValue& value) {
-    auto add = [&](int64_t each) { numbers_seen_ = (numbers_seen_ ^ static_cast<uint64_t>(each)) * 0x9E3779B97F4A7C15ull; };
-    if (value.isInt()) add(value.toInt());
-    if (value.isBool()) add(value.toBool());
-    if (value.isIntList())
-      for (int64_t each : value.toIntVector()) add(each);
-  }
-
   // As `_fingerprint` in `_hook.py`.
   uint64_t fingerprint() const {
     TupleHash whole;
@@ -86,7 +139,9 @@ class Question {
   }
 
   // What the bytes of the op's results are remembered by.
-  uint64_t key(uint64_t fingerprint) const { return fingerprint ^ numbers_seen_ * 0xD6E8FEB86659FD93ull; }
+  static uint64_t key(uint64_t fingerprint, const Numbers& numbers) {
+    return fingerprint ^ numbers.hash() * 0xD6E8FEB86659FD93ull;
+  }
 
   const std::vector<uint32_t>& uses() const { return uses_; }
 
@@ -119,7 +174,6 @@ class Question {
   std::vector<int64_t> aliasing_;  // which storage each tensor has
   std::vector<int64_t> numbers_;   // of storages
   std::vector<uint32_t> uses_;     // of the session's call
-  uint64_t numbers_seen_ = 0;      // a hash of the op's whole numbers
 };
 
 }  // namespace tidelog

@@ -1,11 +1,10 @@
 // The same kernels for the operators that programs call most, without a stack: each takes the arguments as torch's own do.
-// What they decide is decided in `Kernel`. Where an op is for Python, or is looked at in full, it goes there by the stack.
+// What they decide is decided in `Kernel`. Where an op is for Python it goes there by the stack.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add_ops.h>
 
-#include "backward.h"
 #include "kernel.h"
 
 namespace tidelog {
@@ -40,6 +39,37 @@ bool each_tensor(const at::OptionalArrayRef<Value>&, const Visit&) {
   return true;
 }
 
+// The same for whole numbers, as a stack has them.
+template <class Value, class Visit>
+void each_number(const Value& value, const Visit& visit) {
+  if constexpr (std::is_integral_v<Value> || std::is_enum_v<Value>) visit(static_cast<int64_t>(value));
+}
+
+template <class Visit>
+void each_number(const c10::SymInt& value, const Visit& visit) {
+  if (auto number = value.maybe_as_int()) visit(*number);
+}
+
+template <class Visit>
+void each_number(const at::Scalar& value, const Visit& visit) {
+  if (!value.isSymbolic() && value.isIntegral(/*includeBool=*/true)) visit(value.toLong());
+}
+
+template <class Value, class Visit>
+void each_number(const c10::ArrayRef<Value>& values, const Visit& visit) {
+  for (const Value& each : values) each_number(each, visit);
+}
+
+template <class Value, class Visit>
+void each_number(const std::optional<Value>& value, const Visit& visit) {
+  if (value) each_number(*value, visit);
+}
+
+template <class Value, class Visit>
+void each_number(const at::OptionalArrayRef<Value>& values, const Visit& visit) {
+  if (values) each_number(*values, visit);
+}
+
 // Where an op runs that has passed Python.
 ThreadKeys past_python(ThreadKeys keys, DispatchKey from) {
   if (from == DispatchKey::Fake) keys.included_ = keys.included_.remove(from);
@@ -59,22 +89,15 @@ class PassingBoxed final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Kernel::Run run;
-    if (!passes(run, *stack)) return otherwise_.callBoxed(op, keys, stack);
-    ++passed;
-    {
+    if (is_cut_off(DispatchKey::Fake) || !kernel_.takes(run, *stack)) return otherwise_.callBoxed(op, keys, stack);
+    kernel_.carry_out(run, [&] {
       c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), DispatchKey::Fake));
       op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
-    }
-    kernel_.ran(run, kernel_.results_in(*stack));
+    });
+    kernel_.done(run, kernel_.results_in(*stack));
   }
 
  private:
-  bool passes(Kernel::Run& run, const Stack& stack) const {
-    if (!is_open.load(std::memory_order_relaxed) || is_cut_off(DispatchKey::Fake)) return false;
-    Gil gil;
-    return kernel_.passes(run, kernel_.arguments_in(stack));
-  }
-
   const Kernel& kernel_;
   const c10::KernelFunction otherwise_;
 };
@@ -97,22 +120,21 @@ struct Kernels<Op, Return(Arguments...)> {
         return Op::redispatch(hidden.keys(), std::forward<Arguments>(arguments)...);
       }
       Kernel::Run run;
-      if (!passes(run, arguments...))
+      if (!takes(run, arguments...))
         return otherwise_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
-      ++passed;
-      Return result = [&]() -> Return {
+      Return result = kernel_.carry_out(run, [&]() -> Return {
         c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), key_));
         return Op::redispatch(keys & below_, std::forward<Arguments>(arguments)...);
-      }();
-      kernel_.ran(run, Tensors(std::tie(std::as_const(result))));
+      });
+      kernel_.done(run, Tensors(std::tie(std::as_const(result))));
       return result;
     }
 
    private:
-    bool passes(Kernel::Run& run, const std::remove_reference_t<Arguments>&... arguments) const {
-      if (!is_open.load(std::memory_order_relaxed) || is_cut_off(key_)) return false;
-      Gil gil;
-      return kernel_.passes(run, Tensors(std::tie(arguments...)));
+    bool takes(Kernel::Run& run, const std::remove_reference_t<Arguments>&... arguments) const {
+      if (is_cut_off(key_)) return false;
+      auto known = std::tie(arguments...);
+      return kernel_.takes(run, Tensors(known), [&] { return Numbers(known); });
     }
 
     const c10::OperatorHandle op_;
