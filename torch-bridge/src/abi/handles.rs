@@ -4,10 +4,10 @@
 //! tables of its own: in a child of fork the parent's handles are dead and say so, and no lock that
 //! a thread of the parent held is waited for.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use rustc_hash::FxHashMap;
 use tidelog_engine::memory::process::PerProcess;
 
 use crate::error::{Failure, FailureKind};
@@ -21,7 +21,7 @@ static FIRST: PerProcess<u64> = PerProcess::new(|| NEXT.load(Ordering::Relaxed))
 /// The open objects of one kind.
 pub(super) struct HandleTable<T: 'static> {
     kind: &'static str,
-    open: PerProcess<RwLock<HashMap<u64, Arc<T>>>>,
+    open: PerProcess<RwLock<FxHashMap<u64, Arc<T>>>>,
 }
 
 impl<T: Send + Sync> HandleTable<T> {

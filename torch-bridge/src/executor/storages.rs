@@ -1,9 +1,9 @@
 //! What is known of each storage beyond what the residency machine knows: what people call it and
 //! what it is for.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use tidelog_planner::report::Unmovable;
 use tidelog_planner::residency::{Residency, StorageId};
 use tidelog_planner::trace::StorageKind;
@@ -29,7 +29,7 @@ pub(crate) struct StorageBirth {
 /// The live storages.
 #[derive(Default)]
 pub(super) struct Storages {
-    known: HashMap<StorageId, Known>,
+    known: FxHashMap<StorageId, Known>,
 }
 
 struct Known {

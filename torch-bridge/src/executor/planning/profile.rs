@@ -4,9 +4,10 @@
 //! plan finds them again: parameters and optimizer state by name, or by their place among what has
 //! none, what an op made by (op, output slot), also where it lives on into the next step.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Instant;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use tidelog_planner::residency::{OpUse as Touched, StorageId};
 use tidelog_planner::trace::{
     Access, Birth, Death, Identity, Op, PlanStorage, Storage, Trace, Use,
@@ -44,14 +45,14 @@ pub(super) struct Profile {
     in_step: bool,
     ops: Vec<Recorded>,
     running_since: Option<Instant>,
-    storages: HashMap<StorageId, Seen>,
+    storages: FxHashMap<StorageId, Seen>,
     /// Died during the step: their facts are needed until it ends.
-    died: HashMap<StorageId, Seen>,
+    died: FxHashMap<StorageId, Seen>,
     alive_at_begin: Vec<StorageId>,
     /// What the last step did, if it was recorded to its end.
     last: Option<Trace>,
     /// What the step before used, if it was recorded.
-    used_before: HashSet<StorageId>,
+    used_before: FxHashSet<StorageId>,
 }
 
 /// A trace, and which live storage is meant by each of its names.
@@ -204,8 +205,8 @@ impl Profile {
             profile: self,
             live,
             storages: Vec::new(),
-            by_place: HashMap::new(),
-            meanings: HashMap::new(),
+            by_place: FxHashMap::default(),
+            meanings: FxHashMap::default(),
             taken: HashSet::new(),
             unnamed: 0,
         };
@@ -235,10 +236,10 @@ struct Names<'a> {
     profile: &'a Profile,
     live: &'a Storages,
     storages: Vec<Storage>,
-    by_place: HashMap<(OpIndex, u16), (PlanStorage, StorageId)>,
+    by_place: FxHashMap<(OpIndex, u16), (PlanStorage, StorageId)>,
     taken: HashSet<String>,
     unnamed: u32,
-    meanings: HashMap<StorageId, Meaning>,
+    meanings: FxHashMap<StorageId, Meaning>,
 }
 
 /// A storage of the trace, or the instance of it that the step before left behind.

@@ -6,10 +6,11 @@
 
 mod backing_store;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{StorageId, TransferId};
@@ -24,13 +25,13 @@ pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
 /// The transfers that the machine asked for and has not heard the end of.
 pub(super) struct Transfers {
     store: Arc<BackingStore>,
-    in_flight: HashMap<TransferId, InFlight>,
+    in_flight: FxHashMap<TransferId, InFlight>,
     requests: VecDeque<QueuedRequest>,
     last_sequence: u64,
     /// Bytes of storages on which a transfer is in flight.
     moving: u64,
     /// Storages whose transfer the pool did not accept: it is full, not broken.
-    not_accepted: HashSet<StorageId>,
+    not_accepted: FxHashSet<StorageId>,
 }
 
 struct InFlight {
@@ -50,11 +51,11 @@ impl Transfers {
     pub(super) fn new(store: Arc<BackingStore>) -> Self {
         Self {
             store,
-            in_flight: HashMap::new(),
+            in_flight: FxHashMap::default(),
             requests: VecDeque::new(),
             last_sequence: 0,
             moving: 0,
-            not_accepted: HashSet::new(),
+            not_accepted: FxHashSet::default(),
         }
     }
 
