@@ -1,11 +1,12 @@
 """What a block costs: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and at 35 %.
 
-    python benches/overhead.py [qwen3 gpt2 mamba rwkv gpt2-124m] [--threads 1] [--rounds 7] [--pool DIR] [--compiled]
-                               [--bound]
+    python benches/overhead.py [qwen3 gpt2 mamba rwkv gpt2-124m] [--threads 1] [--rounds 7] [--runs 1] [--pool DIR]
+                               [--compiled] [--bound]
 
 Each of the five is a process of its own with the same program; they take their steps in turn, one at a time. Figures
-are medians of the steps under the plan; `worst` is the worst step since the second. All losses must be the same, bit
-for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
+are medians of the steps under the plan; `worst` is the worst step since the second. Where memory lies makes a process
+faster or slower than its twin for all of its life, on some machines by a fifth: `--runs` takes that many of each, and
+the figures are medians of theirs (`worst`: the worst). All losses must be the same, bit for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
 `bound` is what no plan can beat, certified for the trace that the plan was made for and the rates that were measured
 by then, as a multiple of that trace's ops alone: with `--bound`, which runs `tidelog-plan compare`.
 A compiled model has two of the five: under a mode that does nothing torch runs it eagerly, and budgets are parts of
@@ -45,6 +46,7 @@ def parse_arguments():
     parser.add_argument("--kinds", default=",".join(KINDS), help="some of the five; plain is always among them")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each kind under the plan (default 7)")
+    parser.add_argument("--runs", type=int, default=1, help="how often all of it runs, in new processes (default 1)")
     parser.add_argument("--pool", default="/dev/shm", help="where the pools are made (default: memory)")
     parser.add_argument("--compiled", action="store_true", help="torch.compile the model; plain and above the peak")
     parser.add_argument("--bound", action="store_true", help="compare with the planner's certified bound, too")
@@ -57,6 +59,18 @@ def parse_arguments():
 
 def rows_of(name, arguments):
     """The rows of one program: a kind of step each."""
+    runs = [run(name, arguments) for _ in range(arguments.runs)]
+    if len(runs) == 1:
+        return runs[0]
+    rows = [merged(each) for each in zip(*runs, strict=True)]
+    print(f"{name}: medians of {len(runs)} runs", file=sys.stderr)
+    for row in rows:
+        print(text_of(row), file=sys.stderr)
+    return rows
+
+
+def run(name, arguments):
+    """The rows of one program, of processes that end with it."""
     with worker(name, arguments.threads) as process:
         needs = process.ask("measure")
     print(
@@ -97,11 +111,29 @@ def rows_of(name, arguments):
             "early": [step["seconds"] / plain for step in early[kind]],
             "calls": calls[kind], "bound": bounds.get(kind),
         }  # fmt: skip
+        row["over_bound"] = row["ratio"] / row["bound"] if row["bound"] else None
         for key in ("thread_seconds", "cpu_seconds", "faults", "moves", "stall_seconds", "handling_seconds"):
             row[key] = median_of(steps, key) if key in steps[0] else 0
         rows.append(row)
         print(text_of(row), file=sys.stderr)
     return rows
+
+
+def merged(rows):
+    """One row of those of several runs."""
+    row = {
+        key: statistics.median(each[key] for each in rows) if is_number(value) else value
+        for key, value in rows[0].items()
+    }
+    return row | {
+        "same_bits": all(each["same_bits"] for each in rows),
+        "worst": max(each["worst"] for each in rows),
+        "ratios": sorted(each["ratio"] for each in rows),
+    }
+
+
+def is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def bound_of(process, name):
@@ -119,13 +151,14 @@ def bound_of(process, name):
 
 def text_of(row):
     early = " ".join(f"{ratio:.2f}" for ratio in row["early"])
+    spread = " ({:.2f} to {:.2f})".format(*(row["ratios"][at] for at in (0, -1))) if "ratios" in row else ""
     line = (
-        f"  {row['kind']:6} {row['seconds']:.3f} s  {row['ratio']:.2f} x  {row['us_per_op']:5.1f} us an op  "
+        f"  {row['kind']:6} {row['seconds']:.3f} s  {row['ratio']:.2f} x{spread}  {row['us_per_op']:5.1f} us an op  "
         f"worst {row['worst']:.2f}  first {early}  cpu {row['thread_seconds']:.3f} s, "
         f"of all threads {row['cpu_seconds']:.3f} s  faults {row['faults']:.0f}"
     )
     if row["bound"]:
-        line += f"\n         bound {row['bound']:.3f} x, the step is {row['ratio'] / row['bound']:.2f} times it"
+        line += f"\n         bound {row['bound']:.3f} x, the step is {row['over_bound']:.2f} times it"
     if row["calls"]:
         calls = ", ".join(f"{name} {count:.0f}" for name, count in list(row["calls"].items())[:6])
         line += (
