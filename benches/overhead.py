@@ -6,7 +6,8 @@
 Each of the five is a process of its own with the same program; they take their steps in turn, one at a time. Figures
 are medians of the steps under the plan; `worst` is the worst step since the second. Where memory lies makes a process
 faster or slower than its twin for all of its life, on some machines by a fifth: `--runs` takes that many of each, and
-the figures are medians of theirs (`worst`: the worst). All losses must be the same, bit for bit. Exit code 1: a loss differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
+the figures are medians of theirs (`worst`: the worst). All losses must be the same, bit for bit. Exit code 1: a loss
+differs. For what the devices cannot be blamed for, take a pool in memory (/dev/shm).
 `bound` is what no plan can beat, certified for the trace that the plan was made for and the rates that were measured
 by then, as a multiple of that trace's ops alone: with `--bound`, which runs `tidelog-plan compare`.
 A compiled model has two of the five: under a mode that does nothing torch runs it eagerly, and budgets are parts of
