@@ -53,6 +53,8 @@ def parse_arguments():
     parser.add_argument("--bound", action="store_true", help="compare with the planner's certified bound, too")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error(f"--runs {arguments.runs}: at least one run is needed")
     if arguments.compiled:
         arguments.kinds = "above"
     return arguments
