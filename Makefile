@@ -141,7 +141,7 @@ install: build ## Library, header, pkg-config file, tools, completions and man p
 
 # Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
 MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
-models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; goes on where it was cut off; ONLY=names; 30 minutes
+models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; resumes where it was cut off; ONLY=names; 1 hour
 	-@scripts/integrations.sh
 	$(MODELS_PYTHON) benches/models/models.py $(ONLY)
 
