@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
-
 
 import pytest
 import torch
@@ -137,6 +137,33 @@ def test_an_op_goes_past_python_once_the_size_of_its_result_was_seen(tide, call,
     results.append(call(given))
     assert tide.stats()["dispatch"]["ops_past_python"] == before + seen.ops
     assert all(torch.equal(each, results[0]) for each in results)
+
+
+PRODUCTS = {
+    "mm": (torch.mm, 1, (8, 8)),
+    "addmm": (torch.addmm, 2, (8, 8)),
+    "bmm": (torch.bmm, 1, (2, 8, 8)),
+    "baddbmm": (torch.baddbmm, 2, (2, 8, 8)),
+}
+
+
+@pytest.mark.parametrize(("product", "others", "shape"), PRODUCTS.values(), ids=PRODUCTS.keys())
+def test_a_product_goes_past_python_where_its_buffer_is_not_resized(tide, product, others, shape):
+    given = [torch.arange(float(torch.Size(shape).numel())).view(shape)] * (1 + others)
+    expected = product(*given)
+    for _ in range(2):  # first it gets a kernel, then the bytes that it makes are seen
+        product(*given, out=torch.empty(shape))
+    for first, passes in ((shape, True), ((3, *shape), False), ((0,), False)):
+        live = tide.live_bytes
+        buffer = torch.empty(first)
+        before = tide.stats()["dispatch"]["ops_past_python"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of a buffer that it resizes
+            product(*given, out=buffer)
+        assert tide.stats()["dispatch"]["ops_past_python"] - before == passes
+        assert torch.equal(buffer, expected)
+        assert tide.live_bytes - live == buffer.untyped_storage().nbytes() >= expected.nbytes
+        del buffer
 
 
 def test_the_size_of_a_result_is_remembered_by_the_numbers_it_was_made_with(pool):

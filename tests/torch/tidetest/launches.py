@@ -10,7 +10,9 @@ from tidelog.memory._record import OUT
 
 @contextlib.contextmanager
 def launched(before=lambda hook: None):
-    """The names of what is launched meanwhile; `before` is called before each op."""
+    """The names of what is launched meanwhile; `before` is called before each launch, and before each op that Python
+    looks at.
+    """
     names = []
     observed, launch = Hook._observed, Hook.launch
 
@@ -20,6 +22,7 @@ def launched(before=lambda hook: None):
 
     def launching(hook, func, *arguments):
         names.append(func.name)
+        before(hook)
         return launch(hook, func, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -29,7 +32,7 @@ def launched(before=lambda hook: None):
 
 
 class AllOut:
-    """Pushes every storage that can move out before each op of a block: `launched(AllOut(tide))`."""
+    """Pushes every storage that can move out before each launch and op of a block: `launched(AllOut(tide))`."""
 
     def __init__(self, tide):
         self._tide = tide
@@ -37,6 +40,7 @@ class AllOut:
 
     def __call__(self, hook):
         ledger, session, performer = hook._ledger, hook._session, self._tide.performer
+        ledger._unmet.meet_all()
         hook.end_touch()
         out = 0
         for record in list(ledger.records.values()):

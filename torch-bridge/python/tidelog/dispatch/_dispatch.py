@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tidelog.dispatch import _backward
 from tidelog.dispatch._backward import Engine
 from tidelog.memory._record import Storage
-from tidelog.storages._ops import IN_CPP, Op, OpInfo, OpOverload, info_of
+from tidelog.storages._ops import IN_CPP, Args, Launch, Op, OpInfo, OpOverload, info_of
 from tidelog.storages._unmet import Unmet
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ _NAME = "_dispatch_kernels"
 _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 # Ops that a distributed program's hook makes other ops of.
 _FUNCTIONAL = ("_c10d_functional", "_dtensor")
+# What torch.compile has products written to buffers by. None is resized that has the product's shape.
+_PRODUCTS = ("aten.mm.out", "aten.addmm.out", "aten.bmm.out", "aten.baddbmm.out")
+_ARGUMENTS_MAX = 64  # as cpp/kernel.h has a bit for each
 # What torch.compile looks at entered frames with now; None where it does not look.
 get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 
@@ -59,8 +62,24 @@ class Followed(Protocol):
 class Module(Unmet, Engine, Protocol):
     """What the module has for Python."""
 
-    def adopt(self, func: OpOverload, text: str, name: str, overload: str, written: int, seed: int, looks: int) -> bool:
+    def adopt(
+        self,
+        func: OpOverload,
+        text: str,
+        name: str,
+        overload: str,
+        written: int,
+        seed: int,
+        looks: int,
+        is_product: bool,
+    ) -> bool:
         """Registers a kernel for an op; returns whether it has one now."""
+
+    def adopt_launch(self, func: Launch, name: str, written: int, seed: int, makes: bool, arguments: int) -> None:
+        """Knows what is launched from here on."""
+
+    def launch(self, func: Launch, args: Args, otherwise: Callable[[Launch, Args], Any]) -> Any:
+        """Launches it as an op, or has a function do so."""
 
     def open(
         self,
@@ -152,11 +171,18 @@ class Kernels:
             "why_sums_out_of_place": self._why_mode or "",
         }
 
+    def launch(self, func: Launch, args: Args, otherwise: Callable[[Launch, Args], Any]) -> Any:
+        """Launches a kernel, without Python or by what does it otherwise."""
+        return self._module.launch(func, args, otherwise) if self._module is not None else otherwise(func, args)
+
     def adopt(self, func: Op) -> None:
         """Has an op go past the hook where that changes nothing."""
         if self._module is not None and func not in _adopted:
             _adopted.add(func)
             info = info_of(func)
+            if isinstance(func, Launch):
+                self._adopt_launch(self._module, func)
+                return
             schema = getattr(func, "_schema", None)
             # What has no schema is no op of the dispatcher's.
             if schema is not None and isinstance(info, OpInfo) and _may_pass(info):
@@ -164,7 +190,15 @@ class Kernels:
                 self._module.adopt(
                     cast(OpOverload, func),
                     *(info.name, schema.name, schema.overload_name, written, info.seed, _looks(info)),
+                    info.name in _PRODUCTS,
                 )
+
+    def _adopt_launch(self, module: Module, func: Launch) -> None:
+        passing = func.passing()
+        if passing is not None and passing.arguments <= _ARGUMENTS_MAX:
+            written = sum(1 << position for position in passing.written)
+            info = info_of(func)
+            module.adopt_launch(func, info.name, written, info.seed, passing.makes, passing.arguments)
 
     def follow(self, plan: Followed) -> None:
         """Steps follow this plan from here on."""
@@ -188,7 +222,8 @@ _adopted: set[Op] = set()
 
 
 def _may_pass(info: OpInfo) -> bool:
-    return not info.special and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
+    is_usual = not info.special or info.name in _PRODUCTS
+    return is_usual and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
 
 
 def _looks(info: OpInfo) -> int:

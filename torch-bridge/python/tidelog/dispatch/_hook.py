@@ -137,9 +137,10 @@ class Hook(TorchDispatchMode):
             if result is not None:
                 self._register_all(result, func)
             return result
-        if not self._is_on():
-            return self._nested(func, args, kwargs)
-        return self._op(func, args, kwargs)
+        return self._launch(func, args, kwargs) if kwargs else self._kernels.launch(func, args, self._launch)
+
+    def _launch(self, func: Launch, args: Args, kwargs: Kwargs = _NO_KWARGS) -> Any:
+        return self._op(func, args, kwargs) if self._is_on() else self._nested(func, args, kwargs)
 
     def _is_on(self) -> bool:
         """Whether an op would come here now. In an op, none does."""

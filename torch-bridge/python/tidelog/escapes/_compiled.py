@@ -29,7 +29,7 @@ from tidelog._patches import Wrapper
 from tidelog.dispatch._access import Access
 from tidelog.escapes._launches import launch, launching
 from tidelog.memory._record import AWAY, Storage, untyped_storage
-from tidelog.storages._ops import Args, Kwargs, Launch, storages_in
+from tidelog.storages._ops import Args, Kwargs, Launch, Passing, storages_in
 
 _CODE = "torch._inductor.codecache"
 _TRITON = "torch._inductor.runtime.triton_heuristics"
@@ -77,6 +77,9 @@ class _Kernel(Launch):
         storages_in(list(kwargs.values()), found)
         return found
 
+    def passing(self) -> Passing | None:
+        return None if self._written is None else Passing(self._written, makes=False, arguments=self._count)
+
 
 class _Allocation(Launch):
     """What allocates a buffer of one type of element, past the dispatcher."""
@@ -98,6 +101,9 @@ class _Allocation(Launch):
             return 0
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         return int(self._item * (1 + last))
+
+    def passing(self) -> Passing:
+        return Passing((), makes=True, arguments=3)
 
 
 def are_seen() -> bool:
@@ -354,6 +360,9 @@ class _Tuned(_Kernel):
         written = [place for place, name in enumerate(names) if name in mutated or not name.startswith("in_ptr")]
         name = getattr(getattr(tuner, "fn", None), "__name__", "of Triton")
         super().__init__(name, Launch(tuner, run), written, len(names))
+
+    def passing(self) -> None:
+        return None
 
 
 # -- what hides its kernels -----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import functools
 import gc
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -245,6 +245,14 @@ class OpInfo:
         return found
 
 
+class Passing(NamedTuple):
+    """What must be known of launches that go past Python."""
+
+    written: Sequence[int]  # places of arguments
+    makes: bool  # whether they give a new tensor
+    arguments: int
+
+
 class Launch:
     """What launches a kernel that gets addresses, such as one of Triton's, as if it were an op. What
     runs inside of it is a part of it, as inside of an op."""
@@ -268,6 +276,10 @@ class Launch:
     def expect(self, _args: Args) -> int:
         """Bytes of the new storages that it will make."""
         return 0
+
+    def passing(self) -> Passing | None:
+        """How it may go past Python. None: it may not."""
+        return None
 
 
 class HigherOrder:

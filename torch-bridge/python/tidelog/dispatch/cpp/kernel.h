@@ -1,4 +1,4 @@
-// The kernel that an op gets for the dispatch key `Python`.
+// What is decided of an op that may go past Python, as `_hook.py` decides it.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -8,45 +8,23 @@
 
 namespace tidelog {
 
-const DispatchKeySet PYTHON({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
-const DispatchKeySet BELOW_PYTHON(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
-
 // What an op asks of a tensor, where that is not its bytes: `OpInfo.looks`.
 enum class Looks { never, always, at_shape, is_pinned };
 
 // Ops that did not go through Python.
 std::atomic<int64_t> passed{0};
 
-// The kernel of one overload for the dispatch key `Python`.
-class Kernel final : public c10::OperatorKernel {
+// How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
+class Kernel {
  public:
-  Kernel(const c10::OperatorHandle& op, PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks)
-      : python_(op.getComputedKernelForDispatchKey(DispatchKey::Python)),
-        func_(borrowed(func)),
+  Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes)
+      : func_(borrowed(func)),
         name_(borrowed(name)),
         text_(PyUnicode_AsUTF8(name)),
-        arguments_(op.schema().arguments().size()),
-        returns_(op.schema().returns().size()),
         written_(written),
         seed_(seed),
-        looks_(looks) {
-    for (const auto& each : op.schema().returns())
-      makes_ |= each.alias_info() == nullptr || !each.alias_info()->isWrite();
-  }
-
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    Run run;
-    if (!takes(run, *stack)) {
-      python_.callBoxed(op, keys, stack);
-      if (run.learns) learn(run, *stack);
-      return;
-    }
-    carry_out(run, [&] {
-      c10::impl::ExcludeDispatchKeyGuard guard(PYTHON);
-      op.redispatchBoxed(keys & BELOW_PYTHON, stack);
-    });
-    done(run, results_in(*stack));
-  }
+        looks_(looks),
+        makes_(makes) {}
 
   enum class Path { python, quiet, planned, observed };
 
@@ -73,10 +51,6 @@ class Kernel final : public c10::OperatorKernel {
     return true;
   }
 
-  bool takes(Run& run, const Stack& stack) const {
-    return takes(run, Tensors(stack, arguments_), [&] { return Numbers(stack, arguments_); });
-  }
-
   // Has torch run it.
   template <class Redispatch>
   std::invoke_result_t<Redispatch> carry_out(const Run& run, const Redispatch& redispatch) const {
@@ -96,8 +70,16 @@ class Kernel final : public c10::OperatorKernel {
       ran(run, results);
   }
 
-  // Where one of them may have a storage that no argument has.
-  Tensors results_in(const Stack& stack) const { return Tensors(stack, makes_ ? returns_ : 0); }
+  // Python has done all of it: the next time it is known how much memory the results take.
+  void learn(const Run& run, const Tensors& results) const {
+    int64_t born = bytes_made(run, results);
+    Gil gil;
+    run.block->remember(run.key, born);
+  }
+
+ protected:
+  const Held func_;  // the overload or the launch, in Python
+  const bool makes_;  // whether a result may have a storage that no argument has
 
  private:
   // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
@@ -269,13 +251,6 @@ class Kernel final : public c10::OperatorKernel {
     checked(PyList_Append(list, object));
   }
 
-  // Python has done all of it: the next time it is known how much memory the results take.
-  void learn(const Run& run, const Stack& stack) const {
-    int64_t born = bytes_made(run, results_in(stack));
-    Gil gil;
-    run.block->remember(run.key, born);
-  }
-
   int64_t bytes_made(const Run& run, const Tensors& results) const {
     if (!makes_) return 0;
     c10::SmallVector<const c10::StorageImpl*, 4> known = run.used;
@@ -335,15 +310,11 @@ class Kernel final : public c10::OperatorKernel {
     if (!has_room(now, 0)) call(block.steps.get(), names().end_op);
   }
 
-  const c10::SafeKernelFunction python_;  // what torch has for the dispatch key
-  const Held func_;                       // the overload, in Python
   const Held name_;
   const std::string text_;  // the same
-  const size_t arguments_, returns_;
   const uint64_t written_;  // bit i: it writes argument i
   const uint64_t seed_;     // stands for the op in fingerprints
   const Looks looks_;
-  bool makes_ = false;      // whether a result may have a storage that no argument has
 };
 
 }  // namespace tidelog

@@ -9,6 +9,7 @@
 
 #include <unordered_map>
 
+#include "launch.h"
 #include "operators.h"
 
 using namespace tidelog;
@@ -21,12 +22,17 @@ auto& kernels() {
   return *all;
 }
 
+auto& launches() {
+  static auto* all = new std::unordered_map<PyObject*, const Launch*>;
+  return *all;
+}
+
 auto& registrations() {
   static auto* all = new std::vector<c10::RegistrationHandleRAII>;
   return *all;
 }
 
-c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Kernel& kernel, MakeUnboxed* unboxed) {
+c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Boxed& kernel, MakeUnboxed* unboxed) {
   using c10::KernelFunction;
   auto otherwise = KernelFunction::makeFromBoxedFunctor(std::make_unique<HandOn>(/*knows_sums=*/true));
   if (is_sum(op))
@@ -35,12 +41,12 @@ c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Ker
   return KernelFunction::makeFromBoxedFunctor(std::make_unique<PassingBoxed>(kernel, std::move(otherwise)));
 }
 
-void register_kernels(const c10::OperatorHandle& op, std::unique_ptr<Kernel> kernel) {
+void register_kernels(const c10::OperatorHandle& op, std::unique_ptr<Boxed> kernel) {
   auto add = [&](DispatchKey key, c10::KernelFunction function) {
     registrations().push_back(c10::Dispatcher::singleton().registerImpl(
         op.operator_name(), key, std::move(function), std::nullopt, nullptr, "tidelog"));
   };
-  const Kernel& known = *kernel;
+  const Boxed& known = *kernel;
   MakeUnboxed* unboxed = unboxed_kernels_of(op.operator_name());
   auto boxed = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
   add(DispatchKey::Python, unboxed ? unboxed(op, known, DispatchKey::Python, boxed) : boxed);
@@ -60,16 +66,44 @@ PyObject* adopt(PyObject*, PyObject* args) {
   PyObject *func, *text;
   const char *name, *overload;
   unsigned long long written, seed;
-  int looks;
-  if (!PyArg_ParseTuple(args, "OUssKKi", &func, &text, &name, &overload, &written, &seed, &looks)) return nullptr;
+  int looks, is_product;
+  if (!PyArg_ParseTuple(args, "OUssKKip", &func, &text, &name, &overload, &written, &seed, &looks, &is_product))
+    return nullptr;
   auto& dispatcher = c10::Dispatcher::singleton();
   auto op = dispatcher.findSchema({name, overload});
   if (kernels().count(func) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::Python)) Py_RETURN_FALSE;
   if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
-  auto kernel = std::make_unique<Kernel>(*op, func, text, written, seed, static_cast<Looks>(looks));
+  auto kernel = std::make_unique<Boxed>(*op, func, text, written, seed, static_cast<Looks>(looks), is_product);
   kernels().emplace(func, kernel.get());
   register_kernels(*op, std::move(kernel));
   Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* adopt_launch(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *func, *name;
+  unsigned long long written, seed;
+  int makes;
+  Py_ssize_t arguments;
+  if (!PyArg_ParseTuple(args, "OUKKpn", &func, &name, &written, &seed, &makes, &arguments)) return nullptr;
+  if (kernels().count(func) == 0) {
+    auto* launch = new Launch(func, name, written, seed, makes, arguments);
+    kernels().emplace(func, launch);
+    launches().emplace(func, launch);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Arguments: what is launched, what it is launched with, and a function that launches it otherwise.
+PyObject* launch(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *func, *arguments, *python;
+  if (!PyArg_ParseTuple(args, "OO!O", &func, &PyTuple_Type, &arguments, &python)) return nullptr;
+  auto found = launches().find(func);
+  if (found == launches().end()) return PyObject_CallFunctionObjArgs(python, func, arguments, nullptr);
+  return (*found->second)(arguments, python).release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -222,6 +256,8 @@ PyCFunction with_keywords(PyCFunctionWithKeywords function) {
 
 PyMethodDef METHODS[] = {
     {"adopt", adopt, METH_VARARGS, "Registers a kernel for an op; returns whether it has one now."},
+    {"adopt_launch", adopt_launch, METH_VARARGS, "Knows what is launched from here on."},
+    {"launch", launch, METH_VARARGS, "Launches it as an op, or has a function do so."},
     {"open", open, METH_VARARGS, "A block begins."},
     {"close", close, METH_NOARGS, "It ends."},
     {"bytes", bytes, METH_NOARGS, "Bytes of the storages that Python has not met."},

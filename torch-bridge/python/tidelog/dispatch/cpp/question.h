@@ -54,7 +54,20 @@ void each_number(const c10::IValue& value, const Visit& visit) {
     for (int64_t each : value.toIntVector()) visit(each);
 }
 
+// As Python has them. One that does not fit is left out.
+template <class Visit>
+void each_number(PyObject* value, const Visit& visit) {
+  if (PyTuple_CheckExact(value))
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(value); ++place) each_number(PyTuple_GET_ITEM(value, place), visit);
+  if (!PyLong_CheckExact(value)) return;
+  int overflow = 0;
+  int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (!overflow) visit(number);
+}
+
 bool is_list(const c10::IValue& value) { return value.isIntList(); }
+
+bool is_list(PyObject* value) { return PyTuple_CheckExact(value); }
 
 template <class Value>
 bool is_list(const c10::ArrayRef<Value>&) {
@@ -78,6 +91,11 @@ class Numbers {
   template <class... Values>
   explicit Numbers(const std::tuple<const Values&...>& values) {
     std::apply([&](const auto&... each) { (add(each), ...); }, values);
+  }
+
+  // The same of a launch.
+  explicit Numbers(c10::ArrayRef<PyObject*> values) {
+    for (PyObject* each : values) add(each);
   }
 
   uint64_t hash() const {

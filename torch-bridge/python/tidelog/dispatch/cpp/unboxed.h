@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add_ops.h>
 
-#include "kernel.h"
+#include "boxed.h"
 
 namespace tidelog {
 
@@ -69,38 +69,6 @@ template <class Value, class Visit>
 void each_number(const at::OptionalArrayRef<Value>& values, const Visit& visit) {
   if (values) each_number(*values, visit);
 }
-
-// Where an op runs that has passed Python.
-ThreadKeys past_python(ThreadKeys keys, DispatchKey from) {
-  if (from == DispatchKey::Fake) keys.included_ = keys.included_.remove(from);
-  keys.excluded_ = keys.excluded_ | PYTHON;
-  return keys;
-}
-
-// Whether the mode is not only hidden from this thread: by torch's `_DisableTorchDispatch`.
-bool is_cut_off(DispatchKey key) {
-  return key == DispatchKey::Fake && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::PythonTLSSnapshot);
-}
-
-// What all others meet there.
-class PassingBoxed final : public c10::OperatorKernel {
- public:
-  PassingBoxed(const Kernel& kernel, c10::KernelFunction otherwise) : kernel_(kernel), otherwise_(std::move(otherwise)) {}
-
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    Kernel::Run run;
-    if (is_cut_off(DispatchKey::Fake) || !kernel_.takes(run, *stack)) return otherwise_.callBoxed(op, keys, stack);
-    kernel_.carry_out(run, [&] {
-      c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), DispatchKey::Fake));
-      op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
-    });
-    kernel_.done(run, kernel_.results_in(*stack));
-  }
-
- private:
-  const Kernel& kernel_;
-  const c10::KernelFunction otherwise_;
-};
 
 // An op's kernels. `Op`: torch's description of it, of the namespace `at::_ops`.
 template <class Op, class Schema = typename Op::schema>
