@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tidelog
 from tidelog.dispatch import _dispatch
+from tidelog.escapes import _compiled
 from tidetest import MIB
 from tidetest.requests import leave_to_python
 
@@ -367,13 +368,18 @@ def test_an_op_that_fails_raises_what_it_raises_without_a_block(tide):
 
 @pytest.mark.parametrize("past", [True, False])
 def test_what_an_op_uses_stays_while_it_brings_something_back(pool, past):
-    """An op whose kernel is in Python, and looks at a tensor that is out: there is no room for both."""
+    """An op whose kernel is in Python, and looks at a tensor that is out, or launches a kernel with it: there is no room
+    for both.
+    """
     tensors, is_out = {}, []
+    kernel = _compiled._Kernel("nothing", lambda _: None, written=[], count=1)
 
     def trace(matrix):
         if looks:
             with pytest.raises(tidelog.BudgetError):
                 tensors["other"].numpy()
+            with pytest.raises(tidelog.BudgetError):
+                tide._hook.launch(kernel, (tensors["other"],), {})
             is_out.append(matrix.untyped_storage()._tide.is_out)
         return torch.ones(())
 
@@ -383,6 +389,8 @@ def test_what_an_op_uses_stays_while_it_brings_something_back(pool, past):
             tensors.update({name: torch.ones(1024, 2048) for name in ("used", "other")})
             if not past:
                 leave_to_python(tide)
+            for _ in range(3):  # it is known, and the bytes that it makes
+                tide._hook.launch(kernel, (tensors["other"],), {})
             for looks in (False, False, False, True):
                 tide.evict(tensors["other"])
                 before = tide.stats()["dispatch"]["ops_past_python"]

@@ -47,6 +47,8 @@ from tidelog.storages._ops import (
 _NONE = type(None)
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
+_is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_PYTHON_KEY: object = torch._C.DispatchKey.Python
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 # CUDA has no memory for an op: room for so many times what it needs is made, try by try.
@@ -144,7 +146,7 @@ class Hook(TorchDispatchMode):
 
     def _is_on(self) -> bool:
         """Whether an op would come here now. In an op, none does."""
-        return any(_mode_at(place) is self for place in range(_count_modes()))
+        return any(_mode_at(place) is self for place in range(_count_modes())) and not _is_excluded(_PYTHON_KEY)
 
     def _nested(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """A launch inside a running op is a part of it: what the op uses stays, and what the launch

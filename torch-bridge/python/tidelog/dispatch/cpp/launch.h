@@ -27,6 +27,8 @@ class Launch final : public Kernel {
 
  private:
   bool takes(Run& run, PyObject* arguments) const {
+    // In an op it is a part of that.
+    if (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python)) return false;
     if (static_cast<size_t>(PyTuple_GET_SIZE(arguments)) != arguments_) return false;
     c10::ArrayRef<PyObject*> values(reinterpret_cast<PyTupleObject*>(arguments)->ob_item, arguments_);
     return Kernel::takes(run, Tensors(values), [&] { return Numbers(values); });
