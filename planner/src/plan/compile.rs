@@ -32,6 +32,20 @@ pub fn compile_in_parts(plan: &Plan, step: &PartedStep) -> Result<Schedule, Plan
     simulated(plan, &step.trace)
 }
 
+/// What an iteration is expected to be like, before there is a plan for it: nothing moves by
+/// itself, but the machine knows what is used when, brings back what the next ops use, and lets go
+/// what is used last. `kept` live across iterations beside what has a name.
+///
+/// # Errors
+/// The trace makes no schedule.
+pub fn without_moves(trace: &Trace, kept: &[PlanStorage]) -> Result<Schedule, PlanError> {
+    let mut parts = step_parts(trace);
+    for storage in kept {
+        parts.uses[storage.0 as usize].cyclic = true;
+    }
+    Ok(Schedule::new(Arc::new(StepTable::new(parts)?), Vec::new())?)
+}
+
 /// [`compile`] for the simulation, which moves parts of storages, too.
 pub(crate) fn simulated(plan: &Plan, trace: &Trace) -> Result<Schedule, PlanError> {
     plan.check_trace(trace)?;
@@ -46,14 +60,7 @@ pub(crate) struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     pub(crate) fn new(trace: &'a Trace) -> Result<Self, PlanError> {
-        let parts = StepParts {
-            fingerprints: trace.ops.iter().map(|op| op.fingerprint).collect(),
-            needs: trace.ops.iter().map(|op| born_bytes(trace, op)).collect(),
-            uses: uses(trace),
-            births: births(trace),
-            names: names(trace),
-        };
-        Ok(Self { trace, step: Arc::new(StepTable::new(parts)?) })
+        Ok(Self { trace, step: Arc::new(StepTable::new(step_parts(trace))?) })
     }
 
     /// The schedule of a plan with these rows, which are in any order.
@@ -77,6 +84,16 @@ impl<'a> Compiler<'a> {
         let to_host = rows.iter().filter(|row| row.target == Target::Host);
         let storages: HashSet<PlanStorage> = to_host.map(|row| row.storage).collect();
         Bytes(storages.into_iter().map(|storage| self.trace.storage(storage).size.0).sum())
+    }
+}
+
+fn step_parts(trace: &Trace) -> StepParts {
+    StepParts {
+        fingerprints: trace.ops.iter().map(|op| op.fingerprint).collect(),
+        needs: trace.ops.iter().map(|op| born_bytes(trace, op)).collect(),
+        uses: uses(trace),
+        births: births(trace),
+        names: names(trace),
     }
 }
 

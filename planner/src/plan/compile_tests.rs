@@ -67,3 +67,16 @@ fn a_plan_for_other_ops_makes_no_schedule() {
     let error = compile(&plan, &training(12, 41, 100, 60)).unwrap_err();
     assert!(matches!(error, PlanError::OtherTrace { .. }));
 }
+
+#[test]
+fn without_moves_there_is_what_is_used_when() {
+    let (_, mut trace) = planned();
+    // A weight whose name is not known yet: it is used again all the same.
+    trace.storages[3].identity = Identity::Arrival;
+    let once = without_moves(&trace, &[]).unwrap();
+    let again = without_moves(&trace, &[PlanStorage(3)]).unwrap();
+    assert!(once.moves().is_empty() && again.moves().is_empty());
+    let next = |schedule: &Schedule, now| schedule.step().next_use(PlanStorage(3), 0, now);
+    assert_eq!((next(&once, 0), next(&once, 27)), (Some(3), None));
+    assert_eq!((next(&again, 0), next(&again, 27)), (Some(3), Some(39)));
+}

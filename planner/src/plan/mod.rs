@@ -16,7 +16,7 @@ use crate::units::{Bandwidth, ByteRange, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use compile::{Compiler, born_bytes, simulated};
-pub use compile::{compile, compile_in_parts};
+pub use compile::{compile, compile_in_parts, without_moves};
 pub use file::{FORMAT, NamedBytes, PlanFile, VERSION};
 
 /// Why a row cannot name a storage that each iteration makes anew.

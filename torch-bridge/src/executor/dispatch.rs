@@ -95,7 +95,8 @@ impl Executor {
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let movable = birth.movable && birth.size > 0;
         self.storages.born(storage, movable, place);
-        let attributes = Attributes { movable, birth: place };
+        let expected = place.map(|(op, slot)| (self.planning.expected_at(op), slot));
+        let attributes = Attributes { movable, birth: expected };
         self.parts.born(&mut self.machine, storage, birth.size, attributes);
         self.planning.born(storage, birth.size, place);
         Ok(())
@@ -149,13 +150,13 @@ impl Executor {
         self.ops.retry_declined(&mut self.machine);
         self.ops.begins(op, uses);
         let uses = self.ops.uses();
-        if let Some(index) = op.index {
-            self.planning.op_begins(&mut self.machine, index, op.fingerprint, (op.name, uses));
-        }
+        let index = op.index.map(|index| {
+            self.planning.op_begins(&mut self.machine, index, op.fingerprint, (op.name, uses))
+        });
         self.uses.clear();
         self.parts.uses(uses, &mut self.uses);
         self.machine.op_begin(&OpBegin {
-            index: op.index.map(OpIndex),
+            index,
             uses: &self.uses,
             needs: Bytes(op.needs.min(BYTES_MAX)),
         })

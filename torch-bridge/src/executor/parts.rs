@@ -220,6 +220,15 @@ impl StorageParts {
         self.cut_nothing();
     }
 
+    /// There is no plan, but it is known who is who.
+    pub(super) fn bind_as_they_are(&self, machine: &mut Residency, bindings: &Bindings) {
+        for &(plan, storage) in bindings {
+            for part in self.of(storage) {
+                machine.bind(plan, part);
+            }
+        }
+    }
+
     fn cut_nothing(&mut self) {
         self.waiting.clear();
         self.not_divisible.clear();

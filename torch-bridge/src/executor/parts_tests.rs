@@ -184,6 +184,11 @@ fn without_a_plan_nothing_is_cut() {
     parts.cut_waiting(&mut machine);
     assert_eq!(sizes(&machine, &parts, MADE), [6]);
     assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2], "it moves in parts still");
+    let expected = tidelog_planner::plan::without_moves(&trace(), &[]).unwrap();
+    machine.load_schedule(Arc::new(expected));
+    parts.bind_as_they_are(&mut machine, &vec![(PlanStorage(0), WEIGHT)]);
+    assert_eq!(sizes(&machine, &parts, WEIGHT), [2, 2, 2, 2], "also where steps are expected");
+    assert!(parts.of(WEIGHT).all(|part| machine.planned_as(part) == Some(PlanStorage(0))));
 }
 
 #[test]

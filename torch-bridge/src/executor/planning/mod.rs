@@ -3,10 +3,11 @@
 //! Plans are looked for on a thread of their own, while steps go on: first once two steps were
 //! alike, again when what the plan was made with has changed. The first plan comes soon, a better
 //! one whenever it is found. A new plan is taken over when a step begins, so that no step follows
-//! two plans.
+//! two plans. Until there is one a step is expected to be like the last.
 
 mod drift;
 mod held_back;
+mod last_step;
 mod links;
 mod planned;
 mod profile;
@@ -33,6 +34,7 @@ use super::step_rate::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
 use held_back::HeldBack;
+use last_step::{ExpectedStep, LastStep};
 use profile::{Profile, Profiled};
 use regions::{ChoiceTask, RegionChoice};
 use search::{Attempt, Occasion, PlanSearch, PlanTask};
@@ -67,8 +69,10 @@ pub(super) struct Planning {
     under_way: Option<Attempt>,
     /// Which regions of such steps are better run once, if somebody has asked.
     choice: Option<RegionChoice>,
-    /// Of the step that has just ended, if the first plan is being made for such steps.
-    bindings: Option<Bindings>,
+    /// The step that has just ended, if it was recorded.
+    last_step: Option<LastStep>,
+    /// What steps are expected to be like until there is a plan.
+    expected: Option<ExpectedStep>,
     /// The first plan is not taken over yet, though it is ready.
     holds_first: bool,
     /// Plans that took another's place, since what that was made with had changed.
@@ -99,7 +103,8 @@ impl Planning {
             drift: Drift::default(),
             under_way: None,
             choice: None,
-            bindings: None,
+            last_step: None,
+            expected: None,
             holds_first: false,
             replans: 0,
             improvements: 0,
@@ -125,13 +130,13 @@ impl Planning {
 
     pub(super) fn died(&mut self, storage: StorageId) {
         self.profile.died(storage);
-        if let Some(bindings) = &mut self.bindings {
-            // Between two steps its number may come to mean another one before the next begins.
-            bindings.retain(|(_, bound)| *bound != storage);
+        if let Some(last) = &mut self.last_step {
+            last.died(storage);
         }
     }
 
-    /// A step begins: a plan that has become ready is taken over.
+    /// A step begins: a plan that has become ready is taken over. Without one the step is expected
+    /// to be like the last.
     pub(super) fn step_begins(
         &mut self,
         machine: &mut Residency,
@@ -139,7 +144,18 @@ impl Planning {
         step: u64,
     ) {
         self.profile.step_begins();
-        self.take_new_plan(machine, parts, step);
+        let last_step = self.last_step.take();
+        if self.planned.is_none() {
+            machine.desync(); // a step that was expected was not planned: nobody has to be told
+        }
+        self.take_new_plan(machine, parts, step, last_step.as_ref());
+        if self.planned.is_none() {
+            match (last_step, &mut self.expected) {
+                (Some(last), expected) => *expected = Some(last.expect_again(machine, parts)),
+                (None, Some(expected)) => expected.step_begins(),
+                (None, None) => {}
+            }
+        }
         parts.cut_waiting(machine);
     }
 
@@ -152,33 +168,43 @@ impl Planning {
         history: &History,
     ) {
         match self.profile.step_ends(complete, storages) {
-            Some(Ok(profiled)) => self.plan_for(profiled, machine, history),
+            Some(Ok(profiled)) => self.recorded(profiled, machine, history),
             Some(Err(why)) => self.hold_back(&why),
             None => {}
         }
-        self.last_followed = complete && machine.in_sync();
+        self.last_followed = complete && self.planned.is_some() && machine.in_sync();
         if self.last_followed {
             self.watch_drift(machine, history);
         }
     }
 
-    /// An op of a step begins. The plan's step is guarded op by op: from the first that differs on,
-    /// the rest of the step is reactive.
+    /// An op of a step begins. What the step is expected to be is guarded op by op: from the first
+    /// that differs on, the rest of the step is reactive. Returns which op it is to the machine.
     pub(super) fn op_begins(
         &mut self,
         machine: &mut Residency,
         index: u32,
         fingerprint: u64,
         (name, uses): (&str, &[OpUse]),
-    ) {
-        if self.planned.is_some()
-            && !machine.expect(OpIndex(index), fingerprint)
+    ) -> OpIndex {
+        self.profile.op_begins(index, name, fingerprint, uses);
+        if let Some(expected) = &mut self.expected {
+            expected.op_begins(index, fingerprint);
+        }
+        let index = self.expected_at(OpIndex(index));
+        if !machine.expect(index, fingerprint)
             && let Some(reason) = machine.desync()
+            && self.planned.is_some()
         {
             let text = format!("a step left the plan: {reason}; it went on reactively");
             self.notice_once("left the plan", &text);
         }
-        self.profile.op_begins(index, name, fingerprint, uses);
+        index
+    }
+
+    /// Where the op stands in the step that the machine follows.
+    pub(super) fn expected_at(&self, op: OpIndex) -> OpIndex {
+        OpIndex(op.0 + self.expected.as_ref().map_or(0, ExpectedStep::skipped))
     }
 
     /// The op's storages are there.
@@ -211,7 +237,7 @@ impl Planning {
     pub(super) fn hold_first(&mut self, hold: bool) -> bool {
         self.holds_first = hold;
         let first = |attempt: &Attempt| matches!(attempt.occasion, Occasion::First { .. });
-        self.bindings.is_some()
+        self.last_step.as_ref().is_some_and(LastStep::is_planned_for)
             && self.under_way.as_ref().is_some_and(|it| first(it) && it.search.is_ready())
     }
 
@@ -300,17 +326,29 @@ impl Planning {
     pub(super) fn learn_again(&mut self, machine: &mut Residency) {
         machine.clear_schedule("steps are others from here on");
         machine.desync(); // which nobody has to be told
-        (self.planned, self.under_way, self.choice, self.bindings) = (None, None, None, None);
-        (self.last_followed, self.holds_first) = (false, false);
+        (self.planned, self.under_way, self.choice, self.last_step) = (None, None, None, None);
+        (self.last_followed, self.holds_first, self.expected) = (false, false, None);
         self.drift = Drift::default();
         self.profile.resume();
     }
 
-    /// A step was like the one before: plans for such steps, unless that is under way already.
-    fn plan_for(&mut self, profiled: Profiled, machine: &Residency, history: &History) {
-        let Profiled { trace, bindings } = profiled;
+    /// A step was recorded: if it was like the one before, there will be a plan for such steps.
+    fn recorded(&mut self, profiled: Profiled, machine: &Residency, history: &History) {
+        match (LastStep::of(&profiled), &profiled.differs) {
+            (Ok(last), differs) => {
+                self.last_step = Some(last);
+                match differs {
+                    Some(why) => self.hold_back(why),
+                    None => self.plan_for(profiled.trace, machine, history),
+                }
+            }
+            (Err(error), _) => self.hold_back(&error.to_string()),
+        }
+    }
+
+    /// Plans for such steps, unless that is under way already.
+    fn plan_for(&mut self, trace: Arc<Trace>, machine: &Residency, history: &History) {
         let fingerprint = trace.fingerprint();
-        self.bindings = Some(bindings);
         if self.is_for(fingerprint) {
             return self.hold_back("a plan for such steps is being made, or is ready for the next");
         }
@@ -318,7 +356,6 @@ impl Planning {
         let rates = self.rates(machine, history);
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
-        let trace = Arc::new(trace);
         let task = move || PlanTask { policy, moves_parts, trace, machine, runtime, known: None };
         if let Err(why) = self.begin(Occasion::First { fingerprint }, task) {
             self.stay_reactive(&why);
@@ -371,8 +408,14 @@ impl Planning {
 
     /// Takes a plan over that has become ready. The first one needs the bindings of its
     /// names, so it waits until a step like those that it was made for ends.
-    fn take_new_plan(&mut self, machine: &mut Residency, parts: &mut StorageParts, step: u64) {
-        let bindings = self.bindings.take();
+    fn take_new_plan(
+        &mut self,
+        machine: &mut Residency,
+        parts: &mut StorageParts,
+        step: u64,
+        last_step: Option<&LastStep>,
+    ) {
+        let bindings = last_step.and_then(LastStep::planned_bindings);
         let ready = self.under_way.take_if(|attempt| {
             let usable = match attempt.occasion {
                 Occasion::First { .. } => bindings.is_some() && !self.holds_first,
@@ -386,7 +429,8 @@ impl Planning {
         let made = made.unwrap_or_else(|| Err("internal error (please report it)".to_owned()));
         match (occasion, made) {
             (Occasion::First { .. }, Ok(new)) => {
-                self.follow_first((machine, parts), new, bindings.unwrap_or_default());
+                let bindings = bindings.cloned().unwrap_or_default();
+                self.follow_first((machine, parts), new, bindings);
             }
             (Occasion::First { .. }, Err(why)) => return self.stay_reactive(&why),
             (Occasion::Drift(pace), Ok(new)) => {
@@ -407,6 +451,7 @@ impl Planning {
         bindings: Bindings,
     ) {
         self.profile.stop();
+        self.expected = None;
         machine.load_schedule(Arc::new(schedule));
         parts.follow(machine, &planned.trace, planned.parts.as_ref(), bindings);
         let SsdLink { read, write, .. } = planned.machine.ssd;

@@ -1,10 +1,11 @@
-//! Records what a training step does, and makes a planner's trace of it once two steps are alike.
+//! Records what a training step does, makes a planner's trace of it, and tells when two are alike.
 //!
 //! Storages are followed by the caller's numbers. When a step ends they get the names under which a
 //! plan finds them again: parameters and optimizer state by name, or by their place among what has
 //! none, what an op made by (op, output slot), also where it lives on into the next step.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -50,15 +51,20 @@ pub(super) struct Profile {
     died: FxHashMap<StorageId, Seen>,
     alive_at_begin: Vec<StorageId>,
     /// What the last step did, if it was recorded to its end.
-    last: Option<Trace>,
+    last: Option<Arc<Trace>>,
     /// What the step before used, if it was recorded.
     used_before: FxHashSet<StorageId>,
 }
 
-/// A trace, and which live storage is meant by each of its names.
+/// A step that was recorded to its end.
 pub(super) struct Profiled {
-    pub(super) trace: Trace,
+    pub(super) trace: Arc<Trace>,
+    /// Which live storage is meant by each of the trace's.
     pub(super) bindings: Vec<(PlanStorage, StorageId)>,
+    /// What was there before the step and is there after it, whether its name is known by then.
+    pub(super) kept: Vec<PlanStorage>,
+    /// Why no plan can be made for such steps yet; `None`: the step before was like this one.
+    pub(super) differs: Option<String>,
 }
 
 impl Profile {
@@ -164,8 +170,8 @@ impl Profile {
         }
     }
 
-    /// Ends a step. A trace comes out once the step was complete and did the same as the one
-    /// before, else why none does. `None`: steps are not recorded.
+    /// Ends a step. What it did comes out, or why that is not known. `None`: steps are not
+    /// recorded.
     pub(super) fn step_ends(
         &mut self,
         complete: bool,
@@ -182,25 +188,27 @@ impl Profile {
         if self.ops.is_empty() {
             return Some(Err("the budget was not reached yet".to_owned()));
         }
-        let profiled = self.make_trace(storages);
-        let why_not = match &before {
-            None => Some("it is the first that was recorded, or the one before was not".to_owned()),
-            Some(before) => difference(before, &profiled.trace),
-        };
-        if let Some(why) = why_not {
-            self.last = Some(profiled.trace);
-            return Some(Err(why));
+        let (trace, bindings) = self.make_trace(storages);
+        if let Err(error) = trace.validate() {
+            return Some(Err(format!("its trace makes no sense: {error}")));
         }
+        let differs = match &before {
+            None => Some("it is the first that was recorded, or the one before was not".to_owned()),
+            Some(before) => difference(before, &trace),
+        };
+        let kept = self.kept(&bindings);
+        let trace = Arc::new(trace);
         // The next step may be compared with either of two that are alike.
-        self.last = before;
-        let valid = profiled.trace.validate();
-        Some(match valid {
-            Ok(()) => Ok(profiled),
-            Err(error) => Err(format!("its trace makes no sense: {error}")),
-        })
+        self.last = if differs.is_some() { Some(Arc::clone(&trace)) } else { before };
+        Some(Ok(Profiled { trace, bindings, kept, differs }))
     }
 
-    fn make_trace(&self, live: &Storages) -> Profiled {
+    fn kept(&self, bindings: &[(PlanStorage, StorageId)]) -> Vec<PlanStorage> {
+        let before = |storage| self.alive_at_begin.binary_search(storage).is_ok();
+        bindings.iter().filter(|(_, bound)| before(bound)).map(|(storage, _)| *storage).collect()
+    }
+
+    fn make_trace(&self, live: &Storages) -> (Trace, Vec<(PlanStorage, StorageId)>) {
         let mut names = Names {
             profile: self,
             live,
@@ -224,10 +232,8 @@ impl Profile {
                 names.meaning(storage);
             }
         }
-        Profiled {
-            bindings: names.bindings(),
-            trace: Trace { name: "profiled step".to_owned(), storages: names.storages, ops },
-        }
+        let bindings = names.bindings();
+        (Trace { name: "profiled step".to_owned(), storages: names.storages, ops }, bindings)
     }
 }
 

@@ -8,15 +8,15 @@ use super::profile::{Profile, Profiled};
 use crate::executor::storages::Storages;
 
 /// A program that is profiled. Numbers of storages are never used again.
-struct Program {
-    profile: Profile,
-    storages: Storages,
+pub(super) struct Program {
+    pub(super) profile: Profile,
+    pub(super) storages: Storages,
     next: u32,
     op: u32,
 }
 
 impl Program {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let storages = Storages::default();
         Self { profile: Profile::new(true), storages, next: 0, op: 0 }
     }
@@ -30,18 +30,18 @@ impl Program {
         storage
     }
 
-    fn parameter(&mut self, name: &str) -> StorageId {
+    pub(super) fn parameter(&mut self, name: &str) -> StorageId {
         let storage = self.born(None);
         assert!(self.storages.name(storage, StorageKind::Parameter, name).is_ok());
         storage
     }
 
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.profile.step_begins();
         self.op = 0;
     }
 
-    fn op(&mut self, uses: &[StorageId]) {
+    pub(super) fn op(&mut self, uses: &[StorageId]) {
         let uses: Vec<OpUse> =
             uses.iter().map(|&storage| OpUse { storage, modifies: false }).collect();
         self.profile.op_begins(self.op, "op", self.op.into(), &uses);
@@ -49,18 +49,23 @@ impl Program {
     }
 
     /// An op that makes a storage.
-    fn make(&mut self, uses: &[StorageId]) -> StorageId {
+    pub(super) fn make(&mut self, uses: &[StorageId]) -> StorageId {
         self.op(uses);
         self.born(Some(OpIndex(self.op - 1)))
     }
 
-    fn die(&mut self, storage: StorageId) {
+    pub(super) fn die(&mut self, storage: StorageId) {
         self.profile.died(storage);
         self.storages.died(storage);
     }
 
+    /// What a plan can be made for, or why none can.
     fn end(&mut self) -> Result<Profiled, String> {
-        self.profile.step_ends(true, &self.storages).expect("steps are recorded")
+        let profiled = self.profile.step_ends(true, &self.storages).expect("steps are recorded")?;
+        match profiled.differs {
+            Some(why) => Err(why),
+            None => Ok(profiled),
+        }
     }
 }
 
@@ -104,7 +109,7 @@ fn what_lives_across_steps_without_a_name_is_known_by_its_place() {
         let ended = program.end();
         program.die(batch);
         if step > 3 {
-            let Profiled { trace, bindings } =
+            let Profiled { trace, bindings, .. } =
                 ended.map_err(|why| format!("step {step}: {why}")).unwrap();
             let found = |used: usize, op: usize| {
                 let storage = trace.ops[op].uses[used].storage;

@@ -1,0 +1,97 @@
+//! The last step, as what the next one is expected to be until there is a plan.
+
+use std::sync::Arc;
+
+use tidelog_planner::plan::{PlanError, without_moves};
+use tidelog_planner::residency::{Residency, Schedule, StorageId};
+use tidelog_planner::trace::Trace;
+
+use super::profile::Profiled;
+use crate::executor::parts::{Bindings, StorageParts};
+
+/// Ops that may be left out between two that come: more are another step.
+const LEFT_OUT_MAX: usize = 7;
+
+/// A step that has ended: its ops, what they use, and who of its storages is still there.
+pub(super) struct LastStep {
+    trace: Arc<Trace>,
+    schedule: Schedule,
+    bindings: Bindings,
+    /// Whether a plan is being made for such steps.
+    is_planned_for: bool,
+}
+
+impl LastStep {
+    pub(super) fn of(profiled: &Profiled) -> Result<Self, PlanError> {
+        let Profiled { trace, bindings, kept, differs } = profiled;
+        Ok(Self {
+            trace: Arc::clone(trace),
+            schedule: without_moves(trace, kept)?,
+            bindings: bindings.clone(),
+            is_planned_for: differs.is_none(),
+        })
+    }
+
+    /// Between two steps a storage's number may come to mean another one before the next begins.
+    pub(super) fn died(&mut self, storage: StorageId) {
+        self.bindings.retain(|(_, bound)| *bound != storage);
+    }
+
+    pub(super) fn is_planned_for(&self) -> bool {
+        self.is_planned_for
+    }
+
+    /// Who is who in steps that a plan is being made for.
+    pub(super) fn planned_bindings(&self) -> Option<&Bindings> {
+        self.is_planned_for.then_some(&self.bindings)
+    }
+
+    /// The next step is expected to use the same in the same order.
+    pub(super) fn expect_again(
+        self,
+        machine: &mut Residency,
+        parts: &StorageParts,
+    ) -> ExpectedStep {
+        machine.load_schedule(Arc::new(self.schedule));
+        parts.bind_as_they_are(machine, &self.bindings);
+        ExpectedStep { trace: self.trace, skipped: 0 }
+    }
+}
+
+/// A step that another one was like, op for op, so far.
+pub(super) struct ExpectedStep {
+    trace: Arc<Trace>,
+    /// How many of its ops did not come.
+    skipped: u32,
+}
+
+impl ExpectedStep {
+    /// The last step told nothing: another one is expected to be like this one.
+    pub(super) fn step_begins(&mut self) {
+        self.skipped = 0;
+    }
+
+    /// The op at `index` begins. Ops that make nothing may have been left out before it: the first
+    /// call of what a program has compiled makes views that later ones do not.
+    pub(super) fn op_begins(&mut self, index: u32, fingerprint: u64) {
+        let from = index.saturating_add(self.skipped) as usize;
+        let ops = self.trace.ops.get(from..).unwrap_or_default();
+        for (skipped, op) in ops.iter().take(LEFT_OUT_MAX + 1).enumerate() {
+            if op.fingerprint == fingerprint {
+                self.skipped += skipped as u32;
+                return;
+            }
+            if !op.births.is_empty() {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn skipped(&self) -> u32 {
+        self.skipped
+    }
+}
+
+#[cfg(test)]
+#[path = "last_step_tests.rs"]
+mod tests;
