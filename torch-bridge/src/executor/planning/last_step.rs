@@ -14,22 +14,23 @@ const LEFT_OUT_MAX: usize = 7;
 
 /// A step that has ended: its ops, what they use, and who of its storages is still there.
 pub(super) struct LastStep {
-    trace: Arc<Trace>,
-    schedule: Schedule,
+    /// None: it was as expected, so that nothing else is expected of the next.
+    expects: Option<(Arc<Trace>, Schedule)>,
     bindings: Bindings,
     /// Whether a plan is being made for such steps.
     is_planned_for: bool,
 }
 
 impl LastStep {
-    pub(super) fn of(profiled: &Profiled) -> Result<Self, PlanError> {
+    /// `was_expected`: the machine has followed another one like it to its end.
+    pub(super) fn of(profiled: &Profiled, was_expected: bool) -> Result<Self, PlanError> {
         let Profiled { trace, bindings, kept, differs } = profiled;
-        Ok(Self {
-            trace: Arc::clone(trace),
-            schedule: without_moves(trace, kept)?,
-            bindings: bindings.clone(),
-            is_planned_for: differs.is_none(),
-        })
+        let expects = if was_expected {
+            None
+        } else {
+            Some((Arc::clone(trace), without_moves(trace, kept)?))
+        };
+        Ok(Self { expects, bindings: bindings.clone(), is_planned_for: differs.is_none() })
     }
 
     /// Between two steps a storage's number may come to mean another one before the next begins.
@@ -46,15 +47,16 @@ impl LastStep {
         self.is_planned_for.then_some(&self.bindings)
     }
 
-    /// The next step is expected to use the same in the same order.
+    /// The next step is expected to use the same in the same order. `None`: it is already.
     pub(super) fn expect_again(
         self,
         machine: &mut Residency,
         parts: &StorageParts,
-    ) -> ExpectedStep {
-        machine.load_schedule(Arc::new(self.schedule));
+    ) -> Option<ExpectedStep> {
+        let (trace, schedule) = self.expects?;
+        machine.load_schedule(Arc::new(schedule));
         parts.bind_as_they_are(machine, &self.bindings);
-        ExpectedStep { trace: self.trace, skipped: 0 }
+        Some(ExpectedStep { trace, skipped: 0 })
     }
 }
 
@@ -66,7 +68,7 @@ pub(super) struct ExpectedStep {
 }
 
 impl ExpectedStep {
-    /// The last step told nothing: another one is expected to be like this one.
+    /// The last step told nothing new: another one is expected to be like this one.
     pub(super) fn step_begins(&mut self) {
         self.skipped = 0;
     }

@@ -25,7 +25,7 @@ fn recorded() -> (LastStep, Vec<StorageId>) {
     }
     let profiled = program.profile.step_ends(true, &program.storages).unwrap().unwrap();
     assert!(profiled.differs.is_some(), "there is none before it");
-    (LastStep::of(&profiled).unwrap(), weights)
+    (LastStep::of(&profiled, false).unwrap(), weights)
 }
 
 /// A machine with these storages in it, as far as there is room.
@@ -74,7 +74,7 @@ fn run(machine: &mut Residency, index: OpIndex, uses: &[StorageId]) {
 fn what_the_last_step_used_comes_back_before_the_next_one_waits_for_it() {
     let (last, weights) = recorded();
     let mut machine = machine_with(&weights);
-    let mut expected = last.expect_again(&mut machine, &StorageParts::default());
+    let mut expected = last.expect_again(&mut machine, &StorageParts::default()).unwrap();
     for _ in 0..3 {
         machine.step_begin();
         expected.step_begins();
@@ -88,6 +88,22 @@ fn what_the_last_step_used_comes_back_before_the_next_one_waits_for_it() {
     assert!(stats.fetches_ahead >= 3 * 4, "a quarter comes back in each step: {stats:?}");
     // But by the first op of all: nothing comes back before a step begins.
     assert!(stats.fetches_urgent <= 1 && stats.fetches_late == 0, "{stats:?}");
+}
+
+#[test]
+fn of_a_step_that_was_as_expected_nothing_is_made_anew() {
+    let (last, weights) = recorded();
+    let mut machine = machine_with(&weights);
+    last.expect_again(&mut machine, &StorageParts::default()).unwrap();
+    let mut program = Program::new();
+    let weight = program.parameter("weight");
+    program.begin();
+    program.op(&[weight]);
+    let profiled = program.profile.step_ends(true, &program.storages).unwrap().unwrap();
+    let again = LastStep::of(&profiled, true).unwrap();
+    assert!(again.expect_again(&mut machine, &StorageParts::default()).is_none());
+    // Who is who stays.
+    assert!(weights.iter().all(|weight| machine.planned_as(*weight).is_some()));
 }
 
 #[test]
@@ -114,8 +130,8 @@ fn expected_after_views(views: u32) -> (ExpectedStep, Residency, u64) {
     program.die(made);
     let profiled = program.profile.step_ends(true, &program.storages).unwrap().unwrap();
     let mut machine = machine_with(&[weight]);
-    let last = LastStep::of(&profiled).unwrap();
-    let expected = last.expect_again(&mut machine, &StorageParts::default());
+    let last = LastStep::of(&profiled, false).unwrap();
+    let expected = last.expect_again(&mut machine, &StorageParts::default()).unwrap();
     machine.step_begin();
     // What an op is known by is its number in the first step.
     (expected, machine, u64::from(views) + 1)

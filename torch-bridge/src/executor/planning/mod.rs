@@ -150,8 +150,9 @@ impl Planning {
         }
         self.take_new_plan(machine, parts, step, last_step.as_ref());
         if self.planned.is_none() {
-            match (last_step, &mut self.expected) {
-                (Some(last), expected) => *expected = Some(last.expect_again(machine, parts)),
+            match (last_step.and_then(|last| last.expect_again(machine, parts)), &mut self.expected)
+            {
+                (Some(new), expected) => *expected = Some(new),
                 (None, Some(expected)) => expected.step_begins(),
                 (None, None) => {}
             }
@@ -334,7 +335,9 @@ impl Planning {
 
     /// A step was recorded: if it was like the one before, there will be a plan for such steps.
     fn recorded(&mut self, profiled: Profiled, machine: &Residency, history: &History) {
-        match (LastStep::of(&profiled), &profiled.differs) {
+        let all_came = self.expected.as_ref().is_some_and(|expected| expected.skipped() == 0);
+        let was_expected = all_came && machine.in_sync();
+        match (LastStep::of(&profiled, was_expected), &profiled.differs) {
             (Ok(last), differs) => {
                 self.last_step = Some(last);
                 match differs {
