@@ -205,7 +205,7 @@ impl Planning {
 
     /// Where the op stands in the step that the machine follows.
     pub(super) fn expected_at(&self, op: OpIndex) -> OpIndex {
-        OpIndex(op.0 + self.expected.as_ref().map_or(0, ExpectedStep::skipped))
+        OpIndex(op.0.saturating_add(self.expected.as_ref().map_or(0, ExpectedStep::skipped)))
     }
 
     /// The op's storages are there.
