@@ -240,3 +240,44 @@ def test_small_tensors_get_the_memory_that_this_thread_has_freed(pool):
     process.assert_done(
         process.run(textwrap.dedent("pool, how, *heap = sys.argv[1:]") + textwrap.dedent(script), pool, "kept")
     )
+
+
+def test_large_tensors_get_memory_that_was_freed_before_the_budget_is_reached_too(pool):
+    """As far as the process may hold it, and until the block ends."""
+    script = """
+    from tidelog.memory import _kept
+    if _kept._directed() is None:
+        print("done")
+        sys.exit()
+
+    def new(size):
+        return torch.empty(size, dtype=torch.uint8)
+
+    with tidelog.offload(pool=pool, memory=64 * MIB, pool_size=64 * MIB) as tide:
+        for size in (MIB, 3 * MIB):
+            first, between = new(size), new(size)
+            address = first.data_ptr()
+            del first
+            assert new(size).data_ptr() == address
+            del between
+        assert kept(tide) >= 6 * MIB
+        for _ in range(50):
+            new(40 * MIB).fill_(1)
+            new(20 * MIB).fill_(1)
+        heap = tide.stats()["host_heap"]
+        assert heap["kept"] >= 40 * MIB and heap["anonymous"] <= heap["anonymous_max"], heap
+        tensor = torch.arange(1 << 18)
+        assert tide.stats()["evictions"] == 0
+    memory = _kept.begin()
+    assert memory.size == 0
+    _kept.end()
+    assert torch.equal(tensor, torch.arange(1 << 18))
+    print("done")
+    """
+    definitions = """
+pool, how, *heap = sys.argv[1:]
+
+def kept(tide):
+    return tide.stats()["host_heap"]["kept"]
+"""
+    process.assert_done(process.run(definitions + textwrap.dedent(script), pool, "kept"))

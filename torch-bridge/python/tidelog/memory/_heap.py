@@ -1,11 +1,12 @@
 """Freed memory must leave the process, or a budget for tensors is none for the machine.
 
 To give it back costs a page fault for every 4 KiB when memory is asked for again, a third of what
-offloading costs. So once the budget is reached torch's allocator works on an arena of ours (`_kept`):
-freed pages stay and are used first, and as many leave as the process has above its allowance.
+offloading costs. So torch's allocator works on an arena of ours (`_kept`): freed pages stay and are used
+first, and as many leave as the process has above its allowance. It does so from the block's beginning on:
+glibc seldom puts aligned memory where the last of its size was, and tensors go through more memory than caches hold.
 
-What is small is used again by the thread that freed it, from the block's beginning on: glibc is slow with aligned
-memory, and programs of many small ops spend a tenth of their time there.
+What is small is used again by the thread that freed it: glibc is slow with aligned memory, and programs of many
+small ops spend a tenth of their time there.
 
 glibc's heap, for what else is small, and where torch's allocator cannot be directed: blocks stay in it up
 to the allowance. Then it is trimmed as a whole, because it cannot be asked for less; and because
@@ -54,7 +55,6 @@ class Heap:
         self._unseen = 0  # bytes allocated since the last look
         self._tolerated = 0  # so much more than it may hold is not worth a trim
         self._kept: _kept.Kept | None = None
-        self._took_over = False
         self._trims = 0
         # Another C library keeps freed memory as it likes.
         libc = ctypes.CDLL(None)
@@ -64,18 +64,19 @@ class Heap:
         """`base`: what the process holds beside its tensors. `live` is for the heap of a GPU."""
         self._most = base + self._tensors_max + _ALLOWANCE_BYTES
         _kept.keep_small(True)
+        self._kept = _kept.begin()
+        if self._kept is not None:
+            self._kept.hold(self._most)
 
     def make_way(self) -> None:
         """The rings of a session are in nobody's way."""
 
     def take_over(self) -> None:
-        """The budget is reached: what is freed is kept up to the allowance. Sets glibc's thresholds."""
+        """The budget is reached: what glibc's heap has too much leaves, from here on by thresholds of ours."""
         if self._libc is not None:
             self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
-        self.release()
-        self._took_over = True  # first: Ctrl-C may come at a call
-        self._kept = _kept.begin()
+        self._trim()
 
     def release(self) -> None:
         """What is kept for later goes back to the kernel."""
@@ -92,9 +93,8 @@ class Heap:
     def end(self) -> None:
         """The block ends, and with it what is kept for it."""
         _kept.keep_small(False)
-        if self._took_over:
-            self._kept = None
-            _kept.end()
+        self._kept = None
+        _kept.end()
 
     def allocated(self, size: int) -> None:
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too
