@@ -8,7 +8,7 @@ use super::{Goal, Idea, TidelogOptions};
 use crate::algorithm1::Score;
 use crate::bound::Effort;
 use crate::trace::Trace;
-use crate::units::Bandwidth;
+use crate::units::{Bandwidth, Nanos};
 use std::collections::VecDeque;
 
 /// Enough to tell who should leave.
@@ -82,13 +82,17 @@ impl Altered {
 
 /// Everything that a search does.
 pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob> {
-    let TidelogOptions { published, goal, without, rounds, .. } = options;
+    let TidelogOptions { published, goal, without, rounds, runtime, .. } = options;
     let mut jobs = VecDeque::new();
     let sweep =
         |variant, most, is_limited| SearchJob::Sweep { maker: 0, variant, most, is_limited };
     jobs.extend(FIRST.map(|variant| sweep(variant, rounds, false)));
     if trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0) {
         jobs.extend(Score::ALL.map(SearchJob::Published));
+        // It moves few storages, which is best where each transfer takes its time of the thread.
+        if runtime.handling > Nanos(0) {
+            jobs.rotate_right(Score::ALL.len());
+        }
     }
     if without != Some(Idea::Rounding) {
         let write_penalty = WRITE_PENALTIES[0];

@@ -33,6 +33,25 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
     assert!(told < untold, "{told} ns, {untold} ns without being told");
 }
 
+/// A session waits for so many steps: the published algorithm's plans, which move few storages, are
+/// among those.
+#[test]
+fn where_transfers_take_their_time_the_first_plans_are_of_few() {
+    let trace = training(40, 4_000, 2_000, 20_000);
+    let machine = machine(Lifetimes::of(&trace).peak().0 / 2);
+    let runtime = Runtime { lookahead: 32, handling: Nanos(10_000) };
+    let options = TidelogOptions { runtime, ..TidelogOptions::default() };
+    let mut search = Search::new(&trace, &machine, options).unwrap();
+    search.advance(QUICK_STEPS).unwrap();
+    let (_, best) = search.best_for(Goal::Time).unwrap();
+    for score in algorithm1::Score::ALL {
+        let options = algorithm1::Algorithm1Options { score, ..Default::default() };
+        let plan = algorithm1::algorithm1(&trace, &machine, options);
+        let published = simulate_under(runtime, &trace, &machine, Policy::Planned(&plan)).unwrap();
+        assert!(best.time <= published.time, "{score:?}: {:?}, {:?}", best.time, published.time);
+    }
+}
+
 #[test]
 fn what_fits_stays() {
     let trace = training(6, 40, 60, 50);
