@@ -8,7 +8,7 @@
 use std::collections::BinaryHeap;
 
 /// Entries per known storage above which superseded ones are swept out.
-const ENTRIES_PER_STORAGE_MAX: usize = 2;
+const ENTRIES_PER_STORAGE_MAX: usize = 4;
 const ENTRIES_MIN: usize = 64;
 
 /// Larger is a better victim. Never 0: that stands for "not queued" in a storage's record.

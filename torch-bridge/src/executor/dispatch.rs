@@ -2,6 +2,7 @@
 //! what the machine decides.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
@@ -126,7 +127,7 @@ impl Executor {
         self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
         self.ops.step_begins();
-        self.sample();
+        self.sample(Instant::now());
         let step = self.history.step_number();
         self.planning.step_begins(&mut self.machine, &mut self.parts, step);
         self.machine.step_begin();
@@ -135,7 +136,7 @@ impl Executor {
 
     pub(super) fn step_ends(&mut self, complete: bool) -> OpProgress {
         self.machine.step_end();
-        self.sample();
+        self.sample(Instant::now());
         self.history.step_ends(complete, self.transfers.under_way());
         self.planning.step_ends(complete, &self.machine, &self.storages, &self.history);
         self.machine.settle()
@@ -163,9 +164,10 @@ impl Executor {
     }
 
     pub(super) fn op_ends(&mut self) -> OpProgress {
-        self.planning.op_ends();
+        let now = Instant::now();
+        self.planning.op_ends(now);
         if let Some((op, since)) = self.ops.ends() {
-            self.history.op_ran(op, since);
+            self.history.op_ran(op, since, now);
         }
         self.machine.op_end();
         self.parts.cut_waiting(&mut self.machine);
@@ -265,8 +267,9 @@ impl Executor {
         } else {
             self.history.stall_ends(self.ops.last());
         }
-        self.sample();
-        self.readiness(progress)
+        let now = Instant::now(); // ops are short: one look at the clock for all
+        self.sample(now);
+        self.readiness(progress, now)
     }
 
     /// Takes in what completed while the caller was away.
@@ -277,11 +280,11 @@ impl Executor {
         }
     }
 
-    fn readiness(&mut self, progress: OpProgress) -> Result<Readiness, Failure> {
+    fn readiness(&mut self, progress: OpProgress, now: Instant) -> Result<Readiness, Failure> {
         match progress {
             OpProgress::Ready => {
-                self.planning.op_runs();
-                self.ops.runs();
+                self.planning.op_runs(now);
+                self.ops.runs(now);
                 Ok(Readiness::Ready)
             }
             OpProgress::Waiting
@@ -433,7 +436,7 @@ impl Executor {
         self.history.transfer_ended(&transfer, ending_of(&outcome));
         self.machine.completed(id, outcome);
         self.carry_out();
-        self.sample();
+        self.sample(Instant::now());
         if let Some(Residence::Resident { clean }) = self.machine.state(storage) {
             let of = self.parts.requested(storage);
             let state = || self.parts.state(&self.machine, self.parts.whole(storage));
@@ -450,11 +453,11 @@ impl Executor {
     }
 
     /// Keeps how much memory is taken now, for the report.
-    fn sample(&mut self) {
+    fn sample(&mut self, now: Instant) {
         let committed = self.machine.committed().0;
         let wanted = committed + self.machine.evicted().0;
         let moving = self.transfers.moving();
-        self.history.sample(committed.saturating_sub(moving), moving, wanted);
+        self.history.sample(now, committed.saturating_sub(moving), moving, wanted);
     }
 }
 

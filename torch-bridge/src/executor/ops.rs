@@ -53,9 +53,9 @@ impl Ops {
     }
 
     /// The op may run.
-    pub(super) fn runs(&mut self) {
+    pub(super) fn runs(&mut self, now: Instant) {
         if self.open {
-            self.running_since.get_or_insert_with(Instant::now);
+            self.running_since.get_or_insert(now);
         }
     }
 

@@ -56,13 +56,13 @@ impl History {
     }
 
     /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
-    pub(super) fn sample(&mut self, resident: u64, moving: u64, wanted: u64) {
-        self.recorder.sample(Instant::now(), resident, moving, wanted);
+    pub(super) fn sample(&mut self, now: Instant, resident: u64, moving: u64, wanted: u64) {
+        self.recorder.sample(now, resident, moving, wanted);
     }
 
     /// An op ran until now.
-    pub(super) fn op_ran(&mut self, (name, index): OpName<'_>, since: Instant) {
-        self.recorder.ran(name, index, since, Instant::now());
+    pub(super) fn op_ran(&mut self, (name, index): OpName<'_>, since: Instant, now: Instant) {
+        self.recorder.ran(name, index, since, now);
     }
 
     /// The caller is given requests.

@@ -19,6 +19,7 @@ mod search;
 mod simulated;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::Value;
 use tidelog_planner::cost::{Machine, SsdLink};
@@ -209,12 +210,12 @@ impl Planning {
     }
 
     /// The op's storages are there.
-    pub(super) fn op_runs(&mut self) {
-        self.profile.op_runs();
+    pub(super) fn op_runs(&mut self, now: Instant) {
+        self.profile.op_runs(now);
     }
 
-    pub(super) fn op_ends(&mut self) {
-        self.profile.op_ends();
+    pub(super) fn op_ends(&mut self, now: Instant) {
+        self.profile.op_ends(now);
     }
 
     /// What the step's ops really took.

@@ -149,15 +149,15 @@ impl Profile {
     }
 
     /// The op's storages are there: from here on its own time counts.
-    pub(super) fn op_runs(&mut self) {
+    pub(super) fn op_runs(&mut self, now: Instant) {
         if self.recording {
-            self.running_since = Some(Instant::now());
+            self.running_since = Some(now);
         }
     }
 
-    pub(super) fn op_ends(&mut self) {
+    pub(super) fn op_ends(&mut self, now: Instant) {
         if let (Some(since), Some(op)) = (self.running_since.take(), self.ops.last_mut()) {
-            op.duration = Nanos(since.elapsed().as_nanos() as u64);
+            op.duration = Nanos(now.duration_since(since).as_nanos() as u64);
         }
     }
 
@@ -208,7 +208,9 @@ impl Profile {
         bindings.iter().filter(|(_, bound)| before(bound)).map(|(storage, _)| *storage).collect()
     }
 
-    fn make_trace(&self, live: &Storages) -> (Trace, Vec<(PlanStorage, StorageId)>) {
+    /// Takes the ops' names with it, which nobody asks for again.
+    fn make_trace(&mut self, live: &Storages) -> (Trace, Vec<(PlanStorage, StorageId)>) {
+        let mut recorded = std::mem::take(&mut self.ops);
         let mut names = Names {
             profile: self,
             live,
@@ -220,10 +222,10 @@ impl Profile {
         };
         // What this step makes comes first: what the step before made at the same place is then
         // known as the previous instance under the same name.
-        for (storage, _) in self.ops.iter().flat_map(|op| &op.births) {
+        for (storage, _) in recorded.iter().flat_map(|op| &op.births) {
             names.meaning(*storage);
         }
-        let ops = self.ops.iter().map(|op| names.op(op)).collect();
+        let ops = recorded.iter_mut().map(|op| names.op(op)).collect();
         for &storage in &self.alive_at_begin {
             // Idle all step long, but known by name: it still takes memory. What has neither a name
             // nor a use (a list of losses that grows) is left to the machine, which evicts it
@@ -233,7 +235,9 @@ impl Profile {
             }
         }
         let bindings = names.bindings();
-        (Trace { name: "profiled step".to_owned(), storages: names.storages, ops }, bindings)
+        let storages = names.storages;
+        self.ops = recorded;
+        (Trace { name: "profiled step".to_owned(), storages, ops }, bindings)
     }
 }
 
@@ -339,7 +343,7 @@ impl Names<'_> {
             && self.profile.storages[&storage].since + 1 < self.profile.step
     }
 
-    fn op(&mut self, op: &Recorded) -> Op {
+    fn op(&mut self, op: &mut Recorded) -> Op {
         let mut uses: Vec<Use> = Vec::with_capacity(op.uses.len());
         for &Touched { storage, modifies } in &op.uses {
             let Meaning { storage, previous } = self.meaning(storage);
@@ -359,7 +363,7 @@ impl Names<'_> {
             }
         }
         Op {
-            name: op.name.clone(),
+            name: std::mem::take(&mut op.name),
             duration: op.duration,
             fingerprint: op.fingerprint,
             uses,
