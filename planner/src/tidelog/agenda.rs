@@ -25,6 +25,9 @@ const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 /// This part of memory is left to spare in plans for less of it.
 const SPARED_PARTS: u64 = 20;
 
+/// Ops of a step from which on a plan takes so long to make that it matters which comes first.
+const LONG_STEP: usize = 1_000;
+
 /// A piece of work. Those that are limited are done as far as [`TidelogOptions::planned`] goes.
 pub(super) enum SearchJob {
     /// The next plan of a variant, unless it has made `most`.
@@ -90,7 +93,7 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
     if trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0) {
         jobs.extend(Score::ALL.map(SearchJob::Published));
         // It moves few storages, which is best where each transfer takes its time of the thread.
-        if runtime.handling > Nanos(0) {
+        if runtime.handling > Nanos(0) && trace.ops.len() >= LONG_STEP {
             jobs.rotate_right(Score::ALL.len());
         }
     }

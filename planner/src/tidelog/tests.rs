@@ -37,7 +37,7 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
 /// among those.
 #[test]
 fn where_transfers_take_their_time_the_first_plans_are_of_few() {
-    let trace = training(40, 4_000, 2_000, 20_000);
+    let trace = training(400, 4_000, 2_000, 20_000);
     let machine = machine(Lifetimes::of(&trace).peak().0 / 2);
     let runtime = Runtime { lookahead: 32, handling: Nanos(10_000) };
     let options = TidelogOptions { runtime, ..TidelogOptions::default() };
