@@ -114,6 +114,36 @@ fn what_cannot_be_left_out_is_told() {
     assert!(between.contains("would read other bytes of"), "{between}");
 }
 
+/// A transfer that is under way holds what nothing uses any more.
+#[test]
+fn what_only_a_transfer_holds_is_not_kept() {
+    let mut step = CheckpointedStep::of(2, 1);
+    step.ops[1].saves.clear();
+    let trace = step.checkpointed();
+    let regions = regions_of(&trace);
+    let (prompt, _) = Reruns::of_regions(&trace, &regions);
+    for (number, rerun) in prompt.all().iter().enumerate() {
+        // What the region's second op reads, and nothing after it.
+        let [first, again] = [&rerun.first, &rerun.again].map(|ops| {
+            let made = trace.ops[ops.start as usize].births[0].storage;
+            (made, ops.end as usize)
+        });
+        let mut late = trace.clone();
+        late.ops.iter_mut().for_each(|op| {
+            op.deaths.retain(|death| ![first.0, again.0].contains(&death.storage));
+        });
+        for (storage, held_until) in [(first.0, rerun.again.start as usize), again] {
+            late.ops[held_until].deaths.push(crate::trace::Death { storage, previous: false });
+        }
+        late.validate().unwrap();
+        let (reruns, places) = Reruns::of_regions(&late, &regions);
+        assert!(places.iter().all(Result::is_ok), "{places:?}");
+        assert_eq!(reruns.all(), prompt.all());
+        let kept = reruns.without(&LeftOut(vec![number as u32])).unwrap();
+        check(&late, &[&reruns.all()[number]], &kept).unwrap();
+    }
+}
+
 #[test]
 fn regions_that_are_none_are_refused() {
     let trace = CheckpointedStep::of(2, 1).checkpointed();

@@ -209,7 +209,9 @@ impl<'a> Facts<'a> {
                 let label = || self.trace.label(again_made);
                 let death = self.deaths[again_made.0 as usize];
                 let death = death.ok_or_else(|| NoRerun::LivesOn { storage: label() })?;
-                let outlives = death >= again.end;
+                // What is only let go late, by a transfer that was under way, need not be kept.
+                let uses = &self.uses[again_made.0 as usize];
+                let outlives = death >= again.end && uses.iter().any(|at| at.op >= again.end);
                 let one = MadeTwice { again: again_made, first: first_made, outlives };
                 let can = self.can_stand_in(one, first.end, again.start);
                 if can { Ok(one) } else { Err(NoRerun::Replaced { storage: label() }) }
