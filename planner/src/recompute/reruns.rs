@@ -207,11 +207,12 @@ impl<'a> Facts<'a> {
         let made: Vec<MadeTwice> = births
             .map(|(again_made, first_made)| {
                 let label = || self.trace.label(again_made);
-                let death = self.deaths[again_made.0 as usize];
-                let death = death.ok_or_else(|| NoRerun::LivesOn { storage: label() })?;
-                // What is only let go late, by a transfer that was under way, need not be kept.
+                if self.deaths[again_made.0 as usize].is_none() {
+                    return Err(NoRerun::LivesOn { storage: label() });
+                }
+                // Not by its death: a transfer that is under way holds what nothing uses any more.
                 let uses = &self.uses[again_made.0 as usize];
-                let outlives = death >= again.end && uses.iter().any(|at| at.op >= again.end);
+                let outlives = uses.iter().any(|at| at.op >= again.end);
                 let one = MadeTwice { again: again_made, first: first_made, outlives };
                 let can = self.can_stand_in(one, first.end, again.start);
                 if can { Ok(one) } else { Err(NoRerun::Replaced { storage: label() }) }
