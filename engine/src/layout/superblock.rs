@@ -114,6 +114,17 @@ pub enum SuperblockError {
     /// Features that this version does not know: using the pool could damage it.
     #[error("the pool uses features this version does not know: {0}")]
     Features(String),
+    /// Both copies are whole, of different devices, and nothing else says which is right.
+    #[error(
+        "its two superblocks are whole and contradict each other: A is {first}, B is {second}; nothing tells \
+         which is right"
+    )]
+    Disagree {
+        /// Whose the first copy is.
+        first: String,
+        /// Whose the second is.
+        second: String,
+    },
     /// Numbers that contradict each other.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
@@ -135,6 +146,21 @@ impl SuperblockError {
 }
 
 impl Superblock {
+    /// Whether both are of the same device of the same pool, of whatever generation.
+    pub fn is_of_the_same_device(&self, other: &Self) -> bool {
+        self.is_of_the_same_pool(other) && self.device == other.device
+    }
+
+    /// Whether both are of one pool.
+    pub fn is_of_the_same_pool(&self, other: &Self) -> bool {
+        (self.pool, self.geometry) == (other.pool, other.geometry)
+    }
+
+    /// Whose it is, for messages.
+    pub fn whose(&self) -> String {
+        format!("device {}'s of pool {:032x}", self.device, self.pool)
+    }
+
     /// Where the second copy is if these bytes are those of a first one, which may be damaged.
     pub fn claimed_second_offset(bytes: &[u8]) -> Option<u64> {
         let block: SuperblockOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;

@@ -10,6 +10,7 @@ use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
 use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{FormatOptions, PoolDescription};
+use super::superblock_copies::known_geometries;
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError, protective_mbr,
@@ -203,8 +204,8 @@ fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
     if overwrite || member.size() == ByteCount::ZERO {
         return Ok(());
     }
-    match member.superblock(None) {
-        Ok((superblock, _)) => {
+    match member.superblock() {
+        Ok(superblock) => {
             return Err(FormatError::HoldsPool { device: member.name(), pool: superblock.pool });
         }
         Err(SuperblockError::Absent) => (),
@@ -298,8 +299,8 @@ type Written = Result<(), Box<dyn std::error::Error>>;
 /// Until the end no device may look like part of any pool, and never again like anything else: RAID
 /// and partition tables also stand at the end, and a forgotten one would be assembled again.
 fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
-    let known = members.known_geometry();
-    let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(known.as_ref())).collect();
+    let known = known_geometries(members.0.iter());
+    let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(&known)).collect();
     for (device, member) in (0..).zip(&members.0) {
         let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
         let blank = BLANK_BYTES.min(size);

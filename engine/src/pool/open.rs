@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::arrangement::{Damaged, arrange};
 use super::error::OpenError;
 use super::events::{self, EventCount};
 use super::lanes::Handles;
@@ -12,6 +13,7 @@ use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::settle;
+use super::superblock_copies::DamagedCopy;
 use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{
@@ -240,7 +242,7 @@ impl Found<'_> {
     /// Writes damaged copies of superblocks again; returns which.
     fn repair_superblocks(&self, media: &MetadataIo<'_>) -> Result<Vec<String>, OpenError> {
         let mut repaired = Vec::new();
-        for &(device, copy) in &self.damaged {
+        for &(device, DamagedCopy { copy, .. }) in &self.damaged {
             let superblock = &self.superblocks[usize::from(device)];
             let offset = match copy {
                 'A' => SUPERBLOCK_OFFSET,
@@ -271,68 +273,4 @@ fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize 
     let by_staging = (options.staging.0 / chunk.0 / chunks) as usize;
     let threads = members.0.len().min(processors).min(by_staging).min(THREADS_MAX);
     threads.saturating_sub(1)
-}
-
-/// A damaged copy of a superblock: the device's place and which copy.
-pub(super) type Damaged = (u8, char);
-
-/// Puts the devices into stripe order; they must be one whole pool.
-pub(super) fn arrange(
-    members: Vec<Member>,
-) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
-    let mut places: Vec<(Superblock, Vec<char>, Member)> = Vec::new();
-    // A device larger than the pool's smallest has its second copy where only the others can say.
-    let known = members.iter().find_map(|member| member.superblock(None).ok());
-    let known = known.map(|(superblock, _)| superblock.geometry);
-    for member in members {
-        let (superblock, damaged) = member
-            .superblock(known.as_ref())
-            .map_err(|source| OpenError::Superblock { device: member.name(), source })?;
-        let needed = ByteCount(superblock.geometry.device_bytes);
-        if member.size() < needed {
-            return Err(OpenError::Shrunk { device: member.name(), found: member.size(), needed });
-        }
-        if let Some((other, _, twin)) = places.first()
-            && (other.pool != superblock.pool || other.geometry != superblock.geometry)
-        {
-            return Err(OpenError::NotOnePool(format!(
-                "{} belongs to pool {:032x}, {} to pool {:032x}",
-                twin.name(),
-                other.pool,
-                member.name(),
-                superblock.pool
-            )));
-        }
-        let taken = places.iter().find(|(other, ..)| other.device == superblock.device);
-        if let Some((_, _, twin)) = taken {
-            return Err(OpenError::NotOnePool(format!(
-                "{} and {} both say that they are device {}",
-                twin.name(),
-                member.name(),
-                superblock.device
-            )));
-        }
-        places.push((superblock, damaged, member));
-    }
-    let expected = places.first().map_or(0, |(superblock, ..)| superblock.geometry.devices);
-    if places.len() as u32 != expected {
-        let missing: Vec<String> = (0..expected)
-            .filter(|device| places.iter().all(|(other, ..)| other.device != *device))
-            .map(|device| device.to_string())
-            .collect();
-        return Err(OpenError::NotOnePool(format!(
-            "the pool has {expected} devices; device {} is missing",
-            missing.join(", ")
-        )));
-    }
-    places.sort_by_key(|(superblock, ..)| superblock.device);
-    let damaged = places
-        .iter()
-        .flat_map(|(superblock, damaged, _)| {
-            damaged.iter().map(move |copy| (superblock.device as u8, *copy))
-        })
-        .collect();
-    let superblocks = places.iter().map(|(superblock, ..)| *superblock).collect();
-    let members = places.into_iter().map(|(_, _, member)| member).collect();
-    Ok((Members::new(members), superblocks, damaged))
 }

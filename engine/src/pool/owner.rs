@@ -127,8 +127,8 @@ pub fn take_over<Source: MemberSource>(
             what: format!("cannot take over {}", member.name()),
             source,
         };
-        let (superblock, _) = member
-            .superblock(None)
+        let superblock = member
+            .superblock()
             .map_err(|source| OpenError::Superblock { device: member.name(), source })?;
         let Some(owner) = read(&member).map_err(failed)?.filter(|owner| owner.owns) else {
             continue;

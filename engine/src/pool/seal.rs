@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::{SealError, Unusable};
 use super::media::MetadataIo;
+use super::options::PoolDescription;
 use super::{Pool, ReclaimError, Shared, superblocks};
 use crate::layout::{NAME_BYTES_MAX, Seal, TensorId, TensorKey};
 use crate::log::{ComingSeal, Contents, SealRefusal, Version, Wanted};
@@ -124,9 +125,9 @@ impl Pool {
         let mut announced = self.0.seals_announced.lock().unwrap_or_else(PoisonError::into_inner);
         if !*announced {
             let media = MetadataIo { reactor, written: &self.0.shared.written.metadata };
-            let geometry = &self.0.description.geometry;
+            let PoolDescription { pool, geometry, .. } = &self.0.description;
             // Those who own other shares may have written them since this one was opened.
-            let now = superblocks::read(&media, geometry).map_err(SealError::Announce)?;
+            let now = superblocks::read(&media, *pool, geometry).map_err(SealError::Announce)?;
             superblocks::rewrite(&media, &now, |superblock| superblock.seals = true)
                 .map_err(|error| SealError::Announce(error.to_string()))?;
             *announced = true;

@@ -1,38 +1,42 @@
 //! Looking for superblocks on a member: where they stand, and which of them holds.
 
-use super::members::{Member, Members};
+use super::holder::holder_offset;
+use super::members::Member;
 use super::start;
-use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError};
+use crate::layout::{
+    BLOCK_BYTES, Events, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+};
 
 impl Member {
     /// What stands at the two places of this device's superblock. The first copy says where the
-    /// second is; without it, that is the device's end, or where the rest of the pool has its own.
-    /// Zeroes in the place of the first say that the pool was wiped, and then the rest of it does
-    /// not count; unless others left them there.
-    pub(super) fn superblock_copies(&self, others: Option<&Geometry>) -> SuperblockCopies {
+    /// second is; without it, or where nothing stands there, that is the device's end, or where the
+    /// rest of the pool has its own. Zeroes in the place of the first say that the pool was wiped,
+    /// and then the rest of it does not count; unless others left them there.
+    pub(super) fn superblock_copies(&self, others: &[Geometry]) -> SuperblockCopies {
         let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
             Ok(bytes) => (Superblock::decode(&bytes), is_zero(&bytes)),
             Err(_) => (Err(SuperblockError::Absent), false),
         };
         let (first, is_zero) = read(SUPERBLOCK_OFFSET);
-        if let Ok(found) = first {
-            let second_offset = found.geometry.second_superblock_offset();
-            return SuperblockCopies { first, second: read(second_offset).0, second_offset };
-        }
-        let copies = |first, second_offset| SuperblockCopies {
-            first,
-            second: read(second_offset).0,
-            second_offset,
-        };
-        let at_end = copies(first.clone(), self.last_block());
-        match others {
-            Some(geometry)
-                if at_end.second.is_err() && (!is_zero || start::holds_other_data(self)) =>
-            {
-                copies(first, geometry.second_superblock_offset())
+        let said = first.as_ref().ok().map(|it| it.geometry.second_superblock_offset());
+        let told = others.iter().map(Geometry::second_superblock_offset);
+        let told = told.filter(|_| first.is_ok() || !is_zero || start::holds_other_data(self));
+        let mut second_offset = said.unwrap_or_else(|| self.last_block());
+        let mut second = read(second_offset).0;
+        for place in [self.last_block()].into_iter().chain(told) {
+            let is_whole = |copy: &Result<_, SuperblockError>| match copy {
+                Ok(_) => true,
+                Err(error) => error.is_of_another_version(),
+            };
+            if is_whole(&second) {
+                break;
             }
-            _ => at_end,
+            let other = read(place).0;
+            if is_whole(&other) || first.is_err() {
+                (second, second_offset) = (other, place);
+            }
         }
+        SuperblockCopies { first, second, second_offset }
     }
 
     /// Where the last block begins.
@@ -43,7 +47,7 @@ impl Member {
     /// Every place at which this device has a superblock, whole or damaged, as far as anything
     /// tells: what the first one says, though it be damaged, the device's end, and where the rest
     /// of the pool has its own. The first one, which says where another is, comes last.
-    pub(super) fn superblock_marks(&self, others: Option<&Geometry>) -> Vec<u64> {
+    pub(super) fn superblock_marks(&self, others: &[Geometry]) -> Vec<u64> {
         let found = |offset: u64| {
             let end = offset.checked_add(BLOCK_BYTES)?;
             let fits = end <= self.size().0 && offset.is_multiple_of(BLOCK_BYTES);
@@ -61,9 +65,9 @@ impl Member {
             None => (None, false),
         };
         let said = said.filter(|it| if is_sure { is_marked(it) } else { is_whole(it) });
-        let told = others.map(Geometry::second_superblock_offset).filter(is_whole);
+        let told = others.iter().map(Geometry::second_superblock_offset).filter(is_whole);
         let last = Some(self.last_block()).filter(is_marked);
-        let mut places: Vec<u64> = [said, told, last].into_iter().flatten().collect();
+        let mut places: Vec<u64> = said.into_iter().chain(told).chain(last).collect();
         places.retain(|place| *place != SUPERBLOCK_OFFSET);
         places.sort_unstable();
         places.dedup();
@@ -76,12 +80,32 @@ impl Member {
         self.read(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize).is_ok_and(|bytes| is_zero(&bytes))
     }
 
-    /// The newest valid superblock, and which of its copies (`A`, `B`) are damaged.
-    pub(super) fn superblock(
+    /// What this device's superblocks say that it is, as far as it tells by itself. Two claims are
+    /// left where a copy is another device's and nothing here says which one.
+    pub(super) fn claims(
         &self,
-        others: Option<&Geometry>,
-    ) -> Result<(Superblock, Vec<char>), SuperblockError> {
-        self.superblock_copies(others).newest()
+        others: &[Geometry],
+    ) -> Result<Vec<SuperblockClaim>, SuperblockError> {
+        let mut claims = self.superblock_copies(others).claims()?;
+        let confirmed = |claim: &SuperblockClaim| self.has_events_of(&claim.superblock);
+        if claims.len() > 1 && claims.iter().filter(|claim| confirmed(claim)).count() == 1 {
+            claims.retain(confirmed);
+        }
+        Ok(claims)
+    }
+
+    /// What this device says that it is.
+    pub(super) fn superblock(&self) -> Result<Superblock, SuperblockError> {
+        SuperblockClaim::only(self.claims(&[])?).map(|claim| claim.superblock)
+    }
+
+    /// Whether openings of a share of this pool were counted here.
+    fn has_events_of(&self, superblock: &Superblock) -> bool {
+        (0..superblock.geometry.shares).any(|share| {
+            let block = self.read(holder_offset(share), BLOCK_BYTES as usize);
+            let events = block.ok().and_then(|it| Events::decode(&it, superblock.pool, share));
+            events.is_some_and(|events| events != Events::NONE)
+        })
     }
 }
 
@@ -96,20 +120,64 @@ pub(super) struct SuperblockCopies {
     pub(super) second_offset: u64,
 }
 
+/// What a device is, by one of its superblocks or both.
+#[derive(Clone, Debug)]
+pub(super) struct SuperblockClaim {
+    /// The newest that says so.
+    pub(super) superblock: Superblock,
+    /// The copies that do not.
+    pub(super) damaged: Vec<DamagedCopy>,
+}
+
+/// A copy of a superblock that is to be written again.
+#[derive(Clone, Debug)]
+pub(super) struct DamagedCopy {
+    /// `A` or `B`.
+    pub(super) copy: char,
+    /// What stands there, whole, if it is another device's.
+    pub(super) other: Option<Superblock>,
+}
+
+impl SuperblockClaim {
+    fn new(superblock: Superblock, damaged: Option<char>, other: Option<Superblock>) -> Self {
+        let damaged = damaged.into_iter().map(|copy| DamagedCopy { copy, other }).collect();
+        Self { superblock, damaged }
+    }
+
+    /// The one that is left, or why there is more than one.
+    pub(super) fn only(mut claims: Vec<Self>) -> Result<Self, SuperblockError> {
+        match (claims.pop(), claims.pop()) {
+            (Some(claim), None) => Ok(claim),
+            (Some(second), Some(first)) => Err(SuperblockError::Disagree {
+                first: first.superblock.whose(),
+                second: second.superblock.whose(),
+            }),
+            (None, _) => Err(SuperblockError::Absent),
+        }
+    }
+}
+
 impl SuperblockCopies {
-    /// The copy that holds, and which ones (`A`, `B`) are damaged.
-    pub(super) fn newest(&self) -> Result<(Superblock, Vec<char>), SuperblockError> {
+    /// What they say that the device is, the first copy's word first: one thing, or two where both
+    /// are whole and one is another device's.
+    fn claims(&self) -> Result<Vec<SuperblockClaim>, SuperblockError> {
         match (&self.first, &self.second) {
             // What a newer version wrote is not written over because the other copy is older.
             (Err(newer), _) | (_, Err(newer)) if newer.is_of_another_version() => {
                 Err(newer.clone())
             }
-            (Ok(first), Ok(second)) if first == second => Ok((*first, vec![])),
-            (Ok(first), Ok(second)) if second.generation > first.generation => {
-                Ok((*second, vec!['A']))
+            (Ok(first), Ok(second)) if first == second => {
+                Ok(vec![SuperblockClaim::new(*first, None, None)])
             }
-            (Ok(first), _) => Ok((*first, vec!['B'])),
-            (Err(_), Ok(second)) => Ok((*second, vec!['A'])),
+            (Ok(first), Ok(second)) if !first.is_of_the_same_device(second) => Ok(vec![
+                SuperblockClaim::new(*first, Some('B'), Some(*second)),
+                SuperblockClaim::new(*second, Some('A'), Some(*first)),
+            ]),
+            (Ok(first), Ok(second)) if second.generation > first.generation => {
+                Ok(vec![SuperblockClaim::new(*second, Some('A'), None)])
+            }
+            (Ok(first), _) => Ok(vec![SuperblockClaim::new(*first, Some('B'), None)]),
+            (Err(_), Ok(second)) => Ok(vec![SuperblockClaim::new(*second, Some('A'), None)]),
             // What stands at the first place says more than what does not stand at the second.
             (Err(SuperblockError::Absent), Err(second)) => Err(second.clone()),
             (Err(first), Err(_)) => Err(first.clone()),
@@ -117,10 +185,15 @@ impl SuperblockCopies {
     }
 }
 
-impl Members {
-    /// The geometry of the pool, of whichever member has a superblock that holds.
-    pub(super) fn known_geometry(&self) -> Option<Geometry> {
-        let known = self.0.iter().find_map(|member| member.superblock(None).ok());
-        known.map(|(superblock, _)| superblock.geometry)
+/// The geometries of pools of which members have a superblock that is whole, each once.
+pub(super) fn known_geometries<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<Geometry> {
+    let mut known: Vec<Geometry> = Vec::new();
+    for SuperblockCopies { first, second, .. } in members.map(|it| it.superblock_copies(&[])) {
+        for superblock in [first, second].into_iter().flatten() {
+            if !known.contains(&superblock.geometry) {
+                known.push(superblock.geometry);
+            }
+        }
     }
+    known
 }

@@ -22,18 +22,26 @@ pub(super) fn rewrite<M: LogMedia>(
     Ok(())
 }
 
-/// The superblock that holds on each device, in stripe order.
+/// The superblock that holds on each device of this pool, in stripe order. One of another device
+/// is none.
 ///
 /// # Errors
 /// A device failed, or has none.
-pub(super) fn read<M: LogMedia>(media: &M, geometry: &Geometry) -> Result<Vec<Superblock>, String> {
+pub(super) fn read<M: LogMedia>(
+    media: &M,
+    pool: u128,
+    geometry: &Geometry,
+) -> Result<Vec<Superblock>, String> {
     let places = [SUPERBLOCK_OFFSET, geometry.second_superblock_offset()];
     let of_device = |device: u8| {
         let mut newest: Option<Superblock> = None;
         for offset in places {
             let block = media.read(device, offset, BLOCK_BYTES).map_err(|it| it.to_string())?;
             match Superblock::decode(&block) {
-                Ok(found) if newest.is_none_or(|it| it.generation < found.generation) => {
+                Ok(found)
+                    if (found.pool, found.device) == (pool, device.into())
+                        && newest.is_none_or(|it| it.generation < found.generation) =>
+                {
                     newest = Some(found);
                 }
                 Err(error) if error.is_of_another_version() => return Err(error.to_string()),

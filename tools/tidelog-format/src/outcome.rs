@@ -165,6 +165,11 @@ impl From<OpenError> for FormatFailure {
                 FormatExit::Refused,
                 "use the version of Tidelog that made the pool, or a newer one",
             ),
+            OpenError::Superblock { source: SuperblockError::Disagree { .. }, .. } => (
+                FormatExit::Damaged,
+                "name every device of the pool: the others may tell; if you know which one was copied here, \
+                 `inspect` says where each stands",
+            ),
             OpenError::Superblock { .. } => (
                 FormatExit::Damaged,
                 "neither copy of the superblock can be used; check the device, or format it again",

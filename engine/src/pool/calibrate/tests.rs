@@ -182,7 +182,7 @@ fn read(pool: &Pool, id: TensorId, length: u64) -> Vec<u8> {
 
 fn stored(disks: &[SimDisk]) -> Vec<Option<u32>> {
     let members = Members::open(disks, &MemberAccess::to_look(false)).unwrap();
-    members.iter().map(|it| it.superblock(None).unwrap().0.depth).collect()
+    members.iter().map(|it| it.superblock().unwrap().depth).collect()
 }
 
 #[test]

@@ -12,12 +12,13 @@ use crate::log::StripeMap;
 use crate::memory::Destination;
 use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
+use crate::pool::arrangement::{Damaged, arrange};
 use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
-use crate::pool::open::{Damaged, arrange};
 use crate::pool::pieces::{self, PieceGroup};
 use crate::pool::start;
+use crate::pool::superblock_copies::DamagedCopy;
 use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
 
@@ -35,6 +36,8 @@ pub enum Damage {
         device: String,
         /// `A` or `B`.
         copy: char,
+        /// Whose superblock stands there, if it is another device's.
+        other: Option<String>,
     },
     /// The start of a device, where something else was made; the second superblock stands.
     OverwrittenStart {
@@ -148,8 +151,11 @@ impl Damage {
 impl fmt::Display for Damage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Superblock { device, copy } => {
+            Self::Superblock { device, copy, other: None } => {
                 write!(out, "{device}: superblock copy {copy} is damaged or missing")
+            }
+            Self::Superblock { device, copy, other: Some(whose) } => {
+                write!(out, "{device}: superblock copy {copy} is another device's ({whose})")
             }
             Self::OverwrittenStart { device, found } => write!(
                 out,
@@ -319,9 +325,13 @@ fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
         damage
             .extend(overwritten.map(|found| Damage::OverwrittenStart { device: device(), found }));
         // What is overwritten has no damage besides.
-        let copies = damaged.iter().filter(|(at, _)| *at == place).map(|(_, copy)| *copy);
-        let copies = copies.filter(|copy| !is_overwritten || *copy != 'A');
-        damage.extend(copies.map(|copy| Damage::Superblock { device: device(), copy }));
+        let copies = damaged.iter().filter(|(at, _)| *at == place).map(|(_, copy)| copy);
+        let copies = copies.filter(|it| !is_overwritten || it.copy != 'A');
+        damage.extend(copies.map(|DamagedCopy { copy, other }| Damage::Superblock {
+            device: device(),
+            copy: *copy,
+            other: other.map(|it| it.whose()),
+        }));
         if !is_overwritten && member.is_block_device() && !has_protective_mbr(member) {
             damage.push(Damage::ProtectiveMbr { device: device() });
         }

@@ -2,9 +2,9 @@
 
 use crate::layout::Geometry;
 use crate::path::MemberSource;
+use crate::pool::arrangement::arrange;
 use crate::pool::events::{self, OlderCopy};
 use crate::pool::members::{Member, MemberAccess, Members};
-use crate::pool::open::arrange;
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
 use crate::units::ByteCount;
 

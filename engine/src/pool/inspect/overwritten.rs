@@ -6,9 +6,9 @@ use crate::layout::{
     protective_mbr,
 };
 use crate::path::MemberSource;
+use crate::pool::arrangement::arrange;
 use crate::pool::holder::holder_offset;
 use crate::pool::members::{MemberAccess, Members};
-use crate::pool::open::arrange;
 use crate::pool::{OpenError, events, owner, start};
 
 /// A device that something else was made on.

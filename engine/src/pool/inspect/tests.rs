@@ -53,7 +53,7 @@ fn damage_is_found_where_it_is_and_nowhere_else() {
     disks[0].rot(row, 1);
     let report = check(&disks, false, &mut |_| ()).unwrap();
     let [
-        Damage::Superblock { device, copy: 'B' },
+        Damage::Superblock { device, copy: 'B', other: None },
         Damage::IndexCopy { share: 0, device: index, .. },
         Damage::Tensor(tensor),
     ] = report.damage.as_slice()
@@ -112,7 +112,7 @@ fn the_second_superblock_of_a_larger_device_is_found_where_the_others_have_their
     Pool::format(&disks, &FormatOptions::default()).unwrap();
     disks[1].rot(BLOCK_BYTES + 100, 1);
     let report = check(&disks, false, &mut |_| ()).unwrap();
-    let lost = Damage::Superblock { device: "sim1".into(), copy: 'A' };
+    let lost = Damage::Superblock { device: "sim1".into(), copy: 'A', other: None };
     assert_eq!(report.damage, [lost]);
     let pool = Pool::open(&disks, &quick()).unwrap();
     assert_eq!(pool.stats().unwrap().repaired_superblocks, ["sim1 copy A"]);

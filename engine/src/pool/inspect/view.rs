@@ -3,14 +3,15 @@
 use super::index::{IndexView, MemberMedia, read_index};
 use super::older;
 use crate::layout::{
-    Geometry, Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
-    protective_mbr,
+    Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError, protective_mbr,
 };
 use crate::path::MemberSource;
 use crate::pool::OpenError;
+use crate::pool::arrangement::{PlacedMember, place};
 use crate::pool::events::OlderCopy;
 use crate::pool::holder::last_holder;
 use crate::pool::members::{Member, MemberAccess, Members};
+use crate::pool::superblock_copies::SuperblockCopies;
 use crate::pool::{owner, start};
 use crate::units::ByteCount;
 
@@ -80,7 +81,8 @@ pub struct PoolView {
 
 /// What a single device carries. Nothing is locked, and only the superblocks are read.
 pub fn probe<Source: MemberSource>(source: &Source) -> Result<DeviceView, OpenError> {
-    Ok(view_device(&Member::open(source, 0, &MemberAccess::to_look(true))?, None))
+    let member = Member::open(source, 0, &MemberAccess::to_look(true))?;
+    Ok(view_device(&member, member.superblock_copies(&[]), member.superblock()))
 }
 
 /// What the pool on these devices contains. Nothing is locked or written, and devices may be
@@ -91,44 +93,23 @@ pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, Ope
 }
 
 fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
-    let newest = members
-        .iter()
-        .find_map(|member| member.superblock(None).ok())
-        .map(|(superblock, _)| superblock);
-    let mut places: Vec<(Superblock, Member)> = Vec::new();
-    for member in members {
-        let found = member.superblock(newest.map(|it| it.geometry).as_ref());
-        let (superblock, _) =
-            found.map_err(|source| OpenError::Superblock { device: member.name(), source })?;
-        check_fits(&member, &superblock.geometry)?;
-        if let Some((other, twin)) = places.iter().find(|(other, _)| {
-            (other.pool, other.geometry) != (superblock.pool, superblock.geometry)
-                || other.device == superblock.device
-        }) {
-            return Err(OpenError::NotOnePool(format!(
-                "{} is device {} of pool {:032x}, {} is device {} of pool {:032x}",
-                twin.name(),
-                other.device,
-                other.pool,
-                member.name(),
-                superblock.device,
-                superblock.pool
-            )));
-        }
-        places.push((superblock, member));
-    }
-    places.sort_by_key(|(superblock, _)| superblock.device);
-    let Some((superblock, _)) = places.first() else { return Err(OpenError::Devices(0)) };
-    let superblock = *superblock;
+    let places = place(members)?;
+    let Some(&PlacedMember { superblock, .. }) = places.first() else {
+        return Err(OpenError::Devices(0));
+    };
     let geometry = superblock.geometry;
-    let here = |place: u32| places.iter().find(|(it, _)| it.device == place);
-    let missing = (0..geometry.devices).filter(|place| here(*place).is_none()).collect();
-    let media = MemberMedia::new((0..geometry.devices).map(|place| here(place).map(|(_, it)| it)));
+    let here = |device: u32| places.iter().find(|it| it.superblock.device == device);
+    let missing = (0..geometry.devices).filter(|device| here(*device).is_none()).collect();
+    let media = MemberMedia::new((0..geometry.devices).map(|it| here(it).map(|it| &it.member)));
+    let known = [geometry];
     let devices = places
         .iter()
-        .map(|(it, member)| (it.device, view_device(member, Some(&geometry))))
+        .map(|it| {
+            let copies = it.member.superblock_copies(&known);
+            (it.superblock.device, view_device(&it.member, copies, Ok(it.superblock)))
+        })
         .collect();
-    let first = &*places[0].1;
+    let first = &*places[0].member;
     let shares = (0..geometry.shares)
         .filter_map(|share| {
             let area = geometry.share(share)?;
@@ -137,7 +118,7 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index
             });
-            let members = places.iter().map(|(_, member)| member);
+            let members = places.iter().map(|it| &it.member);
             let older = older::of_share(&members, superblock.pool, share);
             Some(ShareView { share, area, held, holder, index, older })
         })
@@ -145,30 +126,23 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     Ok(PoolView { superblock, devices, missing, shares })
 }
 
-/// Nothing that a superblock claims is used before the device has been found to be that large.
-fn check_fits(member: &Member, geometry: &Geometry) -> Result<(), OpenError> {
-    let needed = ByteCount(geometry.device_bytes);
-    if member.size() < needed {
-        return Err(OpenError::Shrunk { device: member.name(), found: member.size(), needed });
-    }
-    Ok(())
-}
-
-fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
-    let copies = member.superblock_copies(pool);
-    let is_pool = copies.newest().is_ok();
+fn view_device(
+    member: &Member,
+    copies: SuperblockCopies,
+    newest: Result<Superblock, SuperblockError>,
+) -> DeviceView {
     let view = |copy, offset, state| SuperblockCopyView { copy, offset: ByteCount(offset), state };
     DeviceView {
         name: member.name(),
         size: member.size(),
         block_device: member.is_block_device(),
-        newest: copies.newest().map(|(superblock, _)| superblock),
         copies: [
             view('A', SUPERBLOCK_OFFSET, copies.first),
             view('B', copies.second_offset, copies.second),
         ],
         protective_mbr: has_protective_mbr(member),
-        overwritten: is_pool.then(|| start::overwritten(member)).flatten(),
+        overwritten: newest.is_ok().then(|| start::overwritten(member)).flatten(),
+        newest,
         owner: owner::owner(member).ok().flatten(),
     }
 }

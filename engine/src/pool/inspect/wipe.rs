@@ -5,6 +5,7 @@ use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, SuperblockError};
 use crate::path::MemberSource;
 use crate::pool::OpenError;
 use crate::pool::members::{Member, MemberAccess, Members};
+use crate::pool::superblock_copies::known_geometries;
 use crate::units::ByteCount;
 
 /// A signature that is gone.
@@ -42,9 +43,9 @@ pub fn wipe<Source: MemberSource>(
 
 /// What goes of each device, in this order.
 fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
-    let known = members.known_geometry();
+    let known = known_geometries(members.0.iter());
     let plans: Vec<Vec<Wiped>> =
-        members.0.iter().map(|member| signatures(member, known.as_ref())).collect();
+        members.0.iter().map(|member| signatures(member, &known)).collect();
     let nothing_left = plans.iter().all(Vec::is_empty);
     for (member, plan) in members.0.iter().zip(&plans) {
         if plan.is_empty() && (nothing_left || !member.was_wiped()) {
@@ -57,7 +58,7 @@ fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
 
 /// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark.
 /// The first superblock goes last: until then it says where the other one is.
-fn signatures(member: &Member, others: Option<&Geometry>) -> Vec<Wiped> {
+fn signatures(member: &Member, others: &[Geometry]) -> Vec<Wiped> {
     let found = |what, offset| Wiped { device: member.name(), what, offset: ByteCount(offset) };
     let marks = member.superblock_marks(others);
     let (first, others): (Vec<u64>, Vec<u64>) =

@@ -16,6 +16,7 @@ mod scrub;
 mod seal_moves;
 mod seals;
 mod start;
+mod superblocks;
 mod workload;
 
 use std::time::Duration;
