@@ -1,13 +1,16 @@
 //! Counting the openings and closings of a share on all of its devices, and finding devices that
 //! missed some: a device that is an older copy of itself is told by that.
 
+use std::io;
 use std::time::Duration;
 
 use super::error::OpenError;
 use super::format::random_id;
 use super::holder::{holder_offset, this_process};
+use super::media::MemberMedia;
 use super::members::{Member, Members};
-use crate::layout::{BLOCK_BYTES, Events, Holder, ShareEvent};
+use crate::layout::{BLOCK_BYTES, Events, Geometry, Holder, ShareEvent};
+use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -24,55 +27,108 @@ pub struct OlderCopy {
     pub why: String,
 }
 
-/// What each of these devices has seen of a share; `None` where it has no count, or a damaged one.
-///
-/// # Errors
-/// A device cannot be read: nobody can say then that it is not older.
-pub(super) fn read<'a>(
-    members: impl Iterator<Item = &'a Member>,
-    pool: u128,
-    share: u32,
-) -> Result<Vec<Option<Events>>, OpenError> {
-    let read = |member: &Member| {
-        let block = member.read(holder_offset(share), BLOCK_BYTES as usize);
-        let block = block.map_err(|source| OpenError::System {
-            what: format!("cannot read the event count of share {share} on {}", member.name()),
-            source,
-        })?;
-        Ok(Events::decode(&block, pool, share))
-    };
-    members.map(read).collect()
+/// A share on the devices of its pool.
+#[derive(Clone, Copy)]
+pub(super) struct ShareOnDevices<'a> {
+    pub(super) pool: u128,
+    pub(super) geometry: &'a Geometry,
+    /// In stripe order; `None` where one is not at hand.
+    pub(super) members: &'a [Option<&'a Member>],
+    pub(super) share: u32,
+}
+
+impl ShareOnDevices<'_> {
+    /// What each device has seen of the share; `None` where it is not at hand, or its count is lost:
+    /// it has rotted, or zeroes stand there or it cannot be read while the index says that the
+    /// device has missed nothing.
+    ///
+    /// # Errors
+    /// A device cannot be read, and nothing says that it is not older.
+    pub(super) fn events(&self) -> Result<Vec<Option<Events>>, OpenError> {
+        let read = |member: &Option<&Member>| {
+            member.map(|it| it.read(holder_offset(self.share), BLOCK_BYTES as usize))
+        };
+        let blocks: Vec<Option<io::Result<Vec<u8>>>> = self.members.iter().map(read).collect();
+        let decode = |block: &Option<io::Result<Vec<u8>>>| match block {
+            Some(Ok(block)) => Events::decode(block, self.pool, self.share),
+            _ => None,
+        };
+        let mut found: Vec<Option<Events>> = blocks.iter().map(decode).collect();
+        let is_counted = confirmed(&found).is_some_and(|(_, event)| event.number > 0);
+        for (place, block) in blocks.into_iter().enumerate() {
+            match block {
+                Some(Ok(block)) if is_counted && block.iter().all(|byte| *byte == 0) => {
+                    if self.lacks_nothing(place, &found) {
+                        found[place] = None;
+                    }
+                }
+                Some(Err(source)) if found.len() > 1 && !self.lacks_nothing(place, &found) => {
+                    return Err(self.unreadable(place, source));
+                }
+                _ => (),
+            }
+        }
+        Ok(found)
+    }
+
+    fn unreadable(&self, place: usize, source: io::Error) -> OpenError {
+        let device = self.members[place].map_or(String::new(), |it| it.name());
+        let what = format!("cannot read the event count of share {} on {device}", self.share);
+        OpenError::System { what, source }
+    }
+
+    /// Whether a device has, by itself, the index that all copies together have, and another one of
+    /// them is of a device that counts events: then nothing was committed without it.
+    fn lacks_nothing(&self, device: usize, found: &[Option<Events>]) -> bool {
+        let Some(place) = LogPlace::new(self.pool, self.share, self.geometry) else { return false };
+        let counts = |it: &u8| found[usize::from(*it)].is_some_and(|events| events != Events::NONE);
+        let (own, others): (Vec<u8>, Vec<u8>) =
+            place.copies().partition(|it| usize::from(*it) == device);
+        let (Some(&own), Some(&other)) = (own.first(), others.iter().find(|it| counts(it))) else {
+            return false;
+        };
+        let media = MemberMedia(self.members);
+        let only = |copy| recover(LogPlace { only: Some(copy), ..place }, &media).ok();
+        let all = recover(place, &media).ok().filter(|it| it.passed_over.is_empty());
+        let (Some(own), Some(_), Some(all)) = (only(own), only(other), all) else {
+            return false;
+        };
+        let at = |it: &Recovered| (it.log.epoch(), it.log.records());
+        at(&own) == at(&all) && own.index == all.index
+    }
+
+    /// The devices that lack an event which another one confirms. Who reads without the share's
+    /// lock may read one device before an event and the next one after it, so what looks older is
+    /// read again.
+    ///
+    /// # Errors
+    /// A device cannot be read.
+    pub(super) fn older(&self) -> Result<Vec<OlderCopy>, OpenError> {
+        let name = |member: &Option<&Member>| member.map_or(String::new(), |it| it.name());
+        let names: Vec<String> = self.members.iter().map(name).collect();
+        let mut older = Vec::new();
+        for _ in 0..READS {
+            older = older_copies(&self.events()?, &names);
+            if older.is_empty() {
+                break;
+            }
+        }
+        Ok(older)
+    }
 }
 
 /// How often a share is read that somebody else may be opening meanwhile.
 const READS: usize = 3;
 
-/// The devices, of these of a pool, that lack an event of a share which another one confirms. Who
-/// reads without the share's lock may read one device before an event and the next one after it, so
-/// what looks older is read again.
-///
-/// # Errors
-/// A device cannot be read.
-pub(super) fn older_of_share<'a>(
-    members: &(impl Iterator<Item = &'a Member> + Clone),
-    pool: u128,
-    share: u32,
-) -> Result<Vec<OlderCopy>, OpenError> {
-    let names: Vec<String> = members.clone().map(|member| member.name()).collect();
-    let mut older = Vec::new();
-    for _ in 0..READS {
-        older = older_copies(&read(members.clone(), pool, share)?, &names);
-        if older.is_empty() {
-            break;
-        }
-    }
-    Ok(older)
-}
-
 /// Refuses a pool of which a share was used without one of these devices.
-pub(super) fn refuse_older(members: &Members, pool: u128, shares: u32) -> Result<(), OpenError> {
-    for share in 0..shares {
-        let devices = older_of_share(&members.0.iter(), pool, share)?;
+pub(super) fn refuse_older(
+    members: &Members,
+    pool: u128,
+    geometry: &Geometry,
+) -> Result<(), OpenError> {
+    let members = members.each();
+    for share in 0..geometry.shares {
+        let devices = ShareOnDevices { pool, geometry, members: &members, share }.older()?;
         if !devices.is_empty() {
             return Err(OpenError::OlderCopy { share, devices });
         }
@@ -98,6 +154,13 @@ fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
     let Some((newest, last)) = confirmed(found) else { return Vec::new() };
     let why = |Events { begun, confirmed }: Events| {
         let (number, other) = (begun.number, &names[newest]);
+        if number == 0 && last.number > 0 {
+            let last = last.number;
+            return Some(format!(
+                "it has seen no event of the share, {other} has seen event {last}; \
+                 it is from before the first one, or has lost its holder block"
+            ));
+        }
         if number < last.number {
             let last = last.number;
             return Some(format!(
@@ -129,8 +192,8 @@ pub(super) struct EventCount {
 
 impl EventCount {
     /// Reads it, and signs the share's doors with this process's name. A device that is an older
-    /// copy of itself by the count of another of the `shares` is one for this share, too: it would
-    /// take writes that its twin lacks.
+    /// copy of itself by the count of another share is one for this share, too: it would take writes
+    /// that its twin lacks.
     ///
     /// # Errors
     /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read
@@ -138,13 +201,13 @@ impl EventCount {
     pub(super) fn begin(
         members: &Members,
         pool: u128,
-        (share, shares): (u32, u32),
-        accept: bool,
+        geometry: &Geometry,
+        (share, accept): (u32, bool),
     ) -> Result<Self, OpenError> {
         if !accept {
-            refuse_older(members, pool, shares)?;
+            refuse_older(members, pool, geometry)?;
         }
-        let found = read(members.0.iter(), pool, share)?;
+        let found = ShareOnDevices { pool, geometry, members: &members.each(), share }.events()?;
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };
         let accepted = accepted(&found);
         let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());

@@ -1,7 +1,9 @@
 //! The change log's view of devices: blocking reads, writes and flushes through the reactor.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::members::Member;
 use crate::log::LogMedia;
 use crate::schedule::{ControlError, Reactor, ReactorOptions};
 use crate::units::{ByteCount, DeviceIndex};
@@ -39,5 +41,27 @@ impl LogMedia for MetadataIo<'_> {
 
     fn flush(&self, device: u8) -> Result<(), ControlError> {
         self.reactor.flush(&[DeviceIndex(device)])
+    }
+}
+
+/// Devices that are open for reading; some may be missing.
+pub(super) struct MemberMedia<'a>(pub(super) &'a [Option<&'a Member>]);
+
+impl LogMedia for MemberMedia<'_> {
+    type Error = io::Error;
+
+    fn read(&self, device: u8, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+        let Some(Some(member)) = self.0.get(usize::from(device)) else {
+            return Err(io::Error::other(format!("device {device} is not at hand")));
+        };
+        member.read(offset, length as usize)
+    }
+
+    fn write(&self, _: u8, _: u64, _: Vec<u8>) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn flush(&self, _: u8) -> io::Result<()> {
+        Ok(())
     }
 }

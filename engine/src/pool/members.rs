@@ -209,6 +209,11 @@ impl Members {
         sources.iter().enumerate().map(|it| open(it).map_err(OpenError::from)).collect()
     }
 
+    /// Each of them, all of which are at hand.
+    pub(super) fn each(&self) -> Vec<Option<&Member>> {
+        self.0.iter().map(Some).collect()
+    }
+
     /// Whether several data paths to them may be open at once.
     pub(super) fn allow_several_paths(&self) -> bool {
         self.0.iter().all(|member| member.allows_several_paths())

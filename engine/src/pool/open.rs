@@ -15,7 +15,7 @@ use super::owner;
 use super::settle;
 use super::superblock_copies::DamagedCopy;
 use super::{start, superblocks};
-use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
+use crate::layout::{BLOCK_BYTES, DEVICES_MAX, Geometry, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap, recover,
 };
@@ -64,7 +64,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = LogPlace::new(pool, share, &geometry).ok_or(no_share)?;
     start::refuse_overwritten(&members)?;
-    let mut events = enter(&members, pool, geometry.shares, options)?;
+    let mut events = enter(&members, pool, &geometry, options)?;
     let request = PathRequest {
         choice: options.path,
         backend: options.backend.as_deref(),
@@ -125,19 +125,19 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
 fn enter(
     members: &Members,
     pool: u128,
-    shares: u32,
+    geometry: &Geometry,
     options: &OpenOptions,
 ) -> Result<Option<EventCount>, OpenError> {
     let accept = options.accept_older_copies;
     if options.read_only {
         owner::refuse_other(members)?;
         if !accept {
-            events::refuse_older(members, pool, shares)?;
+            events::refuse_older(members, pool, geometry)?;
         }
         return Ok(None);
     }
     owner::claim(members, pool)?;
-    EventCount::begin(members, pool, (options.share, shares), accept).map(Some)
+    EventCount::begin(members, pool, geometry, (options.share, accept)).map(Some)
 }
 
 /// A share as its devices have it.

@@ -5,15 +5,15 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use super::index::{CopyState, IndexView, read_index};
-use super::older;
 use super::view::has_protective_mbr;
-use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
+use crate::layout::{BLOCK_BYTES, Geometry, Superblock, TensorEntry, TensorId, TensorKey};
 use crate::log::StripeMap;
 use crate::memory::Destination;
 use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
 use crate::pool::arrangement::{Damaged, arrange};
-use crate::pool::events::OlderCopy;
+use crate::pool::events::{OlderCopy, ShareOnDevices};
+use crate::pool::holder::holder_offset;
 use crate::pool::media::MetadataIo;
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::pieces::{self, PieceGroup};
@@ -75,6 +75,13 @@ pub enum Damage {
         device: String,
         /// How that shows.
         why: String,
+    },
+    /// A share's holder block on a device, with its count of openings.
+    Holder {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
     },
     /// A tensor.
     Tensor(DamagedTensor),
@@ -174,6 +181,10 @@ impl fmt::Display for Damage {
                 out,
                 "{device}: an older copy of itself, share {share} was used since without it: {why}"
             ),
+            Self::Holder { share, device } => write!(
+                out,
+                "{device}: the holder block of share {share} is damaged or missing, with its count of openings"
+            ),
             Self::Tensor(tensor) => write!(out, "{tensor}"),
         }
     }
@@ -271,9 +282,7 @@ fn check_members(
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
     let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
-        let older = older::of_share(&members.0.iter(), pool, share).into_iter();
-        let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
-        damage.extend(older);
+        damage.extend(damage_of_count(&members, pool, &geometry, share));
         match read_index(pool, share, &geometry, &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
@@ -337,6 +346,27 @@ fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
         }
     }
     damage
+}
+
+/// What is wrong with the event counts of a share.
+fn damage_of_count(members: &Members, pool: u128, geometry: &Geometry, share: u32) -> Vec<Damage> {
+    let each = members.each();
+    let devices = ShareOnDevices { pool, geometry, members: &each, share };
+    let events = devices.events().ok();
+    // Where one that cannot be read is all that is known.
+    let is_unreadable =
+        |place: usize| members.0[place].read(holder_offset(share), BLOCK_BYTES as usize).is_err();
+    let is_damaged = |place: &usize| match &events {
+        Some(events) => events[*place].is_none(),
+        None => is_unreadable(*place),
+    };
+    let damaged = (0..each.len()).filter(is_damaged);
+    // What is overwritten has no damage besides.
+    let damaged = damaged.filter(|place| start::overwritten(&members.0[*place]).is_none());
+    let damaged = damaged.map(|place| Damage::Holder { share, device: members.0[place].name() });
+    let older = devices.older().unwrap_or_default().into_iter();
+    let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
+    damaged.chain(older).collect()
 }
 
 /// What is read of a share.

@@ -1,7 +1,6 @@
 //! A share's durable tensors, read without changing anything, and each copy of the index by itself.
 
 use std::collections::HashMap;
-use std::io;
 
 use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, Seal, TensorEntry, TensorId};
 use crate::log::{
@@ -9,7 +8,6 @@ use crate::log::{
     SpaceUse, recover,
 };
 use crate::pool::SealDescription;
-use crate::pool::members::Member;
 
 /// A share's index as the next opener will find it.
 #[derive(Clone, Debug)]
@@ -162,33 +160,5 @@ fn has_older<M: LogMedia>(media: &M, (place, copy): (&LogPlace, u8), epoch: u64)
     match Checkpoint::claim(&head) {
         Some(claim) => claim.epoch.checked_add(2) == Some(epoch),
         None => epoch == 2 && head.iter().all(|byte| *byte == 0),
-    }
-}
-
-/// Devices that are open for reading; some may be missing.
-pub(super) struct MemberMedia<'a>(Vec<Option<&'a Member>>);
-
-impl<'a> MemberMedia<'a> {
-    pub(super) fn new(members: impl Iterator<Item = Option<&'a Member>>) -> Self {
-        Self(members.collect())
-    }
-}
-
-impl LogMedia for MemberMedia<'_> {
-    type Error = io::Error;
-
-    fn read(&self, device: u8, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-        let Some(Some(member)) = self.0.get(usize::from(device)) else {
-            return Err(io::Error::other(format!("device {device} is not at hand")));
-        };
-        member.read(offset, length as usize)
-    }
-
-    fn write(&self, _: u8, _: u64, _: Vec<u8>) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&self, _: u8) -> io::Result<()> {
-        Ok(())
     }
 }

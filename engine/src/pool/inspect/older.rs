@@ -1,10 +1,10 @@
-//! Devices that are older copies of themselves: what tells them, and taking them as they are.
+//! Devices that are older copies of themselves: taking them as they are.
 
-use crate::layout::Geometry;
+use crate::layout::{Geometry, Superblock};
 use crate::path::MemberSource;
 use crate::pool::arrangement::arrange;
-use crate::pool::events::{self, OlderCopy};
-use crate::pool::members::{Member, MemberAccess, Members};
+use crate::pool::events::{OlderCopy, ShareOnDevices};
+use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
 use crate::units::ByteCount;
 
@@ -17,16 +17,6 @@ pub enum AcceptError {
     /// It could not be given back.
     #[error(transparent)]
     Close(#[from] CloseError),
-}
-
-/// The devices, of these of a pool, that were left out when a share was used last.
-pub(super) fn of_share<'a>(
-    members: &(impl Iterator<Item = &'a Member> + Clone),
-    pool: u128,
-    share: u32,
-) -> Vec<OlderCopy> {
-    // What cannot be read is told as damage.
-    events::older_of_share(members, pool, share).unwrap_or_default()
 }
 
 /// Makes older copies of devices what counts from now on, where what was used last is lost for
@@ -65,9 +55,12 @@ fn find<Source: MemberSource>(
     let members = Members::open(sources, &MemberAccess::to_read(buffered))?;
     let (members, superblocks, _) = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
-    let older = (0..superblock.geometry.shares).flat_map(|share| {
-        let found = of_share(&members.0.iter(), superblock.pool, share);
-        found.into_iter().map(move |it| (share, it))
+    let Superblock { pool, geometry, .. } = superblock;
+    let members = members.each();
+    let older = (0..geometry.shares).flat_map(|share| {
+        // What cannot be read is told as damage.
+        let found = ShareOnDevices { pool: *pool, geometry, members: &members, share }.older();
+        found.unwrap_or_default().into_iter().map(move |it| (share, it))
     });
-    Ok((superblock.geometry, older.collect()))
+    Ok((*geometry, older.collect()))
 }

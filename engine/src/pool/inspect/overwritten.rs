@@ -7,6 +7,7 @@ use crate::layout::{
 };
 use crate::path::MemberSource;
 use crate::pool::arrangement::arrange;
+use crate::pool::events::ShareOnDevices;
 use crate::pool::holder::holder_offset;
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{OpenError, events, owner, start};
@@ -66,17 +67,18 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
             write(offset, &zeroes)?;
         }
     }
+    let (pool, geometry, each) = (superblock.pool, &superblock.geometry, members.each());
     for share in 0..crate::layout::SHARES_MAX {
         let offset = holder_offset(share);
-        let seen = events::read(members.0.iter(), superblock.pool, share)?;
-        let is_share = share < superblock.geometry.shares;
+        let seen = ShareOnDevices { pool, geometry, members: &each, share }.events()?;
+        let is_share = share < geometry.shares;
         // Zeroes would say that the device was there for no event, which makes it an older copy of
         // itself.
         let is_lost = seen[place].is_none_or(|events| events == Events::NONE);
         let others = seen.iter().enumerate().filter(|(at, _)| *at != place);
         let counted = events::accepted(&others.map(|(_, events)| *events).collect::<Vec<_>>());
         if is_share && is_lost && counted != Events::NONE {
-            write(offset, &Holder::nobody().encode(superblock.pool, share, counted))?;
+            write(offset, &Holder::nobody().encode(pool, share, counted))?;
         } else if (is_lost || !is_share) && start::foreign(member, offset).is_some() {
             write(offset, &zeroes)?;
         }

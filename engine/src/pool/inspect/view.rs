@@ -1,15 +1,15 @@
 //! What a pool is, as far as the devices at hand tell.
 
-use super::index::{IndexView, MemberMedia, read_index};
-use super::older;
+use super::index::{IndexView, read_index};
 use crate::layout::{
     Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError, protective_mbr,
 };
 use crate::path::MemberSource;
 use crate::pool::OpenError;
 use crate::pool::arrangement::{PlacedMember, place};
-use crate::pool::events::OlderCopy;
+use crate::pool::events::{OlderCopy, ShareOnDevices};
 use crate::pool::holder::last_holder;
+use crate::pool::media::MemberMedia;
 use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::superblock_copies::SuperblockCopies;
 use crate::pool::{owner, start};
@@ -100,7 +100,8 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     let geometry = superblock.geometry;
     let here = |device: u32| places.iter().find(|it| it.superblock.device == device);
     let missing = (0..geometry.devices).filter(|device| here(*device).is_none()).collect();
-    let media = MemberMedia::new((0..geometry.devices).map(|it| here(it).map(|it| &it.member)));
+    let members: Vec<_> = (0..geometry.devices).map(|it| here(it).map(|it| &it.member)).collect();
+    let media = MemberMedia(&members);
     let known = [geometry];
     let devices = places
         .iter()
@@ -113,13 +114,16 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     let shares = (0..geometry.shares)
         .filter_map(|share| {
             let area = geometry.share(share)?;
-            let (held, holder) = (first.is_locked_elsewhere(share), last_holder(first, share));
+            let held = first.is_locked_elsewhere(share);
+            let holder = places.iter().find_map(|it| last_holder(&*it.member, share));
             let index = read_index(superblock.pool, share, &geometry, &media).map(|mut index| {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index
             });
-            let members = places.iter().map(|it| &it.member);
-            let older = older::of_share(&members, superblock.pool, share);
+            let pool = superblock.pool;
+            let devices = ShareOnDevices { pool, geometry: &geometry, members: &members, share };
+            // What cannot be read shows elsewhere.
+            let older = devices.older().unwrap_or_default();
             Some(ShareView { share, area, held, holder, index, older })
         })
         .collect();

@@ -235,3 +235,71 @@ fn checking_names_an_older_copy_and_it_counts_once_it_is_accepted() {
     assert_eq!(lost, ["tensor 1"], "only what was written since is lost");
     use_it(&disks, 2);
 }
+
+const HOLDER: u64 = crate::layout::HOLDERS_OFFSET;
+
+/// The holder block of the first share becomes zeroes.
+fn blank(disk: &SimDisk) {
+    disk.overwrite(HOLDER, &[0; 4096]);
+}
+
+#[test]
+fn a_holder_block_of_zeroes_beside_an_index_that_lacks_nothing_is_damage_that_is_mended() {
+    for disk in 0..2 {
+        for left_by_a_kill in [false, true] {
+            let disks = disks_of_a_pool();
+            if left_by_a_kill {
+                let pool = Pool::open(&disks, &quick()).unwrap();
+                commit(&pool, 1);
+                cut_power(&disks, PowerCut::KeepAll);
+                drop(pool);
+            }
+            blank(&disks[disk]);
+            let report = check(&disks, false, &mut |_| ()).unwrap();
+            let device = format!("sim{disk}");
+            let lost = Damage::Holder { share: 0, device: device.clone() };
+            assert_eq!(report.damage, [lost]);
+            let mut older = disks[disk].snapshot();
+            let repaired = crate::pool::inspect::repair(&disks, &[], false, &mut |_| ()).unwrap();
+            assert_eq!(repaired.after.damage, []);
+            // It counts again.
+            use_it(&disks, 2);
+            disks[disk].swap(&mut older);
+            assert_eq!(refused(&disks), [device], "it lacks a commit now");
+        }
+    }
+}
+
+#[test]
+fn a_holder_block_of_zeroes_is_an_older_copy_where_no_index_says_otherwise() {
+    // A device without an index, and all devices that have one.
+    for blanks in [&[2][..], &[0, 1]] {
+        let disks = disks_of_a_pool();
+        blanks.iter().for_each(|disk| blank(&disks[*disk]));
+        let names: Vec<String> = blanks.iter().map(|disk| format!("sim{disk}")).collect();
+        assert_eq!(refused(&disks), names);
+        let accept = OpenOptions { accept_older_copies: true, ..quick() };
+        Pool::open(&disks, &accept).unwrap().close().unwrap();
+        assert_eq!(check(&disks, false, &mut |_| ()).unwrap().damage, []);
+    }
+    // A commit that the device alone lacks.
+    let disks = disks_of_a_pool();
+    let mut older = disks[1].snapshot();
+    let pool = Pool::open(&disks, &quick()).unwrap();
+    commit(&pool, 1);
+    cut_power(&disks, PowerCut::KeepAll);
+    drop(pool);
+    disks[1].swap(&mut older);
+    blank(&disks[1]);
+    assert_eq!(refused(&disks), ["sim1"]);
+}
+
+#[test]
+fn a_holder_block_that_has_rotted_is_damage_that_check_names() {
+    let disks = disks_of_a_pool();
+    disks[2].rot(HOLDER + 1080, 1);
+    let lost = Damage::Holder { share: 0, device: "sim2".into() };
+    assert_eq!(check(&disks, false, &mut |_| ()).unwrap().damage, [lost]);
+    use_it(&disks, 1);
+    assert_eq!(check(&disks, false, &mut |_| ()).unwrap().damage, []);
+}

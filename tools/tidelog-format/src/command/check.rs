@@ -19,6 +19,12 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     let report = report?;
     let mut text = text(&report);
     let repairable = report.damage.iter().filter(|it| it.is_repairable()).count();
+    if report.damage.iter().any(|it| matches!(it, Damage::OlderCopy { .. })) {
+        text.push_str(
+            "put back what was used last; only if that is lost for good, or if nothing is LOST here: \
+             tidelog-format repair --accept-older-copies\n",
+        );
+    }
     if repairable > 0 {
         let _ = writeln!(text, "{repairable} of these can be written again: tidelog-format repair");
     }
@@ -84,6 +90,7 @@ fn damage_json(damage: &Damage) -> Value {
         Damage::IndexCopy { .. } => ("index-copy", None, None),
         Damage::Index { .. } => ("index", None, None),
         Damage::OlderCopy { .. } => ("older-copy", None, None),
+        Damage::Holder { .. } => ("holder-block", None, None),
         Damage::Tensor(tensor) => {
             ("tensor", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
         }
