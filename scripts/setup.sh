@@ -27,6 +27,8 @@ missing=()
 need mkfs.ext4 e2fsprogs
 need mkfs.xfs xfsprogs
 need mkfs.btrfs btrfs-progs
+need mkfs.vfat dosfstools
+need ntfs-3g ntfs-3g
 need qemu-io qemu-utils
 need pvcreate lvm2
 need sgdisk gdisk

@@ -27,6 +27,7 @@ DEFAULTS = {
     "data_path": "auto",
     "buffered": False,
     "must_exist": False,
+    "sparse": False,
     "share": None,
     "resume": None,
     "report": None,

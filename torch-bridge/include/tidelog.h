@@ -277,6 +277,12 @@ typedef struct tide_pool_options {
    * deletions and batches return `TIDE_READ_ONLY`.
    */
   uint64_t read_only;
+  /**
+   * Non-zero leaves the files of a pool that is made sparse: no space of them is reserved, and a
+   * write fails once the file system is full. Otherwise all is; with zeroes, where the file
+   * system cannot reserve, which takes as long as it takes to write them.
+   */
+  uint64_t sparse;
 } tide_pool_options;
 
 /**
@@ -343,6 +349,12 @@ typedef struct tide_session_options {
    * How many shares a pool gets that is made, one for each process that will own one; 0: one.
    */
   uint64_t share_count;
+  /**
+   * Non-zero leaves the files of a pool that is made sparse: no space of them is reserved, and a
+   * write fails once the file system is full. Otherwise all is; with zeroes, where the file
+   * system cannot reserve, which takes as long as it takes to write them.
+   */
+  uint64_t sparse;
 } tide_session_options;
 
 /**

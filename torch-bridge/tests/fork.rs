@@ -55,6 +55,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         gpu: 0,
         must_exist: 0,
         share_count: 0,
+        sparse: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
@@ -69,6 +70,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         arena_bytes: 0,
         must_exist: 0,
         read_only: 0,
+        sparse: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

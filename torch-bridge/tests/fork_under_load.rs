@@ -37,6 +37,7 @@ fn session_options(devices: &CString) -> tide_session_options {
         gpu: 0,
         must_exist: 0,
         share_count: 0,
+        sparse: 0,
     }
 }
 

@@ -122,6 +122,7 @@ impl Framework {
             gpu: u8::from(manners.gpu),
             must_exist: 0,
             share_count: 0,
+            sparse: 0,
         };
         let mut session = 0;
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.

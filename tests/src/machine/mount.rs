@@ -23,8 +23,28 @@ impl Mount {
     /// # Errors
     /// Why this machine makes or mounts none.
     pub fn ext4(device: &Path, at: &Path) -> Result<Self, Unavailable> {
-        system("mkfs.ext4", &["-q", "-m", "0", &device.to_string_lossy()])?;
-        system("mount", &[&device.to_string_lossy(), &at.to_string_lossy()])?;
+        Self::made_by(&["mkfs.ext4", "-q", "-m", "0"], device, at)
+    }
+
+    /// A file system on a device, by the program that makes it and its arguments.
+    ///
+    /// # Errors
+    /// Why this machine makes or mounts none.
+    pub fn made_by(maker: &[&str], device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        let device = device.to_string_lossy();
+        system(maker[0], &[&maker[1..], &[&*device]].concat())?;
+        system("mount", &[&device, &at.to_string_lossy()])?;
+        Ok(Self(at.into()))
+    }
+
+    /// The same of NTFS, which a program of its own mounts by FUSE.
+    ///
+    /// # Errors
+    /// Why this machine makes or mounts none.
+    pub fn by_fuse(device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        let device = device.to_string_lossy();
+        system("mkntfs", &["--quiet", "--force", &device])?;
+        system("ntfs-3g", &[&device, &at.to_string_lossy()])?;
         Ok(Self(at.into()))
     }
 

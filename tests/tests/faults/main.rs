@@ -3,6 +3,7 @@
 //! the machine has no loop devices, mounts or control groups, a test says so.
 
 mod devices;
+mod file_systems;
 mod full;
 mod memory;
 mod processes;

@@ -168,11 +168,10 @@ pub struct FormatArgs {
     /// Go through the page cache.
     #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
     pub buffered: bool,
-    /// Reserve no space for files.
-    #[arg(
-        long,
-        help = "Leave files sparse: reserve no space, so that writes fail once the file system is full"
-    )]
+    /// Leave files sparse: reserve no space, so that writes fail once the file system is full.
+    /// Otherwise all of it is reserved, with zeroes where the file system cannot reserve (ext3,
+    /// vfat)
+    #[arg(long)]
     pub sparse: bool,
 }
 

@@ -167,6 +167,14 @@ def offload(
             "empty directory."
         ),
     ] = False,
+    sparse: Annotated[
+        bool,
+        Option(
+            "leave the files of a pool that is made sparse: no space is reserved for them, and writes fail once "
+            "the file system is full. Otherwise all of it is, with zeroes where the file system cannot reserve "
+            "(ext3, vfat, many network file systems), which takes as long as it takes to write them."
+        ),
+    ] = False,
     share: Annotated[
         int | None,
         Option(
@@ -226,6 +234,7 @@ def offload(
         policy=Policy[policy.upper()],
         gpu=place.option,
         must_exist=bool(must_exist),
+        sparse=bool(sparse),
         share=share,
         share_count=max(share + 1, local_world_size()),
     )

@@ -91,6 +91,10 @@ pub struct tide_pool_options {
     /// processes may have a share open like that; while one has, nobody opens it to write. Puts,
     /// deletions and batches return `TIDE_READ_ONLY`.
     pub read_only: u64,
+    /// Non-zero leaves the files of a pool that is made sparse: no space of them is reserved, and a
+    /// write fails once the file system is full. Otherwise all is; with zeroes, where the file
+    /// system cannot reserve, which takes as long as it takes to write them.
+    pub sparse: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -121,6 +125,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             share: options.share,
             buffered: options.buffered != 0,
             must_exist: options.must_exist != 0,
+            sparse: options.sparse != 0,
             read_only: options.read_only != 0,
             share_count: 1,
             place: place_numbered(options.gpu),

@@ -70,6 +70,10 @@ pub struct tide_session_options {
     pub must_exist: u64,
     /// How many shares a pool gets that is made, one for each process that will own one; 0: one.
     pub share_count: u64,
+    /// Non-zero leaves the files of a pool that is made sparse: no space of them is reserved, and a
+    /// write fails once the file system is full. Otherwise all is; with zeroes, where the file
+    /// system cannot reserve, which takes as long as it takes to write them.
+    pub sparse: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -265,6 +269,7 @@ pub unsafe extern "C" fn tide_session_open(
                 share: options.share,
                 buffered: options.buffered != 0,
                 must_exist: options.must_exist != 0,
+                sparse: options.sparse != 0,
                 read_only: false,
                 share_count: share_count_of(options.share_count)?,
                 place: place_numbered(options.gpu),

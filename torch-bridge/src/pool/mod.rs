@@ -43,6 +43,8 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) buffered: bool,
     /// Refuses a pool that is not there.
     pub(crate) must_exist: bool,
+    /// Reserves no space for the files of a pool that is made.
+    pub(crate) sparse: bool,
     /// Writes nothing to the devices; the pool must be there.
     pub(crate) read_only: bool,
     /// Shares of a pool that is made.
@@ -80,6 +82,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
             device_size: Some(device_size),
             stripe_unit: stripe_unit(config.place, ByteCount(config.staging)),
             buffered: config.buffered,
+            sparse: config.sparse,
             share_count: config.share_count,
             ..FormatOptions::default()
         };

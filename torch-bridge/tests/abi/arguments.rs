@@ -41,6 +41,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         gpu: 0,
         must_exist: 0,
         share_count: 0,
+        sparse: 0,
     }
 }
 
@@ -114,6 +115,30 @@ fn a_pool_that_must_exist_is_not_made_and_one_that_was_made_is_told() {
     let told = made(&good()).unwrap();
     assert!(told.contains("made a new one") && told.contains(directory), "{told}");
     assert_eq!(made(&tide_session_options { must_exist: 1, ..good() }), None);
+}
+
+#[test]
+fn the_files_of_a_pool_that_is_made_have_their_space_unless_they_shall_be_sparse() {
+    use std::os::unix::fs::MetadataExt;
+    for sparse in [0, 1] {
+        let folder = Folder::new("sparse");
+        let devices = folder.text();
+        let stored = || {
+            let file = std::path::Path::new(devices.to_str().unwrap()).join("tidelog.device");
+            let bytes = file.metadata().unwrap().blocks() * 512;
+            std::fs::remove_file(file).unwrap();
+            bytes >= POOL_SIZE
+        };
+        let session = tide_session_options { sparse, ..session_options(devices.as_ptr()) };
+        let session = open_session(&session).unwrap_or_else(|_| panic!("{}", last_error()));
+        assert_eq!(tide_session_close(session), TIDE_READY);
+        assert_eq!(stored(), sparse == 0);
+        let pool = tide_pool_options { sparse, ..pool_options(&devices, POOL_SIZE, 0, c"auto") };
+        // SAFETY: the texts live across the call; there is no arena.
+        let pool = unsafe { try_open_pool_with(&pool) }.unwrap();
+        assert_eq!(tide_pool_close(pool), TIDE_READY);
+        assert_eq!(stored(), sparse == 0);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub mod blank;
 mod claim;
 mod controller;
 pub(super) mod lock;
+mod reserve;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::claim::Claim;
+use self::reserve::reserve;
 use super::DeviceCapabilities;
 use super::operation::Action;
 use crate::memory::ALIGNMENT;
@@ -104,11 +106,8 @@ pub enum DeviceOpenError {
         /// Bytes in a block.
         block: u32,
     },
-    /// The space could not be reserved: there is too little, or the file system cannot reserve any.
-    #[error(
-        "cannot reserve {size} in {path}: {source}; take less, free some, or make the pool of sparse files, \
-         in which a write fails when the file system is full"
-    )]
+    /// The space could not be reserved, mostly as there is too little.
+    #[error("cannot reserve {size} in {path}: {source}{}", reserve::help(source))]
     Reserve {
         /// Where.
         path: PathBuf,
@@ -192,7 +191,8 @@ impl Device {
     }
 
     /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write
-    /// can not run out of space later. `sparse` leaves that out. A file that exists is refused, and
+    /// can not run out of space later; with zeroes, where it cannot reserve. `sparse` leaves that
+    /// out. A file that exists is refused, and
     /// so is a name among the devices: it is of one that is not there, or mistyped.
     pub fn create(
         spec: &DeviceSpec,
@@ -354,27 +354,6 @@ fn is_among_devices(path: &Path) -> bool {
     folder.is_some_and(|folder| {
         folder.starts_with("/dev") && file_system(&folder) == file_system(Path::new("/dev"))
     })
-}
-
-/// Extends `file` to `size` bytes.
-fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
-    let failed = |source| DeviceOpenError::Reserve { path: path.into(), size, source };
-    let length =
-        libc::off_t::try_from(size.0).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
-    if sparse {
-        return file.set_len(size.0).map_err(failed);
-    }
-    loop {
-        // SAFETY: no memory arguments; the descriptor is open for the call.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-            return Ok(());
-        }
-        match io::Error::last_os_error() {
-            // Reserving a large file takes a while, in which a signal may come.
-            error if error.kind() == io::ErrorKind::Interrupted => {}
-            error => return Err(failed(error)),
-        }
-    }
 }
 
 /// Whether a block device that the kernel shows here has a controller that is reached over a

@@ -145,6 +145,7 @@ pub fn pool_options(
         arena_bytes: 0,
         must_exist: 0,
         read_only: 0,
+        sparse: 0,
     }
 }
 

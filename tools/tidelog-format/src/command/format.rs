@@ -164,7 +164,11 @@ impl Plan<'_> {
     /// What happens to a device before its regions are written.
     fn preparations(&self, target: &NamedDevice) -> Vec<String> {
         let mut what = Vec::new();
+        let sparse = self.args.sparse;
         what.push(match (&target.kind, target.size) {
+            (TargetKind::NewFile, _) if sparse => {
+                "the file is made, readable by its owner alone, and left sparse".to_owned()
+            }
             (TargetKind::NewFile, _) => {
                 "the file is made, readable by its owner alone, with every byte reserved".to_owned()
             }

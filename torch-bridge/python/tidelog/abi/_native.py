@@ -97,6 +97,7 @@ class SessionOptions(ctypes.Structure):
         ("gpu", _u8),
         ("must_exist", _u64),
         ("share_count", _u64),
+        ("sparse", _u64),
     ]
 
 

@@ -53,6 +53,7 @@ class PoolOptions(ctypes.Structure):
         ("arena_bytes", _u64),
         ("must_exist", _u64),
         ("read_only", _u64),
+        ("sparse", _u64),
     ]
 
 

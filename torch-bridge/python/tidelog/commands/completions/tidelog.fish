@@ -76,6 +76,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l staging -x -d 'buffers that
 complete -c tidelog -n '_shtab_tidelog_using run' -l data-path -xka "auto uring uring-cmd posix spdk gds gds-compat" -d '"auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) and "gds-compat" (cuFile, which may go through the host)'
 complete -c tidelog -n '_shtab_tidelog_using run' -l buffered -d 'allow a file system without O_DIRECT.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l must-exist -d 'refuse a pool that is not there'
+complete -c tidelog -n '_shtab_tidelog_using run' -l sparse -d 'leave the files of a pool that is made sparse'
 complete -c tidelog -n '_shtab_tidelog_using run' -l share -x -d 'which share of the pool is this process'"'"'s, from 0'
 complete -c tidelog -n '_shtab_tidelog_using run' -l report -xka "(__fish_complete_path (commandline -ct))" -d 'path of an HTML report, written when the block ends.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l stats -xka "(__fish_complete_path (commandline -ct))" -d 'write the figures of the run there, as JSON'
