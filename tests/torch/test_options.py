@@ -2,6 +2,7 @@
 is refused."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -55,13 +56,13 @@ def test_the_help_teaches_each_option_in_their_order():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (dict(memory="lots"), r"^memory='lots': expected .* such as \"20GiB\" or 21474836480\.$"),
+        (dict(memory="lots"), r"^memory='lots': expected a size such as 20GiB, .* or 21474836480\.$"),
         (dict(memory=0), r"^memory=0: must be above zero\.$"),
-        (dict(memory=True), r"^memory=True: expected a number of bytes"),
-        (dict(memory=None), r"^memory=None: expected a number of bytes"),
-        (dict(staging="-1"), r"^staging='-1': expected a number of bytes"),
-        (dict(host_memory="none"), r"^host_memory='none': expected a number of bytes"),
-        (dict(pool_size=[]), r"^pool_size=\[\]: expected a number of bytes"),
+        (dict(memory=True), r"^memory=True: expected a size"),
+        (dict(memory=None), r"^memory=None: expected a size"),
+        (dict(staging="-1"), r"^staging='-1': expected a size"),
+        (dict(host_memory="none"), r"^host_memory='none': expected a size"),
+        (dict(pool_size=[]), r"^pool_size=\[\]: expected a size"),
         (dict(mode="sometimes"), r"^mode='sometimes': expected 'auto' or 'reactive'\.$"),
         (dict(policy="lru"), r"^policy='lru': expected one of 'auto', 'algorithm1', 'tidelog'\.$"),
         (dict(policy=["auto"]), r"^policy=\['auto'\]: expected one of "),
@@ -81,20 +82,25 @@ def test_options_that_are_missing_or_unknown_are_type_errors():
         tidelog.offload(pool="/nowhere", memroy="1GiB")
 
 
-@pytest.mark.parametrize(
-    ("said", "size"),
-    [
-        (1048576, 1 << 20),
-        ("1048576", 1 << 20),
-        ("512M", 512 << 20),
-        ("1.5 GiB", 3 << 29),
-        ("20gb", 20 << 30),
-        ("1t", 1 << 40),
-    ],
-)
-def test_sizes_are_said_in_many_ways(said, size):
-    read = _options.size(said, "memory")
-    assert read == size and read.said == said
+def test_sizes_are_read_as_the_table_of_the_other_tools_says():
+    table = Path(__file__).parents[2] / "tools" / "command-line" / "src" / "sizes.tsv"
+    lines = [line for line in table.read_text("utf-8").splitlines() if not line.startswith("#")]
+    assert len(lines) > 50
+    for said, expected in (line.split("\t") for line in lines):
+        if expected.isdigit():
+            read = _options.size(said, "memory")
+            assert (read, read.said) == (int(expected), said)
+        else:
+            with pytest.raises(tidelog.Error) as refused:
+                _options.size(said, "memory")
+            assert str(refused.value) == f"memory={said!r}: {expected}."
+
+
+def test_sizes_may_be_numbers():
+    assert _options.size(1048576, "memory") == 1 << 20
+    assert _options.size(2.5e9, "memory") == 2_500_000_000
+    with pytest.raises(tidelog.Error, match="more than any device has"):
+        _options.size(1 << 64, "memory")
 
 
 def test_what_is_said_as_the_default_is_the_default():

@@ -43,7 +43,7 @@ class Bounds:
                 ]
                 runs.append(pathlib.Path(scratch, f"{name}.json"))
                 runs[-1].write_text(self._run(self._bench, f"--name={name}", *target, *options, "--output-format=json"))
-            return self._calibrated(*runs, "--memory", "1")
+            return self._calibrated(*runs, "--memory", "1GiB")
 
     def _calibrated(self, *arguments):
         """With the GPU's link, where the kernel says how wide that is; virtual machines do not."""

@@ -269,7 +269,7 @@ fn a_command_line_that_makes_no_sense_is_64_and_changes_nothing() {
     for arguments in [
         &["format"][..],
         &["format", &new, "--yes"],
-        &["format", &new, "--yes", "--size", "100GB"],
+        &["format", &new, "--yes", "--size", "100GX"],
         &["format", &new, "--yes", "--size", "16MiB", "--stripe-unit", "5000"],
         &["format", &new, "--yes", "--size", "16MiB", "--shares", "33"],
         &["format", &new, "--yes", "--size", "16MiB", "--over-provision", "91"],

@@ -5,8 +5,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
 use std::time::Duration;
-use tidelog_command_line::{OutputFormat, PlanExit};
+use tidelog_command_line::{OutputFormat, PlanExit, parse_size};
 use tidelog_planner::hardware::known_drives;
+use tidelog_planner::units::Bytes;
 
 const ABOUT_INPUTS: &str = "\
 A trace is what one training step did: record one without its hardware (tidelog-plan record), or use
@@ -227,9 +228,9 @@ pub(crate) struct ExplainArgs {
     /// How many SSDs have the rates of the machine file, if the file does not say
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) drives: Option<u32>,
-    /// How much memory a larger machine would add, in GiB
-    #[arg(long, value_name = "GIB", default_value_t = 64)]
-    pub(crate) memory: u64,
+    /// How much memory a larger machine would add
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = "64GiB")]
+    pub(crate) memory: Bytes,
     /// Leave out what other hardware would bring, which takes a new plan for each change
     #[arg(long)]
     pub(crate) no_what_if: bool,
@@ -282,9 +283,9 @@ pub(crate) struct CalibrateArgs {
     /// rating
     #[arg(long, value_name = "FILE")]
     pub(crate) base: Option<PathBuf>,
-    /// The memory of each GPU in GiB, if there is no --base
-    #[arg(long, value_name = "GIB", required_unless_present = "base")]
-    pub(crate) memory: Option<u64>,
+    /// The memory of each GPU, such as 80GiB, if there is no --base
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, required_unless_present = "base")]
+    pub(crate) memory: Option<Bytes>,
     /// The PCI address of a GPU, such as 0000:3b:00.0: the rate of its link limits each GPU
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) gpu_at: Option<String>,
@@ -349,6 +350,16 @@ fn parse_time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
+fn parse_memory(text: &str) -> Result<Bytes, String> {
+    let memory = parse_size(text)?.0;
+    // A number alone may be meant as GiB.
+    if memory < 1 << 20 {
+        Err(format!("this is {memory} bytes; write 80GiB"))
+    } else {
+        Ok(Bytes(memory))
+    }
 }
 
 fn models() -> PossibleValuesParser {

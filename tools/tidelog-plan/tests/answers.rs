@@ -89,7 +89,7 @@ fn a_rack_is_a_machine_and_a_benchmark_measures_its_drives() {
     let measured = file("measured.json", &measured.to_string());
     let wear = text(&run(&["endurance", &trace, &measured]));
     assert!(wear.contains("2 x 990 PRO 4TB, shared by 2 GPUs"), "{wear}");
-    assert_eq!(run(&["calibrate", &trace, "--memory", "80"]).status.code(), Some(1));
+    assert_eq!(run(&["calibrate", &trace, "--memory", "80GiB"]).status.code(), Some(1));
     assert_eq!(run(&["calibrate", &bench]).status.code(), Some(64), "how much memory?");
 }
 
@@ -135,7 +135,7 @@ fn a_recorder_that_is_not_there_is_said_with_what_to_do() {
 #[test]
 fn output_that_cannot_be_written_is_an_error_of_its_own() {
     let bench = file("full-bench.json", BENCH);
-    let full = run(&["calibrate", &bench, "--memory", "1", "-o", "/dev/full"]);
+    let full = run(&["calibrate", &bench, "--memory", "1GiB", "-o", "/dev/full"]);
     assert_eq!(full.status.code(), Some(74));
     let small = MACHINE.replace("\"budget\": 1000000", "\"budget\": 1000");
     let (trace, small) = (file("small-trace.json", TRACE), file("small-machine.json", &small));

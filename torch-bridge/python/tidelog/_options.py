@@ -23,7 +23,7 @@ from tidelog._errors import Error
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r" *([0-9]+)(?:\.([0-9]{1,18}))? *(?:([kmgtp])(ib?|b|)|b|) *", re.IGNORECASE | re.ASCII)
 
 _WIDTH, _COLUMN = 100, 18  # of the help, and where its texts begin
 
@@ -112,19 +112,28 @@ class Size(int):
 
 
 def size(value: object, name: str) -> Size:
-    """An int, or text such as "20GiB", "512M", "1048576"."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = value
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
-        if not match:
-            raise Error(f'{name}={value!r}: expected a number of bytes such as "20GiB" or 21474836480.')
-        number = int(float(match[1]) * _UNITS[match[2]])
+    """An int, or text such as "20GiB", "24GB", "512M", "1048576". K and KiB are 1024 bytes, KB is 1000.
+    Tidelog's other tools take the same and say the same."""
+    number = value if isinstance(value, int) and not isinstance(value, bool) else _bytes(str(value))
+    if number is None:
+        raise Error(f"{name}={value!r}: expected a size such as 20GiB, 24GB (10^9 bytes each) or 21474836480.")
     if number <= 0:
         raise Error(f"{name}={value!r}: must be above zero.")
+    if number >= 1 << 64:
+        raise Error(f"{name}={value!r}: more than any device has.")
     result = Size(number)
     result.said = value
     return result
+
+
+def _bytes(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    whole, fraction, prefix, rest = match.groups(default="")
+    base = 1000 if rest.lower() == "b" else 1024
+    factor: int = base ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
+    return int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
 
 
 def whole_number(value: Any, name: str) -> int:

@@ -30,7 +30,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, PlanFailure
         None => Hardware {
             name: String::new(),
             gpus: 1,
-            memory: Bytes(arguments.memory.unwrap_or(0) << 30),
+            memory: arguments.memory.unwrap_or(Bytes(0)),
             staging: Bytes(0),
             verify: VERIFY,
             drives: measured,

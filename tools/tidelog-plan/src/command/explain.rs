@@ -13,7 +13,7 @@ use tidelog_planner::explain::{
 use tidelog_planner::report::text::{bytes, factor, time};
 use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
-use tidelog_planner::units::{Bytes, Nanos, OpIndex};
+use tidelog_planner::units::{Nanos, OpIndex};
 
 /// Without a question the longest waits and the most written storages are explained: so many of
 /// each.
@@ -188,7 +188,7 @@ fn compared(step: &LoadedStep, what: impl fmt::Display, time: Option<Nanos>) -> 
 fn changes(step: &LoadedStep, arguments: &ExplainArgs) -> Vec<MachineChange> {
     let known = step.hardware.as_ref().map(|hardware| hardware.drives.count);
     let drives = arguments.drives.or(known);
-    let more = Bytes(arguments.memory << 30);
+    let more = arguments.memory;
     let ssds = drives.into_iter().flat_map(|present| {
         let mut wanted = vec![present + 1, 2 * present];
         wanted.dedup();
