@@ -38,9 +38,9 @@ pub(super) struct ShareOnDevices<'a> {
 }
 
 impl ShareOnDevices<'_> {
-    /// What each device has seen of the share; `None` where it is not at hand, or its count is lost:
-    /// it has rotted, or zeroes stand there or it cannot be read while the index says that the
-    /// device has missed nothing.
+    /// What each device has seen of the share; `None` where it is not at hand, or its count is
+    /// lost: it has rotted, or zeroes stand there or it cannot be read while the index says that
+    /// the device has missed nothing.
     ///
     /// # Errors
     /// A device cannot be read, and nothing says that it is not older.
@@ -192,8 +192,8 @@ pub(super) struct EventCount {
 
 impl EventCount {
     /// Reads it, and signs the share's doors with this process's name. A device that is an older
-    /// copy of itself by the count of another share is one for this share, too: it would take writes
-    /// that its twin lacks.
+    /// copy of itself by the count of another share is one for this share, too: it would take
+    /// writes that its twin lacks.
     ///
     /// # Errors
     /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read
