@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 pub use relocate::{Reclamation, Relocation, RunGroup};
+use sealing::HeldPut;
 pub use sealing::{ComingSeal, SealRefusal};
 pub use seals::SealUse;
 
@@ -61,6 +62,7 @@ struct Pending {
     /// What it will take in the index, at most.
     index_bytes: u64,
     in_doubt: bool,
+    held: HeldPut,
 }
 
 /// A write that was taken off the list.
@@ -68,6 +70,7 @@ struct EndedVersion {
     version: Arc<Version>,
     /// Serial of the tensor's last deletion since the write began, or before.
     last_deletion: u64,
+    held: HeldPut,
 }
 
 /// The contents of a share.
@@ -224,7 +227,7 @@ impl Contents {
                 writers.claimed_name = writers.claimed_name.take().or(request.name);
             }
         }
-        self.pending.insert(serial, Pending { version, index_bytes, in_doubt: false });
+        self.pending.insert(serial, Pending { version, index_bytes, in_doubt: false, held: None });
         Ok(Reservation { serial })
     }
 
@@ -262,7 +265,9 @@ impl Contents {
     /// A scratch write is complete: it can be read from now on, unless a newer one overtook it.
     pub fn install(&mut self, reservation: &Reservation, checksums: &[u32]) {
         let serial = reservation.serial;
-        let Some(EndedVersion { version, last_deletion }) = self.end(reservation) else { return };
+        let Some(EndedVersion { version, last_deletion, .. }) = self.end(reservation) else {
+            return;
+        };
         let newer = self.current(version.entry.id).is_some_and(|it| it.serial > serial);
         if newer || last_deletion > serial {
             self.space.abandon(&version.entry.runs);
@@ -302,9 +307,10 @@ impl Contents {
             self.disappear(*id);
         }
         for (reservation, checksums) in puts {
-            let Some(EndedVersion { version, .. }) = self.end(&reservation) else { continue };
-            let serial = self.next_serial();
+            let Some(EndedVersion { version, held, .. }) = self.end(&reservation) else { continue };
+            let (id, serial) = (version.entry.id, self.next_serial());
             self.appear(version, serial, &checksums);
+            self.adopt_held_put(id, held);
         }
     }
 
@@ -360,7 +366,8 @@ impl Contents {
         if self.pending.get(&reservation.serial)?.in_doubt {
             return None;
         }
-        let Pending { version, index_bytes, .. } = self.pending.remove(&reservation.serial)?;
+        let Pending { version, index_bytes, held, .. } =
+            self.pending.remove(&reservation.serial)?;
         self.room.end(index_bytes);
         let Entry::Occupied(mut entry) = self.writers.entry(version.entry.id) else {
             debug_assert!(false, "a write to {} that never began", version.entry.id);
@@ -378,24 +385,35 @@ impl Contents {
         if writers.scratch == 0 && writers.durable == 0 {
             entry.remove();
         }
-        Some(EndedVersion { version, last_deletion })
+        Some(EndedVersion { version, last_deletion, held })
     }
 
     /// A written tensor can be read from now on, in the place of an older version.
-    fn appear(&mut self, mut version: Arc<Version>, serial: u64, checksums: &[u32]) {
-        let Some(whole) = Arc::get_mut(&mut version) else {
-            debug_assert!(false, "somebody holds a version that nobody could find");
-            return;
-        };
-        whole.serial = serial;
-        whole.entry.checksums.extend_from_slice(checksums);
-        self.occupy(version.entry.id, &version.entry.runs);
+    fn appear(&mut self, version: Arc<Version>, serial: u64, checksums: &[u32]) {
+        let Some(version) = self.complete(version, serial, checksums) else { return };
         if version.durability == Durability::Durable {
             self.room.insert(&version.entry);
         }
         if let Some(old) = self.current.insert(version) {
             self.retire(old);
         }
+    }
+
+    /// A written tensor, which is to be found in its place from now on.
+    fn complete(
+        &mut self,
+        mut version: Arc<Version>,
+        serial: u64,
+        checksums: &[u32],
+    ) -> Option<Arc<Version>> {
+        let Some(whole) = Arc::get_mut(&mut version) else {
+            debug_assert!(false, "somebody holds a version that nobody could find");
+            return None;
+        };
+        whole.serial = serial;
+        whole.entry.checksums.extend_from_slice(checksums);
+        self.occupy(version.entry.id, &version.entry.runs);
+        Some(version)
     }
 
     /// A tensor is found no more, and no write that has begun brings it back.

@@ -21,4 +21,6 @@ pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
 pub use recovery::{EPOCHS_END, Recovered, RecoveredIndex, RecoveryError, recover};
 pub use space::{AllocationReach, Durability, Full, LANES, Lane, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
-pub use version::{BeginError, PutRequest, RemoveError, Reservation, Version};
+pub use version::{
+    BeginError, OwnChange, PutRequest, RemoveError, Reservation, ReservationKey, Version,
+};

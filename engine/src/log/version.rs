@@ -36,6 +36,26 @@ pub struct Reservation {
     pub(super) serial: u64,
 }
 
+impl Reservation {
+    /// What tells it from every other.
+    pub fn key(&self) -> ReservationKey {
+        ReservationKey(self.serial)
+    }
+}
+
+/// Which write a seal of its own batch means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservationKey(pub(super) u64);
+
+/// What the batch of a seal has done to a tensor before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnChange {
+    /// It puts it.
+    Put(ReservationKey),
+    /// It deletes it.
+    Delete,
+}
+
 /// What a caller wants to write.
 #[derive(Clone, Debug)]
 pub struct PutRequest {

@@ -7,7 +7,7 @@ use super::commit::{Commit, SealChange, StagedPut, Work, WrittenPut, told};
 use super::error::{CommitError, DeleteError, PutError, SealError};
 use super::options::PutOptions;
 use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
-use crate::log::{Durability, Lane, PutRequest};
+use crate::log::{Durability, Lane, OwnChange, PutRequest};
 use crate::memory::Source;
 use crate::schedule::Ticket;
 
@@ -22,6 +22,8 @@ pub struct Batch {
     next: u64,
     /// The last change of each seal.
     seals: Vec<SealChange>,
+    /// Puts that were sealed before another change of their tensor came.
+    replaced: Vec<StagedPut>,
 }
 
 /// A change of a batch.
@@ -32,7 +34,14 @@ enum Staged {
 
 impl Batch {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, changes: BTreeMap::new(), of: HashMap::new(), next: 0, seals: Vec::new() }
+        Self {
+            pool,
+            changes: BTreeMap::new(),
+            of: HashMap::new(),
+            next: 0,
+            seals: Vec::new(),
+            replaced: Vec::new(),
+        }
     }
 
     /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells
@@ -52,12 +61,16 @@ impl Batch {
         let lane = Lane { durability: Durability::Durable, class: options.lifetime };
         let request = PutRequest { id, name, length: source.len() as u64, lane };
         let (tell, written) = told(&self.pool.0.commits);
-        let ticket = self.pool.start_put(&request, source, options, move |write, outcome| {
-            // A batch that is gone takes nothing; what comes back is dropped and gives up its
-            // space.
-            tell.tell(outcome.map(|checksums| WrittenPut { write, checksums: checksums.to_vec() }));
-        })?;
-        self.stage(id, Staged::Put(StagedPut { key, written }));
+        let (ticket, put) =
+            self.pool.start_put(&request, source, options, move |write, outcome| {
+                // A batch that is gone takes nothing; what comes back is dropped and gives up its
+                // space.
+                tell.tell(outcome.map(|checksums| {
+                    let (checksums, stands) = (checksums.to_vec(), true);
+                    WrittenPut { write, checksums, stands }
+                }));
+            })?;
+        self.stage(id, Staged::Put(StagedPut { key, written, put, sealed: false }));
         Ok(ticket)
     }
 
@@ -89,14 +102,15 @@ impl Batch {
         if stands {
             self.stage(id, Staged::Delete(id));
         } else if let Some(at) = self.of.remove(&id) {
-            self.changes.remove(&at);
+            self.unstage(at);
         }
         Ok(())
     }
 
     /// Seals what stands under these keys now, scratch or durable, under a name: nothing is copied,
-    /// and it stays as it is, whatever happens to the tensors. The seal appears with the commit, in
-    /// the place of an older one of its name. What this batch puts does not stand yet.
+    /// and it stays as it is, whatever happens to the tensors. What this batch has put before
+    /// stands for it, and what it has deleted does not; what other batches put does once they are
+    /// committed. The seal appears with the commit, in the place of an older one of its name.
     pub fn seal<Key: Into<TensorKey>>(
         &mut self,
         name: &str,
@@ -106,7 +120,7 @@ impl Batch {
     }
 
     /// As [`Batch::seal`], of what the seal `from` holds under these keys; where it holds nothing,
-    /// of what stands.
+    /// of what this batch has put or stands.
     ///
     /// # Errors
     /// There is no seal of the name `from`: one that is being committed is none yet.
@@ -126,7 +140,20 @@ impl Batch {
         from: Option<&str>,
     ) -> Result<(), SealError> {
         let keys: Vec<TensorKey> = keys.into_iter().map(Into::into).collect();
-        let seal = self.pool.begin_seal(name, &keys, from)?;
+        let own = keys.iter().filter_map(|key| {
+            let change = match self.changes.get(self.of.get(&key.id)?)? {
+                Staged::Put(put) => OwnChange::Put(put.put),
+                Staged::Delete(_) => OwnChange::Delete,
+            };
+            Some((key.id, change))
+        });
+        let seal = self.pool.begin_seal(name, &keys, from, &own.collect())?;
+        for key in &keys {
+            let at = self.of.get(&key.id);
+            if let Some(Staged::Put(put)) = at.and_then(|at| self.changes.get_mut(at)) {
+                put.sealed = true;
+            }
+        }
         self.stage_seal(SealChange::Seal(seal));
         Ok(())
     }
@@ -176,7 +203,7 @@ impl Batch {
     /// The pool is of no use. What else may go wrong is for the [`Commit`] to tell.
     pub fn start_commit(self) -> Result<Commit, CommitError> {
         self.pool.check_usable()?;
-        let Self { pool, changes, seals, .. } = self;
+        let Self { pool, changes, seals, replaced, .. } = self;
         let (mut puts, mut deletes) = (Vec::new(), Vec::new());
         for change in changes.into_values() {
             match change {
@@ -184,7 +211,7 @@ impl Batch {
                 Staged::Delete(id) => deletes.push(id),
             }
         }
-        Ok(pool.0.commits.start(Work::batch(&pool.0.shared, puts, deletes, seals)))
+        Ok(pool.0.commits.start(Work::batch(&pool.0.shared, (puts, replaced), deletes, seals)))
     }
 
     /// A change, in the place of an earlier one of the same tensor.
@@ -193,7 +220,17 @@ impl Batch {
         self.next += 1;
         self.changes.insert(at, change);
         if let Some(before) = self.of.insert(id, at) {
-            self.changes.remove(&before);
+            self.unstage(before);
+        }
+    }
+
+    /// Takes back a change that another one of the same tensor follows. What a seal holds of it is
+    /// written all the same.
+    fn unstage(&mut self, at: u64) {
+        if let Some(Staged::Put(put)) = self.changes.remove(&at)
+            && put.sealed
+        {
+            self.replaced.push(put);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::held::PendingWrite;
 use super::options::PutOptions;
 use super::{Pool, pieces};
 use crate::layout::TensorKey;
-use crate::log::{Durability, Lane, PutRequest};
+use crate::log::{Durability, Lane, PutRequest, ReservationKey};
 use crate::memory::Source;
 use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError};
 
@@ -74,11 +74,13 @@ impl Pool {
         let Put { key: TensorKey { id, name }, source, options } = put;
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
         let request = PutRequest { id, name, length: source.len() as u64, lane };
-        self.enqueue_put(reactor, &request, source, options, |write, outcome| {
-            if let Ok(checksums) = outcome {
-                write.install(checksums);
-            }
-        })
+        let (ticket, _) =
+            self.enqueue_put(reactor, &request, source, options, |write, outcome| {
+                if let Ok(checksums) = outcome {
+                    write.install(checksums);
+                }
+            })?;
+        Ok(ticket)
     }
 
     /// As [`Self::enqueue_put`], and wakes the reactor.
@@ -88,12 +90,12 @@ impl Pool {
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
-    ) -> Result<Ticket, PutError> {
+    ) -> Result<(Ticket, ReservationKey), PutError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let ticket = self.enqueue_put(reactor, request, source, options, finish)?;
+        let begun = self.enqueue_put(reactor, request, source, options, finish)?;
         reactor.wake();
-        Ok(ticket)
+        Ok(begun)
     }
 
     /// Reserves space and enqueues the write; `finish` gets the complete write, or drops it and
@@ -105,7 +107,7 @@ impl Pool {
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
-    ) -> Result<Ticket, PutError> {
+    ) -> Result<(Ticket, ReservationKey), PutError> {
         if self.is_read_only() {
             let (id, name) = (request.id, request.name.clone());
             return Err(PutError::ReadOnly(TensorKey { id, name }));
@@ -116,6 +118,7 @@ impl Pool {
             let placements = self.0.stripes.placements(runs, length);
             pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
         })?;
+        let put = reservation.key();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
         let ended = Finish::new(move |result| {
@@ -126,6 +129,6 @@ impl Pool {
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
         let subject = request.name.as_deref().map_or(Subject::of(request.id), Subject::called);
         let PutOptions { urgency, notify, .. } = options;
-        Ok(reactor.enqueue(subject, transfer, urgency, notify, ended)?)
+        Ok((reactor.enqueue(subject, transfer, urgency, notify, ended)?, put))
     }
 }

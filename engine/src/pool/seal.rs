@@ -1,5 +1,6 @@
 //! Seals: sets of tensor versions under a name, by reference.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +10,7 @@ use super::media::MetadataIo;
 use super::options::PoolDescription;
 use super::{Pool, ReclaimError, Shared, superblocks};
 use crate::layout::{NAME_BYTES_MAX, Seal, TensorId, TensorKey};
-use crate::log::{ComingSeal, Contents, SealRefusal, Version, Wanted};
+use crate::log::{ComingSeal, Contents, OwnChange, SealRefusal, Version, Wanted};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -76,12 +77,14 @@ impl Pool {
         Ok(contents.sealed(found).map(describe).collect())
     }
 
-    /// Begins a seal of what another one holds under these keys, or else stands under them now.
+    /// Begins a seal of what another one holds under these keys, or else what its `own` batch has
+    /// put or stands under them now.
     pub(super) fn begin_seal(
         &self,
         name: &str,
         keys: &[TensorKey],
         from: Option<&str>,
+        own: &HashMap<TensorId, OwnChange>,
     ) -> Result<SealInFlight, SealError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
@@ -99,7 +102,7 @@ impl Pool {
         let mut last = false;
         let refusal = loop {
             let mut contents = self.0.shared.contents();
-            let refusal = match contents.begin_seal(name, sealed_at, &ids, from) {
+            let refusal = match contents.begin_seal((name, sealed_at), &ids, from, own) {
                 Ok(coming) => return Ok(SealInFlight::new(&self.0.shared, name, coming)),
                 Err(refusal) => refusal,
             };

@@ -53,9 +53,9 @@ pub unsafe extern "C" fn tide_tensor_named(name: *const c_char, tensor: *mut tid
 }
 
 /// Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
-/// name `seal` once the batch is committed, whatever happens to the tensors. Nothing is copied. It
-/// takes the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has
-/// changed.
+/// name `seal` once the batch is committed, whatever happens to the tensors. What this batch has put
+/// before the call stands for it, and what it has deleted does not. Nothing is copied. It takes the
+/// place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
 ///
 /// # Safety
 /// `seal` is NUL-terminated; `tensors` has `count` items.
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn tide_batch_seal(
 }
 
 /// As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
-/// what stands. What `from` was made of may have changed meanwhile. It must be committed;
+/// what this batch has put or stands. What `from` was made of may have changed meanwhile. It must be committed;
 /// `TIDE_NOT_FOUND` where there is none.
 ///
 /// # Safety

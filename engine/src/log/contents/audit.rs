@@ -16,7 +16,7 @@ impl Contents {
     /// The first rule that does not hold.
     pub fn audit(&self) -> Result<SpaceUse, String> {
         self.audit_writers()?;
-        self.seals.audit()?;
+        self.seals.audit(self.pending.values().filter_map(|pending| pending.held))?;
         let live = self.readable().flat_map(|version| {
             version.entry.runs.iter().map(move |run| (run, version.durability))
         });

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::Contents;
 use super::checkpoint::IndexShort;
 use super::seals::{Coming, Left, SealEnd, SealUse};
+use super::{Contents, EndedVersion};
 use crate::layout::{BLOCK_BYTES, Change, HeldVersion, Run, Seal, TensorEntry, TensorId};
 use crate::log::change_log::IndexFull;
 use crate::log::space::{Durability, Full};
-use crate::log::version::Version;
+use crate::log::version::{OwnChange, Reservation, ReservationKey, Version};
 use crate::units::ByteCount;
 
 /// A seal that is being committed. Ends in exactly one of [`Contents::apply_seal`],
@@ -17,6 +17,17 @@ use crate::units::ByteCount;
 #[derive(Debug)]
 pub struct ComingSeal {
     key: u64,
+}
+
+/// What seals of its own batch call a put that is not committed, and how many of them hold it.
+pub(super) type HeldPut = Option<(u64, u32)>;
+
+/// What a seal is to hold.
+enum Sealable {
+    /// What can be read.
+    Version(Arc<Version>),
+    /// What its own batch puts.
+    Put(ReservationKey),
 }
 
 /// Why a seal cannot begin; nothing was changed.
@@ -35,18 +46,18 @@ pub enum SealRefusal {
 }
 
 impl Contents {
-    /// Begins a seal of what another one, if one is named, holds under these ids, or else stands
-    /// under them now: from now on that stays, whatever happens to the tensors. Takes the room that
-    /// the seal needs in the index.
+    /// Begins a seal of what another one, if one is named, holds under these ids, or else what its
+    /// `own` batch puts, or else stands under them now: from now on that stays, whatever happens to
+    /// the tensors. Takes the room that the seal needs in the index.
     ///
     /// # Errors
     /// See [`SealRefusal`].
     pub fn begin_seal(
         &mut self,
-        name: &str,
-        sealed_at: u64,
+        (name, sealed_at): (&str, u64),
         ids: &[TensorId],
         from: Option<&str>,
+        own: &HashMap<TensorId, OwnChange>,
     ) -> Result<ComingSeal, SealRefusal> {
         let mut held = HashMap::new();
         if let Some(from) = from {
@@ -56,12 +67,21 @@ impl Contents {
         let mut seen = HashSet::with_capacity(ids.len());
         let mut versions = Vec::with_capacity(ids.len());
         for id in ids {
-            let version = held.get(id).copied().or_else(|| self.current(*id));
+            let version = match (held.get(id), own.get(id)) {
+                (None, Some(OwnChange::Put(put))) => {
+                    self.pending.contains_key(&put.0).then_some(Sealable::Put(*put))
+                }
+                (None, Some(OwnChange::Delete)) => None,
+                (held, _) => {
+                    let version = held.copied().or_else(|| self.current(*id));
+                    version.map(|version| Sealable::Version(Arc::clone(version)))
+                }
+            };
             let version = version.ok_or(SealRefusal::Unknown(*id))?;
             if !seen.insert(*id) {
                 return Err(SealRefusal::Twice(*id));
             }
-            versions.push(Arc::clone(version));
+            versions.push(version);
         }
         let index_bytes = self.seal_bytes(name, &versions);
         if let Err(short) = self.reserve_index(index_bytes) {
@@ -73,25 +93,50 @@ impl Contents {
             });
         }
         let key = self.next_serial();
-        let versions = versions.iter().map(|version| self.seals.hold(version)).collect();
-        let seal = Seal { name: name.into(), sealed_at, versions };
-        self.seals.coming.insert(key, Coming { seal, index_bytes, in_doubt: false });
+        let puts = versions.iter().filter_map(|version| match version {
+            Sealable::Put(put) => Some(*put),
+            Sealable::Version(_) => None,
+        });
+        let puts = puts.collect();
+        let versions = versions.iter().map(|version| match version {
+            Sealable::Version(version) => self.seals.hold(version),
+            Sealable::Put(put) => self.hold_put(*put),
+        });
+        let seal = Seal { name: name.into(), sealed_at, versions: versions.collect() };
+        self.seals.coming.insert(key, Coming { seal, puts, index_bytes, in_doubt: false });
         Ok(ComingSeal { key })
     }
 
+    /// A seal holds what its own batch puts, once that is committed; returns its number.
+    fn hold_put(&mut self, put: ReservationKey) -> u64 {
+        let fresh = || (self.seals.next_number(), 0);
+        match self.pending.get_mut(&put.0) {
+            Some(pending) => {
+                let (number, seals) = pending.held.get_or_insert_with(fresh);
+                *seals += 1;
+                *number
+            }
+            None => self.seals.next_number(),
+        }
+    }
+
     /// What a seal of these versions adds to the index, at most.
-    fn seal_bytes(&self, name: &str, versions: &[Arc<Version>]) -> u64 {
-        let is_new = |version: &&Arc<Version>| {
-            let number = self.seals.number_of(version);
-            number.and_then(|it| self.seals.held(it)).is_none_or(|held| !held.is_recorded())
-        };
-        let new = versions.iter().filter(is_new);
-        let holds: u64 = new.map(|version| self.room.bytes_of(&version.entry)).sum();
+    fn seal_bytes(&self, name: &str, versions: &[Sealable]) -> u64 {
+        let new = versions.iter().filter_map(|version| match version {
+            Sealable::Put(put) => Some(&self.pending.get(&put.0)?.version.entry),
+            Sealable::Version(version) => {
+                let number = self.seals.number_of(version);
+                let held = number.and_then(|it| self.seals.held(it));
+                held.is_none_or(|held| !held.is_recorded()).then_some(&version.entry)
+            }
+        });
+        let holds: u64 = new.map(|entry| self.room.bytes_of(entry)).sum();
         holds + Seal::bytes_for(versions.len(), name.len()) as u64
     }
 
     /// What the commit of a seal records: the versions that the index does not have, but those that
-    /// the same record has `named` already, then the seal.
+    /// the same record has `named` already, then the seal. What its own batch `puts` is held by
+    /// [`Self::held_put`].
     pub fn seal_changes(&self, coming: &ComingSeal, named: &HashSet<u64>) -> Vec<Change> {
         let Some(Coming { seal, .. }) = self.seals.coming.get(&coming.key) else {
             return Vec::new();
@@ -102,6 +147,34 @@ impl Contents {
             is_new.then(|| HeldVersion { number, entry: held.version.entry.clone() })
         });
         new.map(Change::Hold).chain([Change::Seal(seal.clone())]).collect()
+    }
+
+    /// What the commit of a put records for the seals of its batch that hold it.
+    pub fn held_put(&self, put: &Reservation, entry: &TensorEntry) -> Option<Change> {
+        let (number, _) = self.pending.get(&put.serial)?.held.filter(|(_, seals)| *seals > 0)?;
+        Some(Change::Hold(HeldVersion { number, entry: entry.clone() }))
+    }
+
+    /// A put is on media that stands under its id for nobody, because its batch has changed it
+    /// again: seals of that batch hold it.
+    pub fn apply_apart(&mut self, put: &Reservation, checksums: &[u32]) {
+        let Some(EndedVersion { version, held, .. }) = self.end(put) else { return };
+        let Some((number, seals)) = held.filter(|(_, seals)| *seals > 0) else {
+            self.space.abandon(&version.entry.runs);
+            return self.spares.keep(version);
+        };
+        let serial = self.next_serial();
+        if let Some(version) = self.complete(version, serial, checksums) {
+            self.seals.adopt_coming(number, version, seals);
+        }
+    }
+
+    /// A put is on media and stands under its id: seals of its batch may hold it.
+    pub(super) fn adopt_held_put(&mut self, id: TensorId, held: HeldPut) {
+        let Some((number, seals)) = held.filter(|(_, seals)| *seals > 0) else { return };
+        if let Some(version) = self.current.get(id) {
+            self.seals.adopt_coming(number, Arc::clone(version), seals);
+        }
     }
 
     /// The runs of a seal's versions that no commit has had flushed.
@@ -139,8 +212,15 @@ impl Contents {
         if self.seals.coming.get(&coming.key).is_none_or(|coming| coming.in_doubt) {
             return;
         }
-        if let Some(Coming { seal, index_bytes, .. }) = self.seals.coming.remove(&coming.key) {
+        if let Some(Coming { seal, puts, index_bytes, .. }) = self.seals.coming.remove(&coming.key)
+        {
             self.room.end(index_bytes);
+            for put in puts {
+                let pending = self.pending.get_mut(&put.0);
+                if let Some((_, seals)) = pending.and_then(|it| it.held.as_mut()) {
+                    *seals -= 1;
+                }
+            }
             self.release_held(&seal, SealEnd::Abandoned);
         }
     }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::layout::{Seal, TensorEntry, TensorId};
-use crate::log::version::Version;
+use crate::log::version::{ReservationKey, Version};
 use crate::units::ByteCount;
 
 /// What seals hold.
@@ -70,6 +70,8 @@ pub(super) enum Left {
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) seal: Seal,
+    /// What its own batch puts of that.
+    pub(super) puts: Vec<ReservationKey>,
     /// What it will take in the index, at most.
     pub(super) index_bytes: u64,
     /// Its commit failed half way.
@@ -135,14 +137,23 @@ impl Seals {
         self.named.values()
     }
 
+    /// A number that no version has.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// A version that so many seals which are being committed hold under this number.
+    pub(super) fn adopt_coming(&mut self, number: u64, version: Arc<Version>, coming: u32) {
+        self.of_id.entry(version.entry.id).or_default().push(number);
+        self.held.insert(number, CountedVersion { version, committed: 0, coming });
+    }
+
     /// A seal that is being committed holds this version; returns its number.
     pub(super) fn hold(&mut self, version: &Arc<Version>) -> u64 {
         let number = self.number_of(version).unwrap_or_else(|| {
-            self.last_number += 1;
-            let number = self.last_number;
-            self.of_id.entry(version.entry.id).or_default().push(number);
-            let held = CountedVersion { version: Arc::clone(version), committed: 0, coming: 0 };
-            self.held.insert(number, held);
+            let number = self.next_number();
+            self.adopt_coming(number, Arc::clone(version), 0);
             number
         });
         if let Some(held) = self.held.get_mut(&number) {
@@ -204,11 +215,12 @@ impl Seals {
         self.named.remove(name)
     }
 
-    /// Counts again from the ground up.
+    /// Counts again from the ground up, with the puts that seals of their own batches hold: a
+    /// number and a count each.
     ///
     /// # Errors
     /// The first rule that does not hold.
-    pub(super) fn audit(&self) -> Result<(), String> {
+    pub(super) fn audit(&self, puts: impl Iterator<Item = (u64, u32)>) -> Result<(), String> {
         let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
         for number in self.named.values().flat_map(|seal| &seal.versions) {
             counts.entry(*number).or_default().0 += 1;
@@ -223,6 +235,12 @@ impl Seals {
             }
             if self.number_of(&held.version) != Some(*number) {
                 return Err(format!("version {number} is not found by its tensor's id"));
+            }
+        }
+        for (number, seals) in puts {
+            let found = counts.remove(&number).unwrap_or_default();
+            if found != (0, seals) {
+                return Err(format!("put {number} has {found:?} seals and counts {seals}"));
             }
         }
         if let Some((number, seals)) = counts.pop_first() {

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use super::flight::answer;
 use crate::layout::{Change, HeldVersion, TensorEntry, TensorId, TensorKey};
-use crate::log::{Contents, Durability, StripeMap};
+use crate::log::{Contents, Durability, ReservationKey, StripeMap};
 use crate::pool::Shared;
 use crate::pool::error::CommitError;
 use crate::pool::held::PendingWrite;
@@ -52,12 +52,18 @@ pub(in crate::pool) struct StagedPut {
     pub(in crate::pool) key: TensorKey,
     /// Gets the complete write with its checksums, or why there is none.
     pub(in crate::pool) written: Receiver<Result<WrittenPut, TransferError>>,
+    /// Which write it is.
+    pub(in crate::pool) put: ReservationKey,
+    /// Whether a seal of the batch holds it.
+    pub(in crate::pool) sealed: bool,
 }
 
 /// A put whose bytes are written.
 pub(in crate::pool) struct WrittenPut {
     pub(in crate::pool) write: PendingWrite,
     pub(in crate::pool) checksums: Vec<u32>,
+    /// Whether it is what the batch leaves under its id; if not, seals of the batch hold it.
+    pub(in crate::pool) stands: bool,
 }
 
 /// What a commit changes. Dropped without having been applied, it releases what it holds.
@@ -68,7 +74,8 @@ pub(in crate::pool) enum Work {
 
 pub(in crate::pool) struct BatchWork {
     shared: Arc<Shared>,
-    writing: VecDeque<StagedPut>,
+    /// With whether each stands.
+    writing: VecDeque<(StagedPut, bool)>,
     written: Vec<WrittenPut>,
     deletes: Vec<TensorId>,
     /// Those of them that the record names.
@@ -80,10 +87,11 @@ pub(in crate::pool) struct BatchWork {
 }
 
 impl Work {
-    /// The changes of a batch. `puts` and `deletes` name no tensor twice, `seals` no seal.
+    /// The changes of a batch. `puts` and `deletes` name no tensor twice, `seals` no seal; what the
+    /// batch has changed again after it was sealed is in `replaced`.
     pub(in crate::pool) fn batch(
         shared: &Arc<Shared>,
-        puts: Vec<StagedPut>,
+        (puts, replaced): (Vec<StagedPut>, Vec<StagedPut>),
         deletes: Vec<TensorId>,
         seals: Vec<SealChange>,
     ) -> Self {
@@ -91,7 +99,11 @@ impl Work {
         let fates = puts_leave.chain(deletes.iter().map(|id| (*id, false))).collect();
         Self::Batch(BatchWork {
             shared: Arc::clone(shared),
-            writing: puts.into(),
+            writing: puts
+                .into_iter()
+                .map(|put| (put, true))
+                .chain(replaced.into_iter().map(|put| (put, false)))
+                .collect(),
             written: Vec::new(),
             deletes,
             deleted: Vec::new(),
@@ -118,9 +130,9 @@ impl Work {
     /// Whether all of its bytes have been written; `None` while some have not.
     pub(super) fn written(&mut self) -> Option<Result<(), CommitError>> {
         let Self::Batch(batch) = self else { return Some(Ok(())) };
-        while let Some(put) = batch.writing.front() {
+        while let Some((put, stands)) = batch.writing.front() {
             match answer(&put.written)? {
-                Ok(written) => batch.written.push(written),
+                Ok(written) => batch.written.push(WrittenPut { stands: *stands, ..written }),
                 Err(source) => {
                     let tensor = batch.shared.contents().called(put.key.clone());
                     return Some(Err(CommitError::Write { tensor, source }));
@@ -183,12 +195,18 @@ impl Work {
     pub(super) fn apply(&mut self) -> usize {
         match self {
             Self::Batch(batch) => {
-                let written = std::mem::take(&mut batch.written).into_iter();
-                let puts: Vec<_> = written
-                    .filter_map(|it| it.write.take().map(|reservation| (reservation, it.checksums)))
-                    .collect();
+                let (mut puts, mut apart) = (Vec::new(), Vec::new());
+                for WrittenPut { write, checksums, stands } in std::mem::take(&mut batch.written) {
+                    let put = write.take().map(|reservation| (reservation, checksums));
+                    if stands { &mut puts } else { &mut apart }.extend(put);
+                }
                 let changed = puts.len() + batch.deleted.len() + batch.seals.len();
-                batch.shared.contents().apply(puts, &batch.deleted);
+                let mut contents = batch.shared.contents();
+                contents.apply(puts, &batch.deleted);
+                for (reservation, checksums) in apart {
+                    contents.apply_apart(&reservation, &checksums);
+                }
+                drop(contents);
                 for change in std::mem::take(&mut batch.seals) {
                     match change {
                         SealChange::Seal(mut seal) => drop(seal.apply()),
@@ -230,12 +248,14 @@ impl BatchWork {
         };
         self.deleted = self.deletes.iter().copied().filter(stands).collect();
         before.tensors.extend(self.fates.iter().map(|(id, leaves)| (*id, *leaves)));
-        let puts = self.written.iter();
-        let puts = puts
-            .filter_map(|it| contents.entry(it.write.reservation()?, &it.checksums))
-            .map(Change::Put);
-        let deletes = self.deleted.iter().map(|id| Change::Delete(*id));
-        let mut changes: Vec<Change> = puts.chain(deletes).collect();
+        let mut changes = Vec::with_capacity(self.written.len() + self.deleted.len());
+        for WrittenPut { write, checksums, stands } in &self.written {
+            let Some(put) = write.reservation() else { continue };
+            let Some(entry) = contents.entry(put, checksums) else { continue };
+            changes.extend(contents.held_put(put, &entry));
+            changes.extend(stands.then_some(Change::Put(entry)));
+        }
+        changes.extend(self.deleted.iter().map(|id| Change::Delete(*id)));
         for change in &self.seals {
             let name = change.name();
             let stood = before.seals.insert(name.into(), change.leaves_one());

@@ -9,6 +9,7 @@ mod housekeeping;
 mod in_doubt;
 mod index;
 mod names;
+mod own_puts;
 mod puts;
 mod read_only;
 mod reclamation;

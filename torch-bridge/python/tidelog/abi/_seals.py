@@ -229,7 +229,7 @@ class Pool:
         self._library.tide_batch_commit(batch)
 
     def seal(self, batch: int, name: str, tensors: Sequence[str]) -> None:
-        """Adds a seal of what stands under these ids to a batch."""
+        """Adds a seal to a batch, of what it has put under these ids, or else of what stands."""
         ids = (Tensor * len(tensors))(*(Tensor.of_hex(each) for each in tensors))
         self._library.tide_batch_seal(batch, name.encode(), ids, len(tensors))
 
