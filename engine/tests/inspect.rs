@@ -8,7 +8,8 @@ use common::{Directory, get, quick, small, stage};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry, Superblock, SuperblockError, TensorId};
 use tidelog_engine::path::{DeviceIdentity, DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::{
-    CheckReport, CopyState, Damage, RepairError, check, inspect, probe, repair, wipe,
+    CheckReport, CopyState, Damage, DropError, DropName, RepairError, check, inspect, probe,
+    repair, wipe,
 };
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, Pool};
 use tidelog_engine::units::ByteCount;
@@ -126,8 +127,8 @@ fn damaged_copies_are_written_again_and_lost_tensors_stay_until_they_are_named()
     let lost: Vec<_> = report.damaged_tensors().map(|it| it.name.clone().unwrap()).collect();
     assert_eq!(lost, ["large"]);
 
-    let wrong = repair(&specs, &["kept".into()], false, &mut |_| ());
-    assert!(matches!(wrong, Err(RepairError::NotDamaged { .. })), "{wrong:?}");
+    let wrong = repair(&specs, &[DropName::Bare("kept".into())], false, &mut |_| ());
+    assert!(matches!(wrong, Err(RepairError::Drop(DropError::NotDamaged { .. }))), "{wrong:?}");
     assert_eq!(checked(&specs).damage, report.damage, "a refused repair changes nothing");
 
     let repaired = repair(&specs, &[], false, &mut |_| ()).unwrap();
@@ -137,7 +138,7 @@ fn damaged_copies_are_written_again_and_lost_tensors_stay_until_they_are_named()
     assert!(pool.contains(TensorId::from_name("large")), "lost, but not dropped");
     drop(pool);
 
-    let dropped = repair(&specs, &["large".into()], false, &mut |_| ()).unwrap();
+    let dropped = repair(&specs, &[DropName::Bare("large".into())], false, &mut |_| ()).unwrap();
     assert_eq!((dropped.dropped.len(), dropped.after.damage.len()), (1, 0));
     let pool = Pool::open(&specs, &quick()).unwrap();
     assert!(!pool.contains(TensorId::from_name("large")));

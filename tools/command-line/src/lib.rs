@@ -50,6 +50,15 @@ pub fn completions_of(command: &mut clap::Command, shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
+/// A word of a shell's command line that means this text.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// Names and labels from media and command lines, without what would write to the terminal on its
 /// own account.
 pub fn printable(text: &str) -> String {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use tidelog_command_line::{FormatExit, OutputFormat, parse_size};
+use tidelog_engine::pool::inspect::DropName;
 use tidelog_engine::units::ByteCount;
 
 const EXAMPLES: &str = "\
@@ -192,10 +193,12 @@ pub struct RepairArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Drop this damaged tensor, by its name or id; tensors that are not named stay, damaged as
-    /// they are
-    #[arg(long, value_name = "TENSOR")]
-    pub drop_damaged: Vec<String>,
+    /// Drop what has lost bytes: tensor:NAME, id:HEX or seal:NAME, as `check` prints them; what is
+    /// not named stays, damaged as it is. A seal goes without the tensors that stand, a tensor
+    /// without the seals that hold it, and both in every share in which they are damaged. A name
+    /// without a word before it must mean one thing
+    #[arg(long, value_name = "WHAT", value_parser = DropName::parse)]
+    pub drop_damaged: Vec<DropName>,
     /// Accept devices that are older copies of themselves; only if the newer copies are lost for
     /// good
     #[arg(long)]

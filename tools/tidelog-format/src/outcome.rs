@@ -254,9 +254,11 @@ impl From<RepairError> for FormatFailure {
     fn from(error: RepairError) -> Self {
         match error {
             RepairError::Open(error) => error.into(),
-            RepairError::NotDamaged { .. } => {
-                Self::new(FormatExit::Usage, error.to_string(), "`check` lists the damaged tensors")
-            }
+            RepairError::Drop(_) => Self::new(
+                FormatExit::Usage,
+                error.to_string(),
+                "`check` lists what can be dropped, and how each is named",
+            ),
             _ => Self::new(
                 FormatExit::Failed,
                 error.to_string(),

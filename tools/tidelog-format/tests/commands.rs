@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use common::{Loop, open, pool, program, put, sparse, temporary, tool};
 use serde_json::Value;
+use tidelog_engine::layout::TensorKey;
+use tidelog_engine::memory::Source;
+use tidelog_engine::pool::PutOptions;
 use tidelog_tests::machine::Directory;
 
 const MIB: u64 = 1 << 20;
@@ -148,10 +151,11 @@ fn damage_is_found_repaired_and_only_dropped_by_name() {
     assert_eq!(found["damage"][0]["tensor"], "lost");
     assert_eq!(found["damage"].as_array().unwrap().len(), 1);
     let kept = tool(&["repair", &device]).expect(2);
-    assert!(kept.out.contains("LOST") && kept.out.contains("--drop-damaged"), "{kept}");
+    assert!(kept.out.contains("LOST") && kept.out.contains("--drop-damaged tensor:lost"), "{kept}");
+    assert!(!kept.out.contains("every checksum is right"), "{kept}");
     tool(&["repair", &device, "--drop-damaged", "kept"]).expect(64);
     let dropped = tool(&["repair", &device, "--drop-damaged", "lost"]).expect(1);
-    assert!(dropped.out.contains("dropped: \"lost\""), "{dropped}");
+    assert!(dropped.out.contains("dropped: tensor \"lost\""), "{dropped}");
     let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
     let tensors = view["shares"][0]["index"]["tensors"].as_array().unwrap().clone();
     assert_eq!(tensors.len(), 1);
@@ -192,7 +196,10 @@ fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
     for slot in [256 << 10, (256 << 10) + slot] {
         rot(&device, slot + 8);
     }
-    assert!(tool(&["check", &device]).expect(2).out.contains("the index of share 0"));
+    let checked = tool(&["check", &device]).expect(2);
+    assert!(checked.out.contains("the index of share 0"), "{checked}");
+    assert!(checked.out.contains("no tensor could be verified"), "{checked}");
+    assert!(!checked.out.contains("0 durable") && !checked.out.contains("checksum"), "{checked}");
     tool(&["inspect", &device]).expect(2);
     let before = fs::read(&device).unwrap();
     tool(&["repair", &device]).expect(2);
@@ -476,4 +483,47 @@ fn a_calibration_that_is_killed_leaves_the_pool_whole() {
         let seen = tool(&["inspect", &a, &b, "--output", "json"]).expect(0).json();
         assert_eq!(seen["depth"], Value::Null, "what was not measured whole is not stored");
     }
+}
+
+#[test]
+fn what_check_names_can_be_given_to_repair_as_it_is() {
+    let directory = temporary("names");
+    let names = ["plain", "with space", "it's", "tensor:odd", "two\nlines", "sealed"];
+    let device = pool(&directory, "device", &[]);
+    {
+        let held = open(&[&device]);
+        let mut batch = held.pool.batch();
+        for name in names {
+            let source = Source::from(vec![7; 100_000]);
+            batch.put(name, source, PutOptions::default()).unwrap();
+        }
+        batch.seal("a seal", [TensorKey::from("sealed")]).unwrap();
+        batch.commit().unwrap();
+    }
+    let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
+    let data = view["geometry"]["data_offset"].as_u64().unwrap();
+    for tensor in 0..names.len() as u64 {
+        rot(&device, data + (25 * tensor + 3) * 4096);
+    }
+    let checked = tool(&["check", &device]).expect(2);
+    for named in [
+        "tensor:plain",
+        "'tensor:with space'",
+        "'tensor:it'\\''s'",
+        "tensor:tensor:odd",
+        "'seal:a seal'",
+    ] {
+        assert!(checked.out.contains(&format!("  --drop-damaged {named}\n")), "{named}: {checked}");
+    }
+    let found = tool(&["check", &device, "--output", "json"]).expect(2).json();
+    let damage = found["damage"].as_array().unwrap();
+    assert_eq!(damage.len(), names.len());
+    let drop = damage.iter().flat_map(|it| it["drop"].as_array().unwrap());
+    let drop: Vec<&str> = drop.map(|name| name.as_str().unwrap()).collect();
+    let options = drop.iter().flat_map(|name| ["--drop-damaged", name]);
+    let arguments: Vec<&str> = ["repair", &device].into_iter().chain(options).collect();
+    let repaired = tool(&arguments).expect(1);
+    assert!(repaired.out.contains("dropped: seal \"a seal\" of share 0"), "{repaired}");
+    assert!(!repaired.out.contains("LOST") && !repaired.out.contains("repaired:"), "{repaired}");
+    tool(&["check", &device]).expect(0);
 }

@@ -236,6 +236,14 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// The shares whose index cannot be read: none of their tensors was verified.
+    pub fn unread_shares(&self) -> impl Iterator<Item = u32> {
+        self.damage.iter().filter_map(|damage| match damage {
+            Damage::Index { share, .. } => Some(*share),
+            _ => None,
+        })
+    }
+
     /// The tensors of which bytes are lost.
     pub fn damaged_tensors(&self) -> impl Iterator<Item = &DamagedTensor> {
         self.damage.iter().filter_map(|damage| match damage {

@@ -6,6 +6,7 @@
 
 mod check;
 mod index;
+mod lost;
 mod older;
 mod overwritten;
 mod repair;
@@ -16,6 +17,7 @@ mod wipe;
 
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
 pub use index::{CopyState, IndexCopy, IndexView};
+pub use lost::{DropError, DropName, Lost};
 pub use older::{AcceptError, accept_older_copies};
 pub use overwritten::{OverwrittenStart, accept_overwritten_start};
 pub use repair::{RepairError, RepairReport, repair};

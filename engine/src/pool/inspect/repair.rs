@@ -1,11 +1,11 @@
-//! Writing damaged copies again from the good ones, and dropping tensors that are lost, by name.
+//! Writing damaged copies again from the good ones, and dropping what is lost, by name.
 
-use std::collections::BTreeSet;
 use std::io;
 
 use thiserror::Error;
 
-use super::check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
+use super::check::{CheckProgress, CheckReport, Damage, check};
+use super::lost::{DropError, DropName, Lost, named};
 use crate::layout::protective_mbr;
 use crate::path::MemberSource;
 use crate::pool::members::{Member, MemberAccess};
@@ -18,8 +18,8 @@ pub struct RepairReport {
     pub before: CheckReport,
     /// The pool as it is.
     pub after: CheckReport,
-    /// Lost tensors that were dropped because they were named.
-    pub dropped: Vec<DamagedTensor>,
+    /// What was dropped because it was named.
+    pub dropped: Vec<Lost>,
 }
 
 /// Why a pool could not be repaired.
@@ -28,15 +28,9 @@ pub enum RepairError {
     /// It cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A tensor that was to be dropped is not a damaged tensor of the pool. Nothing was changed.
-    #[error(
-        "{name:?} is no damaged tensor of this pool and no seal with one, and only those are dropped; \
-         nothing was changed"
-    )]
-    NotDamaged {
-        /// What was named.
-        name: String,
-    },
+    /// What was to be dropped is nothing that is, or several things. Nothing was changed.
+    #[error(transparent)]
+    Drop(#[from] DropError),
     /// A device could not be written.
     #[error("{what}: {source}")]
     System {
@@ -60,12 +54,11 @@ pub enum RepairError {
 }
 
 /// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from
-/// the good ones, drops the lost tensors that `drop_damaged` names (by name, or by id in
-/// hexadecimal) and the seals that it names and that have lost a tensor, and checks again. What is
+/// the good ones, drops what `drop_damaged` names and has lost bytes, and checks again. What is
 /// whole is not written. A device whose start is overwritten must have been accepted before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
-    drop_damaged: &[String],
+    drop_damaged: &[DropName],
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<RepairReport, RepairError> {
@@ -97,15 +90,13 @@ pub fn repair<Source: MemberSource>(
         // it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
         let pool = Pool::open(sources, &options)?;
-        let dropped = dropped.iter().filter(|it| it.share == share);
         let mut batch = pool.batch();
-        for damaged in dropped.clone().filter(|it| it.current && is_named(it, drop_damaged)) {
-            batch.delete(damaged.id)?;
-        }
-        // A seal that has lost a tensor goes as a whole, if it was named.
-        let seals: BTreeSet<&String> = dropped.flat_map(|it| &it.seals).collect();
-        for seal in seals.into_iter().filter(|seal| drop_damaged.contains(seal)) {
-            batch.drop_seal(seal)?;
+        for lost in &dropped {
+            match lost {
+                Lost::Tensor(tensor) if tensor.share == share => batch.delete(tensor.id)?,
+                Lost::Seal { share: at, name, .. } if *at == share => batch.drop_seal(name)?,
+                _ => (),
+            }
         }
         batch.commit()?;
         pool.close()?;
@@ -119,29 +110,6 @@ fn sized(report: &CheckReport) -> OpenOptions {
     let options = OpenOptions::default();
     let staging = options.staging.0.max(report.geometry.stripe_unit);
     OpenOptions { staging: crate::units::ByteCount(staging), ..options }
-}
-
-/// Whether one of these names is the tensor's, or its id.
-fn is_named(tensor: &DamagedTensor, names: &[String]) -> bool {
-    let id = format!("{:032x}", tensor.id.0);
-    names.iter().any(|name| tensor.name.as_ref() == Some(name) || id == *name)
-}
-
-/// The damaged tensors that were named, or of which a seal was, each of which must be one.
-fn named(report: &CheckReport, names: &[String]) -> Result<Vec<DamagedTensor>, RepairError> {
-    let mut found: Vec<DamagedTensor> = Vec::new();
-    for name in names {
-        let is_meant = |tensor: &&DamagedTensor| {
-            let is_tensor = tensor.current && is_named(tensor, std::slice::from_ref(name));
-            is_tensor || tensor.seals.contains(name)
-        };
-        if !report.damaged_tensors().any(|tensor| is_meant(&tensor)) {
-            return Err(RepairError::NotDamaged { name: name.clone() });
-        }
-        let new: Vec<_> = report.damaged_tensors().filter(is_meant).cloned().collect();
-        found.extend(new.into_iter().filter(|tensor| !found.contains(tensor)).collect::<Vec<_>>());
-    }
-    Ok(found)
 }
 
 /// Writes a block device's protective MBR again if something else stands there.

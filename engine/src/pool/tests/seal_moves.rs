@@ -2,7 +2,8 @@
 
 use super::seals::{drop_seal, get_sealed, seal};
 use super::*;
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK_BYTES, TensorKey};
+use crate::pool::inspect::{DropError, DropName, RepairError};
 
 /// Tensors of a quarter segment each, of which every fourth is sealed before all are put again;
 /// returns what was sealed.
@@ -123,9 +124,74 @@ fn scrub_and_check_read_what_only_seals_hold_and_name_the_seal() {
     assert_eq!(damaged.len(), 1);
     assert!(damaged[0].to_string().contains("as seals hold it (x)"), "{}", damaged[0]);
     // Dropping the tensor by its id says nothing about the seal, which has the damage.
-    let id = format!("{:032x}", 1);
-    assert!(inspect::repair(&disks, &[id], false, &mut |_| ()).is_err());
-    let repaired = inspect::repair(&disks, &["x".to_owned()], false, &mut |_| ()).unwrap();
+    let drop = |name: &str| {
+        let name = DropName::parse(name).unwrap();
+        inspect::repair(&disks, &[name], false, &mut |_| ())
+    };
+    let refused = drop(&format!("{:032x}", 1));
+    let Err(RepairError::Drop(DropError::OnlySealed { seals, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(seals, "seal:x");
+    assert_eq!(DropName::of(damaged[0]), [DropName::Seal("x".into())]);
+    let repaired = drop("x").unwrap();
     assert_eq!((repaired.dropped.len(), repaired.after.damage.len()), (1, 0));
     assert!(open(&disks).seals().unwrap().is_empty());
+}
+
+/// A damaged tensor `x`, which seals `x` and `y` hold, too.
+fn tensor_and_seal_of_one_name() -> Vec<SimDisk> {
+    let disks = disks(1, ByteCount::mib(8));
+    let pool = open(&disks);
+    let mut batch = pool.batch();
+    batch.put("x", Source::from(bytes(3, 40_000)), PutOptions::default()).unwrap();
+    batch.put("whole", Source::from(bytes(4, 40_000)), PutOptions::default()).unwrap();
+    batch.seal("x", [TensorKey::from("x"), TensorKey::from("whole")]).unwrap();
+    batch.seal("y", [TensorKey::from("x")]).unwrap();
+    batch.seal("whole", [TensorKey::from("whole")]).unwrap();
+    batch.commit().unwrap();
+    let version = pool.current(TensorId::from_name("x")).unwrap();
+    let place = pool.0.stripes.placements(&version.entry.runs, 40_000).next().unwrap();
+    pool.close().unwrap();
+    disks[0].rot(place.device_offset, 1);
+    disks
+}
+
+#[test]
+fn a_tensor_and_a_seal_of_one_name_are_dropped_apart_and_a_bare_name_is_refused() {
+    let left = |names: &[&str]| {
+        let disks = tensor_and_seal_of_one_name();
+        let names: Vec<_> = names.iter().map(|name| DropName::parse(name).unwrap()).collect();
+        let repaired = inspect::repair(&disks, &names, false, &mut |_| ())?;
+        let pool = open(&disks);
+        let seals: Vec<String> = pool.seals().unwrap().into_iter().map(|it| it.name).collect();
+        let stands = pool.contains(TensorId::from_name("x"));
+        assert!(pool.contains(TensorId::from_name("whole")));
+        Ok::<_, RepairError>((stands, seals.join(" "), repaired.after.damage.len()))
+    };
+    let is = |stands: bool, seals: &str, damage| Ok((stands, seals.to_owned(), damage));
+    let text = |it: Result<_, RepairError>| it.map_err(|error| error.to_string());
+    assert_eq!(text(left(&["tensor:x"])), is(false, "whole x y", 1), "seals hold it still");
+    assert_eq!(text(left(&["seal:x"])), is(true, "whole y", 1));
+    let id = format!("id:{:032x}", TensorId::from_name("x").0);
+    assert_eq!(text(left(&[&id, "seal:x", "y", "seal:y"])), is(false, "whole", 0));
+    for (names, why) in [
+        (&["y", "x"][..], "may be tensor:x or seal:x"),
+        (&["tensor:x", "seal:whole"], "no damaged tensor"),
+        (&["tensor:whole"], "no damaged tensor"),
+        (&["tensor:y"], "no damaged tensor"),
+    ] {
+        let refused = left(names).unwrap_err().to_string();
+        assert!(refused.contains(why) && refused.contains("nothing was changed"), "{refused}");
+    }
+}
+
+#[test]
+fn a_refusal_drops_nothing_of_what_was_named_with_it() {
+    let disks = tensor_and_seal_of_one_name();
+    let names = ["seal:y", "x"].map(|name| DropName::parse(name).unwrap());
+    let before = disks[0].peek(0, disks[0].size().0 as usize);
+    assert!(inspect::repair(&disks, &names, false, &mut |_| ()).is_err());
+    assert!(disks[0].peek(0, disks[0].size().0 as usize) == before, "something was written");
+    assert!(DropName::parse("id:12").is_err(), "an id has 32 digits");
 }

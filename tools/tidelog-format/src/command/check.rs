@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use tidelog_command_line::{FormatExit, printable};
-use tidelog_engine::pool::inspect::{CheckReport, Damage, check};
+use tidelog_command_line::{FormatExit, printable, shell_word};
+use tidelog_engine::pool::inspect::{CheckReport, Damage, DropName, check};
 
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
@@ -29,19 +29,38 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
         let _ = writeln!(text, "{repairable} of these can be written again: tidelog-format repair");
     }
     let exit = if report.damage.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
+    text.push_str(&how_to_drop(&report));
     Ok(CommandReport { text, json: json(&report), exit })
 }
 
 /// What was verified, and what is not as it should be.
 pub(super) fn text(report: &CheckReport) -> String {
-    let mut text = format!(
-        "pool {:032x}: {} durable tensor(s){}, {}, every checksum verified over the {} path\n",
-        report.pool,
-        report.tensors - report.sealed,
-        sealed(report),
-        report.bytes,
-        report.path
-    );
+    let unread: Vec<String> = report.unread_shares().map(|share| share.to_string()).collect();
+    let mut text = format!("pool {:032x}: ", report.pool);
+    if unread.len() < report.geometry.shares as usize {
+        let lost = report.damaged_tensors().count();
+        let verdict = match lost {
+            0 => "every checksum is right".to_owned(),
+            lost => format!("{lost} of them have lost bytes"),
+        };
+        let _ = writeln!(
+            text,
+            "{} durable tensor(s){}, {}, all read over the {} path: {verdict}",
+            report.tensors - report.sealed,
+            sealed(report),
+            report.bytes,
+            report.path,
+        );
+    } else {
+        text.push_str("no tensor could be verified\n");
+    }
+    if !unread.is_empty() {
+        let unread = unread.join(", ");
+        let _ = writeln!(
+            text,
+            "not verified: the tensors of share {unread}, whose index cannot be read"
+        );
+    }
     if report.damage.is_empty() {
         text.push_str("clean\n");
     }
@@ -55,6 +74,25 @@ pub(super) fn text(report: &CheckReport) -> String {
             _ => "LOST",
         };
         let _ = writeln!(text, "{kind}: {}", printable(&damage.to_string()));
+    }
+    text
+}
+
+/// How what is lost can be dropped.
+pub(super) fn how_to_drop(report: &CheckReport) -> String {
+    let mut names: Vec<String> = Vec::new();
+    for name in report.damaged_tensors().flat_map(DropName::of) {
+        let name = shell_word(&name.to_string());
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let mut text = String::new();
+    if !names.is_empty() {
+        text.push_str("what is lost stays until it is dropped by tidelog-format repair with:\n");
+    }
+    for name in names {
+        let _ = writeln!(text, "  --drop-damaged {}", printable(&name));
     }
     text
 }
@@ -73,6 +111,7 @@ pub(super) fn json(report: &CheckReport) -> Value {
         "pool": format!("{:032x}", report.pool),
         "devices": report.devices,
         "clean": report.damage.is_empty(),
+        "unread_shares": report.unread_shares().collect::<Vec<_>>(),
         "tensors": report.tensors - report.sealed,
         "sealed": report.sealed,
         "bytes": report.bytes.0,
@@ -95,11 +134,16 @@ fn damage_json(damage: &Damage) -> Value {
             ("tensor", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
         }
     };
+    let drop = match damage {
+        Damage::Tensor(tensor) => DropName::of(tensor),
+        _ => Vec::new(),
+    };
     json!({
         "kind": kind,
         "repairable": damage.is_repairable(),
         "what": damage.to_string(),
         "tensor": name,
         "id": id,
+        "drop": drop.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }

@@ -41,8 +41,8 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, F
     bar.finish_and_clear();
     let report = report?;
     let (before, after) = (&report.before.damage, &report.after.damage);
-    let repaired: Vec<String> =
-        before.iter().filter(|it| !after.contains(it)).map(ToString::to_string).collect();
+    let repaired = before.iter().filter(|it| it.is_repairable() && !after.contains(it));
+    let repaired: Vec<String> = repaired.map(ToString::to_string).collect();
     let mut text = String::new();
     for OverwrittenStart { device, found } in &overwritten {
         let what = format!("{device}: it had {found}");
@@ -53,16 +53,14 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, F
         let _ = writeln!(text, "accepted as it is: {}", printable(&what));
     }
     let dropped: Vec<String> = report.dropped.iter().map(ToString::to_string).collect();
-    for what in repaired.iter().filter(|what| !dropped.contains(what)) {
+    for what in &repaired {
         let _ = writeln!(text, "repaired: {}", printable(what));
     }
     for what in &dropped {
         let _ = writeln!(text, "dropped: {}", printable(what));
     }
     text.push_str(&check::text(&report.after));
-    if report.after.damaged_tensors().next().is_some() {
-        text.push_str("lost tensors stay until they are dropped by name: --drop-damaged NAME\n");
-    }
+    text.push_str(&check::how_to_drop(&report.after));
     let was_clean = before.is_empty() && accepted.is_empty() && overwritten.is_empty();
     let exit = match (was_clean, after.is_empty()) {
         (true, true) => FormatExit::Clean,

@@ -57,7 +57,7 @@ pub(crate) fn put(devices: &[&str], tensors: &[&str]) {
 
 /// A pool that is open. Once dropped, it is open nowhere any more.
 pub(crate) struct Held {
-    pool: Pool,
+    pub(crate) pool: Pool,
     specs: Vec<DeviceSpec>,
 }
 
