@@ -10,6 +10,7 @@ mod entry;
 pub mod passthrough;
 mod probe;
 mod queue;
+mod valgrind;
 
 pub use probe::ProbedRing;
 

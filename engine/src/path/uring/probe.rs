@@ -6,7 +6,7 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 
 use super::super::error::PathError;
 use super::super::kind::PathKind;
-use super::SubmissionThread;
+use super::{SubmissionThread, valgrind};
 
 /// Room in the submission queue for the waker's entry and for cancellations.
 const SPARE_ENTRIES: u32 = 8;
@@ -93,6 +93,11 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> ProbedRing<S, C> {
             Some(libc::EINVAL) => lacks("entries of this size"),
             _ => unavailable(kind, &error),
         };
+        if valgrind::is_there() {
+            let reason =
+                "under valgrind, who waits for io_uring keeps all other threads waiting".into();
+            return Err(PathError::Unavailable { kind, reason });
+        }
         let depth = depth.clamp(1, ENTRIES_MAX - SPARE_ENTRIES);
         let (ring, handling) = build(depth + SPARE_ENTRIES, polled, submission).map_err(failed)?;
         let mut probe = Probe::new();
