@@ -470,6 +470,14 @@ int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 int32_t tide_pool_close(uint64_t pool);
 
 /**
+ * As `tide_pool_close`, waiting at most `timeout_ms` for devices: transfers in flight end as
+ * stopped then, commits that were begun are in doubt until the pool is opened again, and the call
+ * returns half a second later at most. Devices that may still do something keep their memory and
+ * the share until the process ends, which the error says. `TIDE_FOREVER` is `tide_pool_close`.
+ */
+int32_t tide_pool_close_within(uint64_t pool, uint32_t timeout_ms);
+
+/**
  * Adds 1 to the caller's eventfd(2) `fd` whenever a put, a get or a commit of this pool has ended,
  * for those that are begun from now on: so epoll, and whatever is built on it, can wait for
  * transfers. Which one it was, `tide_ticket_wait_any` says. It takes the place of an earlier one,

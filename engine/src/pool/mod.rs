@@ -59,6 +59,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 pub use batch::Batch;
 pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement};
@@ -379,6 +380,19 @@ impl Pool {
     pub fn close(&self) -> Result<(), CloseError> {
         self.check_fork()?;
         self.0.close()
+    }
+
+    /// The same, waiting no longer than this for devices: what is in flight then is stopped, commits
+    /// that were started are in doubt, and it returns half a second later at most.
+    ///
+    /// # Errors
+    /// As [`Self::close`].
+    pub fn close_within(&self, timeout: Duration) -> Result<(), CloseError> {
+        if let Some(end) = Instant::now().checked_add(timeout) {
+            let reactor = self.reactor()?;
+            reactor.as_ref().ok_or(Unusable::Closed)?.end_at(end);
+        }
+        self.close()
     }
 
     fn current(&self, id: TensorId) -> Option<Arc<Version>> {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use super::active::Active;
 use super::options::SubmitError;
@@ -41,6 +42,8 @@ pub(super) struct Mailbox {
 struct Inbox {
     commands: VecDeque<ReactorMessage>,
     closed: Option<String>,
+    /// When the reactor ends, whatever is in flight then.
+    ends_at: Option<Instant>,
     /// The reactor thread is gone: nobody will empty this any more.
     abandoned: bool,
     /// Transfers that have ended, the oldest first: its ticket is the least likely to be still
@@ -57,11 +60,21 @@ impl Default for Inbox {
         Self {
             commands: VecDeque::with_capacity(spares),
             closed: None,
+            ends_at: None,
             abandoned: false,
             spares: (0..spares).map(|_| Box::new(Active::spare())).collect(),
             lists: (0..spares).map(|_| Vec::with_capacity(LIST)).collect(),
         }
     }
+}
+
+/// How far a reactor is on its way to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Closing {
+    /// No transfer is taken any more.
+    pub(super) closed: bool,
+    /// It ends then, whatever is in flight.
+    pub(super) ends_at: Option<Instant>,
 }
 
 impl Mailbox {
@@ -131,6 +144,14 @@ impl Mailbox {
         self.step_token().inspect(|step_token| step_token.release());
     }
 
+    /// Has the reactor end at this time, or before. It goes on as usual until then.
+    pub(super) fn end_at(&self, time: Instant) {
+        let mut inbox = self.inbox();
+        inbox.ends_at = Some(inbox.ends_at.map_or(time, |other| other.min(time)));
+        drop(inbox);
+        self.waker.wake();
+    }
+
     fn refuse(&self, reason: &str) {
         self.inbox().closed.get_or_insert_with(|| reason.into());
     }
@@ -147,13 +168,12 @@ impl Mailbox {
         self.step_token().inspect(|step_token| step_token.release());
     }
 
-    /// Moves the commands to `target` (empty), and processes transfers that have ended; returns
-    /// whether the mailbox is closed.
+    /// Moves the commands to `target` (empty), and processes transfers that have ended.
     pub(super) fn empty_into(
         &self,
         target: &mut VecDeque<ReactorMessage>,
         ended: &mut VecDeque<Box<Active>>,
-    ) -> bool {
+    ) -> Closing {
         let mut inbox = self.inbox();
         std::mem::swap(&mut inbox.commands, target);
         let room = SPARES_MAX.saturating_sub(inbox.spares.len());
@@ -165,13 +185,13 @@ impl Mailbox {
             }
             inbox.spares.push_back(active);
         }
-        inbox.closed.is_some()
+        inbox.closing()
     }
 
     /// Whether the reactor has reason not to sleep.
-    pub(super) fn has_news(&self, knows_closed: bool) -> bool {
+    pub(super) fn has_news(&self, known: Closing) -> bool {
         let inbox = self.inbox();
-        !inbox.commands.is_empty() || (inbox.closed.is_some() && !knows_closed)
+        !inbox.commands.is_empty() || inbox.closing() != known
     }
 
     pub(super) fn is_forked(&self) -> bool {
@@ -181,6 +201,12 @@ impl Mailbox {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         // Whole between any two statements, so a panic elsewhere cannot spoil it.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inbox {
+    fn closing(&self) -> Closing {
+        Closing { closed: self.closed.is_some(), ends_at: self.ends_at }
     }
 }
 

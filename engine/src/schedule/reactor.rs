@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::active::{Job, Order};
 use super::completion::Notify;
@@ -263,6 +263,15 @@ impl Reactor {
     /// moved at the end. Any other reactor moves by itself.
     pub fn step(&self, rounds: u64) -> bool {
         self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
+    }
+
+    /// Has it end at this time, or before: what is in flight then ends as stopped, and nothing more is
+    /// taken. Whoever waits for a transfer waits no longer.
+    pub fn end_at(&self, time: Instant) {
+        self.readers.iter().for_each(|reader| reader.end_at(time));
+        if !self.submitter.mailbox.is_forked() {
+            self.submitter.mailbox.end_at(time);
+        }
     }
 
     /// Ends everything that was submitted, then the thread. Nothing is taken any more from here on.

@@ -155,13 +155,16 @@ impl Worker {
     /// Works until the mailbox is closed and everything has ended. Returns how many operations
     /// never came back; their memory is leaked.
     pub(super) fn run(mut self) -> usize {
-        let (mut last_moment, mut still) = (None, 0_u32);
+        let (mut drained_at, mut still) = (None, 0_u32);
         loop {
             let in_turns = self.mailbox.step_token().is_some_and(StepToken::await_turn);
             self.look_at_clock();
-            if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
-            {
-                last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
+            let closing = self.mailbox.empty_into(&mut self.commands, &mut self.ended);
+            if closing.ends_at.is_some_and(|end| Instant::now() >= end) {
+                return self.stop();
+            }
+            if closing.closed && drained_at.is_none() {
+                drained_at = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             let moved = !self.commands.is_empty();
             self.process_commands();
@@ -184,15 +187,16 @@ impl Worker {
             if busy || in_turns {
                 continue;
             }
-            let left = last_moment.map(|end| end.saturating_duration_since(Instant::now()));
-            if left.is_some()
-                && (self.transfers.is_empty() || left.is_some_and(|left| left.is_zero()))
+            let end = [drained_at, closing.ends_at].into_iter().flatten().min();
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if (closing.closed && self.transfers.is_empty())
+                || left.is_some_and(|left| left.is_zero())
             {
                 return self.stop();
             }
             let waker = self.path.waker();
             waker.arm();
-            let slept = if self.mailbox.has_news(last_moment.is_some()) {
+            let slept = if self.mailbox.has_news(closing) {
                 Ok(())
             } else {
                 self.path.wait(self.on_gpu.poll_timeout(left))

@@ -33,6 +33,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
     unsafe {
         vec![
             tide_pool_close(handle),
+            tide_pool_close_within(handle, 0),
             tide_pool_eventfd(handle, -1),
             tide_pool_capacity(handle, null_mut(), null_mut()),
             tide_pool_scrub(handle, null_mut()),

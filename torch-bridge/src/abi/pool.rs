@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidelog_engine::pool::Pool;
@@ -12,6 +13,7 @@ use tidelog_gds::cuda::DevicePointer;
 
 use super::eventfd::EventFd;
 use super::handles::HandleTable;
+use super::ticket::timeout_of;
 use super::{
     Options, boundary, check_result, options_argument, place_numbered, text_argument, write_answer,
     write_result,
@@ -157,13 +159,24 @@ unsafe fn arena_of(options: &tide_pool_options) -> Option<CallerRegion> {
 /// `tide_session_pool` gave out only the handle ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
-    boundary(|| {
-        let pool = POOLS.remove(pool)?;
-        let closed = if pool.of_session { Ok(()) } else { pool.close() };
-        // A batch that is still open keeps the pool's memory, not the caller's eventfd.
-        pool.tell(None);
-        closed.map_err(Failure::pool)
-    })
+    boundary(|| close(pool, Duration::MAX))
+}
+
+fn close(pool: u64, timeout: Duration) -> Result<(), Failure> {
+    let pool = POOLS.remove(pool)?;
+    let closed = if pool.of_session { Ok(()) } else { pool.close_within(timeout) };
+    // A batch that is still open keeps the pool's memory, not the caller's eventfd.
+    pool.tell(None);
+    closed.map_err(Failure::pool)
+}
+
+/// As `tide_pool_close`, waiting at most `timeout_ms` for devices: transfers in flight end as
+/// stopped then, commits that were begun are in doubt until the pool is opened again, and the call
+/// returns half a second later at most. Devices that may still do something keep their memory and
+/// the share until the process ends, which the error says. `TIDE_FOREVER` is `tide_pool_close`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_pool_close_within(pool: u64, timeout_ms: u32) -> i32 {
+    boundary(|| close(pool, timeout_of(timeout_ms)))
 }
 
 /// Adds 1 to the caller's eventfd(2) `fd` whenever a put, a get or a commit of this pool has ended,

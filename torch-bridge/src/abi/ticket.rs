@@ -56,7 +56,7 @@ impl InFlight {
 }
 
 /// The time that a number of milliseconds stands for.
-fn timeout_of(timeout_ms: u32) -> Duration {
+pub(super) fn timeout_of(timeout_ms: u32) -> Duration {
     if timeout_ms == TIDE_FOREVER {
         return Duration::MAX;
     }

@@ -241,7 +241,7 @@ fn sessions_do_not_open_with_senseless_options() {
     assert_eq!(tide_session_settle(second), TIDE_READY, "{}", last_error());
     assert_eq!(tide_session_close(second), TIDE_READY);
     // The last one gave it back: a pool of its own can have it.
-    assert_eq!(tide_pool_close(open_pool(&folder, POOL_SIZE)), TIDE_READY);
+    assert_eq!(tide_pool_close_within(open_pool(&folder, POOL_SIZE), 60_000), TIDE_READY);
 }
 
 #[test]

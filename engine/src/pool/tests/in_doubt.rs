@@ -275,3 +275,40 @@ fn calibrating_keeps_the_locks_of_devices_from_which_something_never_came_back()
     let error = Pool::format(&devices, &options).unwrap_err();
     assert_eq!(held(&devices), DISKS, "{error}");
 }
+
+#[test]
+fn a_close_that_is_given_a_time_waits_no_longer_for_a_device() {
+    let soon = Duration::from_secs(5);
+    for hangs in [false, true] {
+        let disks = disks(2, ByteCount::mib(4));
+        let pool = open(&disks);
+        put(&pool, 1, &bytes(1, 50_000));
+        if hangs {
+            disks[1].hang();
+        } else {
+            // It heeds an abort.
+            disks[1].hold();
+        }
+        let ticket = start_put(&pool, 2, &bytes(2, 200_000)).unwrap();
+        // Whoever waits in a call meanwhile is not waited for any longer either.
+        let scrubbing = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.scrub()
+        });
+        let begun = std::time::Instant::now();
+        let closed = pool.close_within(Duration::from_millis(100));
+        assert!(begun.elapsed() < soon, "it took {:?}", begun.elapsed());
+        assert_eq!(matches!(closed, Err(CloseError::Drain(_))), hangs, "{closed:?}");
+        assert!(ticket.poll().unwrap().is_err());
+        assert!(scrubbing.join().unwrap().is_err());
+        assert!(matches!(pool.close_within(soon), Err(CloseError::Unusable(Unusable::Closed))));
+    }
+    // Nothing is cut off that needs no time.
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks);
+    commit(&pool, &[(3, b"durable")], &[]).unwrap();
+    pool.close_within(soon).unwrap();
+    let pool = open(&disks);
+    assert_eq!(get(&pool, 3).unwrap(), b"durable");
+    pool.close_within(Duration::MAX).unwrap();
+}
