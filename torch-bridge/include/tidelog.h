@@ -492,9 +492,13 @@ int32_t tide_pool_eventfd(uint64_t pool, int32_t fd);
 /**
  * Figures of the pool since it was opened as JSON, written to `buffer`: `data_path` and `why_not`
  * a better one; `pool` with `capacity`, `live`, of that `sealed` by seals alone, `dead`, `free`
- * and `index` in bytes; `devices` with `bytes_read`, `bytes_written` and `errors` of each;
- * `endurance` as the devices count it; `scrubbed` with `tensors`, `bytes` and `damaged`: what
- * scrubs and `tide_verify` have found. Returns the text's length, 0 for an error.
+ * and `index` in bytes; `devices` with `reads`, `writes`, `flushes`, `bytes_read`,
+ * `bytes_written` and `errors` of each, `checksum_retries` (reads whose checksum did not match the
+ * first time), `checksum_failures` (nor the second), `in_flight`, the `latency` of `read`, `write`
+ * and `flush` (`usual_ns`, `recent_ns`; null before the first), and `slow`: how far it is off its
+ * own history, null if it is not; `endurance` as the devices count it; `scrubbed` with `tensors`,
+ * `bytes` and `damaged`: what scrubs and `tide_verify` have found. Returns the text's length, 0
+ * for an error.
  *
  * # Safety
  * `buffer` is null or has `capacity` bytes.

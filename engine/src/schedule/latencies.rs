@@ -51,6 +51,8 @@ pub struct DeviceLatencies {
     pub reads: Latency,
     /// Its writes.
     pub writes: Latency,
+    /// Its flushes, which take as long as there is to flush: they tell nothing of trouble.
+    pub flushes: Latency,
 }
 
 impl DeviceLatencies {
@@ -73,6 +75,7 @@ impl DeviceLatencies {
         self.silent = self.silent.max(other.silent);
         self.reads = self.reads.or(other.reads);
         self.writes = self.writes.or(other.writes);
+        self.flushes = self.flushes.or(other.flushes);
     }
 }
 
@@ -86,6 +89,7 @@ pub(super) struct DeviceLatencyCounters {
     heard: AtomicU64,
     reads: LatencyCounters,
     writes: LatencyCounters,
+    flushes: LatencyCounters,
 }
 
 #[derive(Debug, Default)]
@@ -98,8 +102,8 @@ struct LatencyCounters {
 impl DeviceLatencyCounters {
     pub(super) fn new(start: Instant) -> Self {
         let [in_flight, heard] = [0, 0].map(AtomicU64::new);
-        let [reads, writes] = [(); 2].map(|()| LatencyCounters::default());
-        Self { start, in_flight, heard, reads, writes }
+        let [reads, writes, flushes] = [(); 3].map(|()| LatencyCounters::default());
+        Self { start, in_flight, heard, reads, writes, flushes }
     }
 
     /// It was given an operation at this time. Only the reactor thread calls this, and
@@ -129,6 +133,11 @@ impl DeviceLatencyCounters {
         self.writes.took(nanoseconds);
     }
 
+    /// A flush did.
+    pub(super) fn flushed(&self, nanoseconds: u64) {
+        self.flushes.took(nanoseconds);
+    }
+
     pub(super) fn snapshot(&self) -> DeviceLatencies {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         let heard = Duration::from_nanos(self.heard.load(Ordering::Relaxed));
@@ -137,8 +146,9 @@ impl DeviceLatencyCounters {
         } else {
             self.start.elapsed().saturating_sub(heard)
         };
-        let (reads, writes) = (self.reads.snapshot(), self.writes.snapshot());
-        DeviceLatencies { in_flight, silent, reads, writes }
+        let [reads, writes, flushes] =
+            [&self.reads, &self.writes, &self.flushes].map(LatencyCounters::snapshot);
+        DeviceLatencies { in_flight, silent, reads, writes, flushes }
     }
 }
 

@@ -142,6 +142,7 @@ impl DeviceCounters {
         match well {
             Some(OperationKind::Read) => self.pulse.read(now.saturating_sub(began)),
             Some(OperationKind::Write) => self.pulse.wrote(now.saturating_sub(began)),
+            Some(OperationKind::Flush) => self.pulse.flushed(now.saturating_sub(began)),
             _ => {}
         }
     }

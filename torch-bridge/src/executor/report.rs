@@ -45,6 +45,9 @@ pub(super) fn make(
         }
         add("staging memory", staging_backing(pool));
         add("devices", pool.description.devices.join(", "));
+        for (device, how) in pool.reactor.slow_devices() {
+            add("slow device", format!("{device} {how}"));
+        }
     }
     if let Some(tier) = tier {
         add("host memory", format!("{} at most of {}", tier.peak, tier.capacity));

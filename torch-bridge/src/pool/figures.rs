@@ -1,11 +1,13 @@
 //! A pool's figures for programs, as JSON.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::{BadUnit, PoolStats, ScrubReport, Scrubbed};
-use tidelog_engine::schedule::GpuStats;
+use tidelog_engine::schedule::{GpuStats, Latency};
 
 /// Figures since the pool was opened; null where it does not answer.
 pub(crate) fn pool_figures(
@@ -68,18 +70,42 @@ fn space(pool: &PoolStats) -> Value {
     })
 }
 
-/// What went to and came from each device, padding included.
+/// What went to and came from each device, padding included, and how long that took.
 fn devices(pool: &PoolStats) -> Value {
     let counted = pool.description.devices.iter().zip(&pool.reactor.devices);
     let each = counted.map(|(path, device)| {
         json!({
             "path": path,
+            "reads": device.reads,
+            "writes": device.writes,
+            "flushes": device.flushes,
             "bytes_read": device.bytes_read,
             "bytes_written": device.bytes_written,
             "errors": device.errors,
+            "checksum_retries": device.checksum_retries,
+            "checksum_failures": device.checksum_failures,
+            "in_flight": device.pulse.in_flight,
+            "latency": {
+                "read": latency(&device.pulse.reads),
+                "write": latency(&device.pulse.writes),
+                "flush": latency(&device.pulse.flushes),
+            },
+            "slow": device.pulse.trouble(),
         })
     });
     each.collect()
+}
+
+/// How long operations of one kind take; null before the first.
+fn latency(latency: &Latency) -> Option<Value> {
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let figures = || {
+        json!({
+            "usual_ns": nanoseconds(latency.usual),
+            "recent_ns": nanoseconds(latency.recent),
+        })
+    };
+    (latency.operations > 0).then(figures)
 }
 
 /// The lanes of the log, and the placement handle by which each writes (null where devices have
@@ -145,4 +171,53 @@ fn wear(devices: &[Result<Endurance, String>]) -> Value {
         }),
     });
     each.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidelog_engine::layout::TensorId;
+    use tidelog_engine::memory::Source;
+    use tidelog_engine::path::sim::SimDisk;
+    use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+    use tidelog_engine::units::ByteCount;
+
+    use super::*;
+
+    #[test]
+    fn devices_show_what_they_did_what_did_not_match_and_that_they_are_slow() {
+        let disks = [SimDisk::new(ByteCount::mib(16))];
+        Pool::format(&disks, &FormatOptions::default()).unwrap();
+        let options = OpenOptions { huge_pages: false, ..OpenOptions::default() };
+        let pool = Pool::open(&disks, &options).unwrap();
+        let mut batch = pool.batch();
+        let id = TensorId::from_name("weight");
+        batch.put(id, Source::from(vec![7; 100_000]), PutOptions::default()).unwrap();
+        batch.commit().unwrap();
+        let offset = pool.stats().unwrap().description.geometry.data_offset;
+        disks[0].rot(offset + 100, 1);
+        assert_eq!(pool.scrub().unwrap().damaged.len(), 1);
+
+        let mut stats = pool.stats().unwrap();
+        let device = |stats: &PoolStats| pool_figures(Some(stats), None)["devices"][0].clone();
+        let healthy = device(&stats);
+        for counted in ["reads", "writes", "flushes", "bytes_read", "bytes_written"] {
+            assert!(healthy[counted].as_u64().unwrap() > 0, "{counted}: {healthy}");
+        }
+        assert_eq!(
+            (healthy["checksum_retries"].as_u64(), healthy["errors"].as_u64()),
+            (Some(1), Some(0))
+        );
+        assert_eq!(healthy["checksum_failures"], 1);
+        for kind in ["read", "write", "flush"] {
+            assert!(healthy["latency"][kind]["usual_ns"].is_u64(), "{kind}: {healthy}");
+        }
+        assert_eq!(healthy["slow"], Value::Null);
+
+        let pulse = &mut stats.reactor.devices[0].pulse;
+        (pulse.in_flight, pulse.silent) = (3, Duration::from_secs(4));
+        let slow = device(&stats);
+        assert_eq!(slow["slow"], "has answered nothing for 4.0 s; 3 wait for it");
+        assert_eq!(slow["in_flight"], 3);
+        pool.close().unwrap();
+    }
 }

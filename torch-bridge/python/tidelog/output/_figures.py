@@ -187,13 +187,36 @@ class Space(TypedDict):
     index: int
 
 
+class Latency(TypedDict):
+    """How long operations of one kind take on a device."""
+
+    usual_ns: int  # over the last thousand or so
+    recent_ns: int  # over the last few
+
+
+class Latencies(TypedDict):
+    """The same of each kind; None before the first."""
+
+    read: Latency | None
+    write: Latency | None
+    flush: Latency | None
+
+
 class DeviceFigures(TypedDict):
     """What went to and came from one device, padding included."""
 
     path: str
+    reads: int
+    writes: int
+    flushes: int
     bytes_read: int
     bytes_written: int
     errors: int
+    checksum_retries: int  # reads whose checksum did not match the first time
+    checksum_failures: int  # nor the second
+    in_flight: int
+    latency: Latencies
+    slow: str | None  # how far it is off its own history, if it is
 
 
 class LaneFigures(TypedDict):
