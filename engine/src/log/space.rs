@@ -60,6 +60,8 @@ pub struct Full {
     /// and less what is kept for reclamation. For the index, the whole segments of that beside the
     /// tensor's own.
     pub available: ByteCount,
+    /// Whether it is the index that is to grow, and not a tensor that is to be put.
+    pub for_index: bool,
     /// How the space is used.
     pub space: SpaceUse,
 }
@@ -204,6 +206,7 @@ impl Space {
             return Err(Full {
                 needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
                 available: ByteCount(available * BLOCK_BYTES),
+                for_index: false,
                 space: self.space_use(),
             });
         }

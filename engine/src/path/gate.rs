@@ -9,12 +9,21 @@ use crate::units::DeviceIndex;
 #[derive(Debug)]
 pub struct Gate {
     latches: Vec<Option<DeviceError>>,
+    /// Whether a page cache is between us and each of them, in which an earlier write may have been
+    /// lost by the time that a later one is answered.
+    cached: Vec<bool>,
 }
 
 impl Gate {
     /// A gate to so many devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
-        Self { latches: vec![None; devices] }
+        Self { latches: vec![None; devices], cached: vec![false; devices] }
+    }
+
+    /// A gate to these devices of the kernel's.
+    pub(super) fn to(devices: &[DeviceCapabilities]) -> Self {
+        let cached = devices.iter().map(|device| !device.direct).collect();
+        Self { cached, ..Self::new(devices.len()) }
     }
 
     /// Whether `operation` may go to its device.
@@ -54,8 +63,14 @@ impl Gate {
 
     /// Remembers a failure that makes what the device holds uncertain.
     pub fn judge(&mut self, error: DeviceError) {
-        let latch = &mut self.latches[usize::from(error.device.0)];
+        let device = usize::from(error.device.0);
+        let latch = &mut self.latches[device];
         let harmless = match error.kind {
+            OperationKind::Write | OperationKind::WriteZeroes
+                if error.status.is_lack_of_room() && !self.cached[device] =>
+            {
+                true
+            }
             // Giving space back is advice: whatever became of it, nothing that counts on the device
             // has changed.
             OperationKind::Read | OperationKind::Deallocate => !error.status.is_removal(),
@@ -155,6 +170,20 @@ mod tests {
         assert_eq!(latched_by(&[failed(OperationKind::WriteZeroes, libc::EOPNOTSUPP)]), None);
         for kind in [OperationKind::Write, OperationKind::Flush] {
             assert_eq!(latched_by(&[failed(kind, libc::EIO)]), Some(failed(kind, libc::EIO)));
+        }
+    }
+
+    #[test]
+    fn a_write_without_room_latches_only_where_a_cache_may_have_lost_others() {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
+            let write = failed(OperationKind::Write, errno);
+            assert_eq!(latched_by(&[write]), None);
+            // What a flush finds no room for was written before.
+            let flush = failed(OperationKind::Flush, errno);
+            assert_eq!(latched_by(&[flush]), Some(flush));
+            let mut through_cache = Gate { cached: vec![true], ..Gate::new(1) };
+            through_cache.judge(write);
+            assert_eq!(through_cache.latches[0], Some(write));
         }
     }
 

@@ -5,11 +5,11 @@
 //! holds for every backend:
 //!
 //! - *Refused* (nothing happened, the operation comes back) and *failed* (the device answered) are
-//!   different types. A short transfer is a failure.
+//!   different types. A short transfer is a failure, once the kernel was asked for its rest.
 //! - A media error on a read fails that operation only, and so does a deallocation, which is
 //!   advice. A failed write or flush latches the device: from then on it refuses everything but
 //!   reads, which still reach what was written before, until it is opened again. A device that is
-//!   gone refuses reads too.
+//!   gone refuses reads too. A write past the page cache that finds no room latches nothing.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
 //! [`uring`] is the path of choice (NVMe commands of its own, when asked for by name, see

@@ -240,6 +240,17 @@ impl Status {
         }
     }
 
+    /// Whether this says that there is no room for what was to be written, so that all else on the
+    /// device is as it was.
+    pub fn is_lack_of_room(self) -> bool {
+        const CAPACITY_EXCEEDED: (u8, u8) = (0, 0x81);
+        match self {
+            Self::Errno(errno) => [libc::ENOSPC, libc::EDQUOT, libc::EFBIG].contains(&errno),
+            Self::Nvme { code_type, code, .. } => (code_type, code) == CAPACITY_EXCEEDED,
+            Self::Short { .. } | Self::ErrorLibrary { .. } => false,
+        }
+    }
+
     /// Whether the same read may well succeed if it is retried: the medium or the way to it had
     /// trouble, and the device is there.
     pub fn is_transient(self) -> bool {
@@ -279,7 +290,10 @@ impl From<CopyError> for Status {
 impl fmt::Display for Status {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Errno(errno) => write!(out, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Errno(errno) => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(out, "{error}{}", meaning(*errno))
+            }
             Self::Nvme { code_type, code, do_not_retry } => {
                 let what = nvme_status(*code_type, *code).unwrap_or("an error");
                 let again = if *do_not_retry { ", and would again" } else { "" };
@@ -298,6 +312,21 @@ impl fmt::Display for Status {
                 write!(out, "short transfer, {} moved", ByteCount(u64::from(*moved)))
             }
         }
+    }
+}
+
+/// What an error number means for a pool, where that is not all that its name says.
+fn meaning(errno: i32) -> &'static str {
+    match errno {
+        libc::ENOSPC => ": the file system, or the thin volume, is full; make room there",
+        libc::EDQUOT => {
+            ": its owner's quota is used up, whatever room there is; raise it, or free some"
+        }
+        libc::EFBIG => {
+            ": a limit of this process, or of the file system, on a file's length (ulimit -f)"
+        }
+        libc::EIO => ": the device, or the way to it, failed (dmesg says more)",
+        _ => "",
     }
 }
 

@@ -14,7 +14,7 @@ use super::error::PathError;
 use super::gate::Gate;
 use super::kind::PathKind;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
-use super::slots::complete;
+use super::slots::{complete, goes_on_at};
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
@@ -70,7 +70,7 @@ impl PosixPath {
             registered_files: Feature::Off("pread and pwrite know none".into()),
             notes: vec![format!("{} threads", count * each)],
         };
-        let gate = Gate::new(devices.len());
+        let gate = Gate::to(&capabilities.devices);
         let devices: Arc<[Device]> = devices.into();
         let mut jobs = Vec::new();
         for device in 0..count {
@@ -180,7 +180,7 @@ impl Worker {
                 Err(libc::ECANCELED)
             } else {
                 let device = &self.devices[usize::from(operation.device.0)];
-                perform(device, &mut operation)
+                perform_all(device, &mut operation)
                     .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
             };
             if self.done.send((slot, complete(operation, answer))).is_err() {
@@ -191,21 +191,36 @@ impl Worker {
     }
 }
 
-/// Does the operation; returns the bytes moved.
-fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
-    let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+/// Does the operation, in as many goes as the kernel makes of it; returns the bytes moved.
+fn perform_all(device: &Device, operation: &mut Operation) -> io::Result<u32> {
+    let mut done = 0;
+    loop {
+        let moved = perform(device, operation, done)?;
+        match goes_on_at(operation, done, moved) {
+            Some(next) => done = next,
+            None => return Ok(done + moved),
+        }
+    }
+}
+
+/// Does the operation but for its first `done` bytes; returns the bytes moved.
+fn perform(device: &Device, operation: &mut Operation, done: u32) -> io::Result<u32> {
+    let offset = operation.extent.offset.0 + u64::from(done);
+    let length = operation.extent.length.0 - u64::from(done);
+    let done = done as usize;
     let descriptor = device.file().as_raw_fd();
     let moved = match &mut operation.action {
         Action::Read(memory) => {
-            let to = memory.address().cast();
+            let to = memory.address().wrapping_add(done).cast();
             uninterrupted(|| {
-                // SAFETY: the gate admits the host's memory alone, as long as the extent at least;
-                // it is the operation's, and nobody else's, for the call.
+                // SAFETY: the gate admits the host's memory alone, as long as the extent at least,
+                // of which `done` bytes are no more than the length; it is the operation's, and
+                // nobody else's, for the call.
                 moved(unsafe { libc::pread(descriptor, to, length as usize, offset.cast_signed()) })
             })?
         }
         Action::Write { memory, fua } => {
-            let (from, length) = (memory.address().cast(), length as usize);
+            let (from, length) = (memory.address().wrapping_add(done).cast(), length as usize);
             let (forced, offset) = (*fua, offset.cast_signed());
             let run = libc::iovec { iov_base: from, iov_len: length };
             uninterrupted(|| {

@@ -1,6 +1,7 @@
 //! The fixed table of what is in flight: what the backends keep while a device owns a buffer.
 
 use super::operation::{Completion, DeviceError, Operation, OperationKind, Status};
+use crate::memory::ALIGNMENT;
 
 /// A table of as many slots as may be in flight. Nothing is allocated after `new`.
 #[derive(Debug)]
@@ -63,6 +64,16 @@ impl Slots {
     }
 }
 
+/// Where a read or write goes on of which the kernel did a part: `done` bytes before, `moved` in
+/// the last go. Only what follows tells why it stopped there. `None` where it is whole, or the last
+/// go brought it no further by any block, as at the end of a file.
+pub(super) fn goes_on_at(operation: &Operation, done: u32, moved: u32) -> Option<u32> {
+    let end = done + moved;
+    let block = end - end % ALIGNMENT as u32;
+    let moves_bytes = operation.action.memory().is_some();
+    (moves_bytes && u64::from(end) < operation.extent.length.0 && block > done).then_some(block)
+}
+
 /// The completion of `operation`, given what the kernel answered: the bytes moved (anything for
 /// calls that move none), or an error number.
 pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Completion {
@@ -110,6 +121,34 @@ mod tests {
         assert_eq!(completion.into_buffer().unwrap().len(), 8192);
         assert!(complete(read_of_8_kib(), Ok(0)).result.is_err(), "nothing at all is short too");
         assert!(complete(read_of_8_kib(), Ok(8192)).result.is_ok());
+    }
+
+    #[test]
+    fn a_part_goes_on_at_its_last_whole_block_unless_it_got_nowhere() {
+        let read = read_of_8_kib();
+        assert_eq!(goes_on_at(&read, 0, 4096), Some(4096));
+        assert_eq!(goes_on_at(&read, 0, 5000), Some(4096));
+        // What follows is the end of a file of 5000 bytes.
+        assert_eq!(goes_on_at(&read, 4096, 904), None);
+        for (done, moved) in [(0, 8192), (4096, 4096), (0, 0), (4096, 0), (0, 100)] {
+            assert_eq!(goes_on_at(&read, done, moved), None, "{done} {moved}");
+        }
+        let flush = Operation::new(5, DeviceIndex(1), Extent::NOTHING, Action::Flush);
+        assert_eq!(goes_on_at(&flush, 0, 0), None);
+    }
+
+    #[test]
+    fn each_lack_of_room_and_a_failed_medium_have_texts_of_their_own() {
+        let text = |errno| complete(read_of_8_kib(), Err(errno)).result.unwrap_err().to_string();
+        for (errno, says) in [
+            (libc::ENOSPC, "No space left on device (os error 28): the file system"),
+            (libc::EDQUOT, "(os error 122): its owner's quota"),
+            (libc::EFBIG, "(os error 27): a limit"),
+            (libc::EIO, "Input/output error (os error 5): the device"),
+        ] {
+            assert!(text(errno).contains(says), "{}", text(errno));
+            assert_eq!(Status::Errno(errno).is_lack_of_room(), errno != libc::EIO);
+        }
     }
 
     #[test]

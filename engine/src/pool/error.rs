@@ -215,10 +215,11 @@ fn older(share: u32, devices: &[OlderCopy]) -> String {
 pub enum PutError {
     /// There is no space. The pool stays usable; delete something and retry.
     #[error(
-        "the pool is full: {tensor} needs {needed} and {available} can be had \
+        "{} {needed} and {available} can be had \
          (capacity {}, live {}{}, dead {}, free {}, reserved {}, index {}); delete tensors{}, or make a \
          larger pool",
-        .space.capacity, .space.live, of_seals(.space), .space.dead, .space.free, .space.reserved,
+        what_is_full(.tensor, *.for_index), .space.capacity, .space.live, of_seals(.space),
+        .space.dead, .space.free, .space.reserved,
         .space.index, or_drop_seals(.space)
     )]
     PoolFull {
@@ -228,6 +229,8 @@ pub enum PutError {
         needed: ByteCount,
         /// What a tensor of its durability could have had.
         available: ByteCount,
+        /// Whether it is the index that must grow.
+        for_index: bool,
         /// How the share's space is used.
         space: Box<SpaceUse>,
     },
@@ -364,7 +367,7 @@ pub enum SealError {
     },
     /// The index has no room for it and cannot grow.
     #[error(
-        "{seal:?} cannot be sealed: the index needs {needed} and has room for {room}; \
+        "{seal:?} cannot be sealed: the index is full: it needs {needed} and has room for {room}; \
          drop seals or delete durable tensors"
     )]
     IndexFull {
@@ -377,7 +380,7 @@ pub enum SealError {
     },
     /// The index would have to grow, and there is no space for it.
     #[error(
-        "{seal:?} cannot be sealed: the index must grow by {needed} and {available} are free of {}, \
+        "{seal:?} cannot be sealed: the index is full: it must grow by {needed} and {available} are free of {}, \
          of which {} are held by seals alone; drop seals or delete tensors", space.capacity, space.sealed
     )]
     PoolFull {
@@ -416,7 +419,7 @@ impl SealError {
             SealRefusal::IndexFull(IndexFull { needed, room }) => {
                 Self::IndexFull { seal, needed, room }
             }
-            SealRefusal::Full(Full { needed, available, space }) => {
+            SealRefusal::Full(Full { needed, available, space, .. }) => {
                 Self::PoolFull { seal, needed, available, space }
             }
         }
@@ -440,7 +443,7 @@ pub enum CommitError {
     /// The index has outgrown its place, and there are no free segments that it could grow into.
     /// Nothing has changed, the space is given back. A commit that deletes enough succeeds.
     #[error(
-        "the index needs {needed} and has room for {room}, with no free segments to grow into; \
+        "the index is full: it needs {needed} and has room for {room}, with no free segments to grow into; \
          delete durable tensors of which the index entries take the difference, in one commit"
     )]
     IndexFull {
@@ -466,6 +469,15 @@ pub enum CommitError {
     Unusable(#[from] Unusable),
 }
 
+/// What finds no space, up to the figures.
+fn what_is_full(tensor: &TensorKey, for_index: bool) -> String {
+    if for_index {
+        format!("the index is full: for {tensor} it must grow by")
+    } else {
+        format!("the pool is full: {tensor} needs")
+    }
+}
+
 /// The part of the live space that only seals hold.
 fn of_seals(space: &SpaceUse) -> String {
     match space.sealed {
@@ -482,8 +494,8 @@ impl PutError {
     /// What the log answered to the put of this tensor.
     pub(super) fn from_begin(tensor: TensorKey, error: BeginError) -> Self {
         match error {
-            BeginError::Full(Full { needed, available, space }) => {
-                Self::PoolFull { tensor, needed, available, space: Box::new(space) }
+            BeginError::Full(Full { needed, available, for_index, space }) => {
+                Self::PoolFull { tensor, needed, available, for_index, space: Box::new(space) }
             }
             BeginError::IndexFull(IndexFull { needed, room }) => {
                 Self::IndexFull { tensor, needed, room }

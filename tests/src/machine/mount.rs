@@ -26,6 +26,17 @@ impl Mount {
         Self::made_by(&["mkfs.ext4", "-q", "-m", "0"], device, at)
     }
 
+    /// XFS that keeps count of what each user has.
+    ///
+    /// # Errors
+    /// Why this machine makes or mounts none.
+    pub fn xfs_with_quotas(device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        let device = device.to_string_lossy();
+        system("mkfs.xfs", &["-q", &device])?;
+        system("mount", &["-o", "uquota", &device, &at.to_string_lossy()])?;
+        Ok(Self(at.into()))
+    }
+
     /// A file system on a device, by the program that makes it and its arguments.
     ///
     /// # Errors

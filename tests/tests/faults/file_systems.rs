@@ -1,13 +1,15 @@
-//! File systems that cannot reserve space for a file: they are given zeroes to store, or the files
-//! stay sparse.
+//! File systems that cannot reserve space for a file, which are given zeroes to store; and those
+//! that have no more room, for one reason or another, under files that are sparse.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 
+use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
-use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
-use tidelog_engine::pool::{FormatError, FormatOptions, Pool, PutOptions};
+use tidelog_engine::path::{DeviceOpenError, DeviceSpec, PathChoice};
+use tidelog_engine::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, Unavailable, skip};
 
@@ -15,9 +17,10 @@ use super::rig::{DEVICE_BYTES, format_options, open_options, watch};
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
-/// Runs a scenario on a file system that cannot reserve, if this machine has one to give.
+/// Runs a scenario on a file system of so many bytes, if this machine has one to give.
 fn on_file_system(
     test: &'static str,
+    bytes: u64,
     mount: impl FnOnce(&Path, &Path) -> Result<Mount, Unavailable>,
     scenario: impl FnOnce(&Path),
 ) {
@@ -25,7 +28,7 @@ fn on_file_system(
     let directory = Directory::new(test).unwrap();
     let at = directory.path().join("mounted");
     std::fs::create_dir(&at).unwrap();
-    let image = directory.sparse_file("image", FILE_SYSTEM_BYTES).unwrap();
+    let image = directory.sparse_file("image", bytes).unwrap();
     let device = match LoopDevice::attach(&image, LoopOptions::default()) {
         Ok(device) => device,
         Err(why) => return skip(test, &why),
@@ -75,10 +78,77 @@ fn makes_pools_whose_space_is_there(at: &Path) {
     assert!(!large[0].exists(), "a refused format has left its file");
 }
 
+/// Puts into sparse pools of one file each, on both data paths, until there is no room. That must
+/// be told in these words; and once there is, the same pool goes on.
+fn runs_out_and_goes_on(at: &Path, says: &str, narrow: impl Fn(&Path), widen: impl Fn(&Path)) {
+    for path in [PathChoice::Posix, PathChoice::Auto] {
+        let spec = [DeviceSpec::new(at.join("sparse"))];
+        let file = spec[0].target();
+        let device_size = Some(ByteCount(FILE_SYSTEM_BYTES / 2));
+        let options = FormatOptions { device_size, sparse: true, ..format_options() };
+        Pool::format(&spec, &options).unwrap();
+        narrow(&file);
+        let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+        // Several pieces each, and pieces of several blocks: room ends in the middle of one.
+        let put = |number: u8| {
+            let (id, bytes) = (TensorId::from_name(&number.to_string()), vec![number; 900_000]);
+            let put = pool.put(id, Source::from(bytes), PutOptions::default()).unwrap();
+            put.wait().map_err(|error| error.to_string())
+        };
+        let failures: Vec<String> = (0..30).filter_map(|number| put(number).err()).collect();
+        assert!(failures.len() > 1, "there was room");
+        for failure in failures {
+            assert!(failure.contains(says) && failure.contains("device 0"), "{failure}");
+        }
+        widen(&file);
+        (0..30).for_each(|number| put(number).unwrap());
+        let mut batch = pool.batch();
+        batch.put("durable", Source::from(vec![7; 5000]), PutOptions::default()).unwrap();
+        batch.commit().unwrap();
+        assert_eq!(pool.scrub().unwrap().damaged, []);
+        pool.close().unwrap();
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
+fn a_full_file_system_is_told_as_that_and_the_pool_goes_on_once_there_is_room() {
+    on_file_system(
+        "a_full_file_system_is_told_as_that_and_the_pool_goes_on_once_there_is_room",
+        FILE_SYSTEM_BYTES,
+        Mount::ext4,
+        |at| {
+            let others = at.join("others");
+            let narrow = |_: &Path| std::fs::write(&others, vec![1; 44 << 20]).unwrap();
+            let widen = |_: &Path| std::fs::remove_file(&others).unwrap();
+            runs_out_and_goes_on(at, "No space left on device (os error 28)", narrow, widen);
+        },
+    );
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_told_as_that_and_the_pool_goes_on_once_it_is_raised() {
+    const OWNER: u32 = 12_345;
+    let test = "a_quota_that_is_used_up_is_told_as_that_and_the_pool_goes_on_once_it_is_raised";
+    on_file_system(test, 320 << 20, Mount::xfs_with_quotas, |at| {
+        let limit = |mib: u32| {
+            let command = format!("limit bhard={mib}m {OWNER}");
+            let ran = Command::new("xfs_quota").args(["-x", "-c", &command]).arg(at).output();
+            assert!(ran.is_ok_and(|ran| ran.status.success()), "{command}");
+        };
+        let narrow = |file: &Path| {
+            std::os::unix::fs::chown(file, Some(OWNER), None).unwrap();
+            limit(16);
+        };
+        runs_out_and_goes_on(at, "(os error 122): its owner's quota", narrow, |_| limit(1000));
+    });
+}
+
 #[test]
 fn a_pool_on_ext3_has_all_of_its_space() {
     on_file_system(
         "a_pool_on_ext3_has_all_of_its_space",
+        FILE_SYSTEM_BYTES,
         |device, at| Mount::made_by(&["mkfs.ext3", "-q", "-m", "0"], device, at),
         |at| {
             makes_pools_whose_space_is_there(at);
@@ -95,6 +165,7 @@ fn a_pool_on_ext3_has_all_of_its_space() {
 fn a_pool_on_vfat_has_all_of_its_space() {
     on_file_system(
         "a_pool_on_vfat_has_all_of_its_space",
+        FILE_SYSTEM_BYTES,
         |device, at| Mount::made_by(&["mkfs.vfat"], device, at),
         makes_pools_whose_space_is_there,
     );
@@ -104,6 +175,7 @@ fn a_pool_on_vfat_has_all_of_its_space() {
 fn a_pool_on_a_file_system_by_fuse_has_all_of_its_space() {
     on_file_system(
         "a_pool_on_a_file_system_by_fuse_has_all_of_its_space",
+        FILE_SYSTEM_BYTES,
         Mount::by_fuse,
         makes_pools_whose_space_is_there,
     );

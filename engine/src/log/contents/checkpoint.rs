@@ -96,7 +96,7 @@ impl Contents {
     pub(super) fn segments_lacking(&self, needed: u32, available: u32) -> Full {
         let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
         let (needed, available) = (segments(needed), segments(available));
-        Full { needed, available, space: self.space_use() }
+        Full { needed, available, for_index: true, space: self.space_use() }
     }
 
     /// Whether the index has room for these changes, and for all that is being put besides. What

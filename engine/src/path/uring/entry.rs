@@ -16,10 +16,18 @@ pub(super) struct File {
     pub(super) fixed: bool,
 }
 
-/// The submission queue entry of an operation that lies in its slot.
-pub(super) fn of(operation: &mut Operation, target: File, registered: Registered) -> squeue::Entry {
+/// The submission queue entry of an operation that lies in its slot, but for its first `done`
+/// bytes.
+pub(super) fn of(
+    operation: &mut Operation,
+    done: u32,
+    target: File,
+    registered: Registered,
+) -> squeue::Entry {
     let index = u32::from(operation.device.0);
-    let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+    let offset = operation.extent.offset.0 + u64::from(done);
+    let length = operation.extent.length.0 - u64::from(done);
+    let done = done as usize;
     /// Builds with a registered file where there is one, as the type of an entry differs.
     macro_rules! on_file {
         (|$file:ident| $build:expr) => {
@@ -36,7 +44,7 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
     let priority = operation.priority.map_or(0, IoPriority::number);
     match &mut operation.action {
         Action::Read(memory) => {
-            let (address, length) = (memory.address(), length as u32);
+            let (address, length) = (memory.address().wrapping_add(done), length as u32);
             match run(address) {
                 Some(run) => on_file!(|file| {
                     let read = opcode::ReadFixed::new(file, address, length, run);
@@ -49,7 +57,7 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
             }
         }
         Action::Write { memory, fua } => {
-            let (address, length) = (memory.address(), length as u32);
+            let (address, length) = (memory.address().wrapping_add(done), length as u32);
             let flags = if *fua { libc::RWF_DSYNC } else { 0 };
             match run(address) {
                 Some(run) => on_file!(|file| {

@@ -25,7 +25,7 @@ use super::error::PathError;
 use super::gate::Gate;
 use super::kind::PathKind;
 use super::operation::{Completion, Operation, Refusal, Refused};
-use super::slots::{Slots, complete};
+use super::slots::{Slots, complete, goes_on_at};
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
@@ -46,6 +46,10 @@ pub struct UringPath {
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
+    /// By slot, how many bytes of its operation are done: the kernel may do it in several goes.
+    done: Vec<u32>,
+    /// Slots whose operation has another go to come.
+    unfinished: Vec<u32>,
 }
 
 impl UringPath {
@@ -64,14 +68,55 @@ impl UringPath {
             registered_files: queue.register_files(&descriptors),
             notes: vec![note],
         };
-        let (gate, slots) = (Gate::new(devices.len()), Slots::new(depth));
-        Ok(Self { queue, devices, capabilities, gate, slots })
+        let (gate, slots) = (Gate::to(&capabilities.devices), Slots::new(depth));
+        let (done, unfinished) = (vec![0; depth as usize], Vec::with_capacity(depth as usize));
+        Ok(Self { queue, devices, capabilities, gate, slots, done, unfinished })
+    }
+
+    /// Submits what is left of the operation in a slot; whether it was taken.
+    fn enqueue(&mut self, slot: u32) -> bool {
+        let fixed = self.capabilities.registered_files == Feature::On;
+        let Some(kept) = self.slots.get_mut(slot) else { return false };
+        let device = &self.devices[usize::from(kept.device.0)];
+        let file =
+            entry::File { kind: device.kind(), descriptor: device.file().as_raw_fd(), fixed };
+        let done = self.done[slot as usize];
+        let entry = entry::of(kept, done, file, self.queue.registered()).user_data(slot.into());
+        // SAFETY: the buffer lies in its slot until the completion was seen (see the comment on the
+        // trait's impl).
+        unsafe { self.queue.push(&entry) }.is_ok()
+    }
+
+    /// Submits the rest of what the kernel has done in part. What it does not take ends as it is.
+    fn go_on(&mut self, completions: &mut Vec<Completion>) {
+        while let Some(slot) = self.unfinished.pop() {
+            if !self.enqueue(slot) {
+                let Self { slots, gate, done, .. } = self;
+                completions.extend(end(slots, gate, slot, Ok(done[slot as usize])));
+            }
+        }
+        // If the path is dead, the next ring or wait says so.
+        let _ = self.queue.ring();
     }
 
     /// Something more to be told of the path, if there is anything.
     pub(in crate::path) fn note(&mut self, note: Option<String>) {
         self.capabilities.notes.extend(note);
     }
+}
+
+/// Ends the operation in a slot, given the bytes moved in all, or the kernel's error number.
+fn end(
+    slots: &mut Slots,
+    gate: &mut Gate,
+    slot: u32,
+    answer: Result<u32, i32>,
+) -> Option<Completion> {
+    let completion = complete(slots.take(slot)?, answer);
+    if let Err(error) = completion.result {
+        gate.judge(error);
+    }
+    Some(completion)
 }
 
 // SAFETY: an accepted operation stays in its slot, with its buffer, until its completion entry was
@@ -93,15 +138,9 @@ unsafe impl DataPath for UringPath {
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        let fixed = self.capabilities.registered_files == Feature::On;
-        let device = &self.devices[usize::from(operation.device.0)];
-        let file =
-            entry::File { kind: device.kind(), descriptor: device.file().as_raw_fd(), fixed };
-        let (slot, kept) = self.slots.keep(operation);
-        let entry = entry::of(kept, file, self.queue.registered()).user_data(slot.into());
-        // SAFETY: the buffer lies in its slot until the completion was seen (see the impl's
-        // comment).
-        if unsafe { self.queue.push(&entry) }.is_err()
+        let (slot, _) = self.slots.keep(operation);
+        self.done[slot as usize] = 0;
+        if !self.enqueue(slot)
             && let Some(operation) = self.slots.take(slot)
         {
             return Err(Refused { reason: Refusal::Full, operation });
@@ -115,16 +154,23 @@ unsafe impl DataPath for UringPath {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
         let before = completions.len();
-        let Self { queue, slots, gate, .. } = self;
+        let Self { queue, slots, gate, done, unfinished, .. } = self;
         queue.reap(|slot, answer| {
-            let Some(operation) = slots.take(slot as u32) else { return };
+            let slot = slot as u32;
+            let Some(operation) = slots.get(slot) else { return };
+            let done = &mut done[slot as usize];
             let answer = u32::try_from(answer).map_err(|_| answer.wrapping_neg());
-            let completion = complete(operation, answer);
-            if let Err(error) = completion.result {
-                gate.judge(error);
+            if let Ok(moved) = answer
+                && let Some(next) = goes_on_at(operation, *done, moved)
+            {
+                *done = next;
+                return unfinished.push(slot);
             }
-            completions.push(completion);
+            completions.extend(end(slots, gate, slot, answer.map(|moved| *done + moved)));
         });
+        if !self.unfinished.is_empty() {
+            self.go_on(completions);
+        }
         completions.len() - before
     }
 

@@ -46,13 +46,26 @@ fn fill_up(pool: &Pool, at_once: usize) -> usize {
     loop {
         match fill(pool, count..count + at_once) {
             Ok(()) => count += at_once,
-            Err(PutError::PoolFull { needed, available, .. }) => {
+            Err(full @ PutError::PoolFull { needed, available, for_index, .. }) => {
                 assert!(needed > available);
+                let what = if for_index { "the index is full: for " } else { "the pool is full: " };
+                assert!(full.to_string().starts_with(what), "{full}");
                 return count;
             }
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+#[test]
+fn of_a_pool_that_its_index_has_filled_the_index_is_named() {
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks);
+    // One at a time, so that it ends when a put finds its own block and the index no segment.
+    let refused = (0..).find_map(|number| fill(&pool, number..number + 1).err()).unwrap();
+    assert!(matches!(refused, PutError::PoolFull { for_index: true, .. }), "{refused}");
+    let text = refused.to_string();
+    assert!(text.starts_with("the index is full: for ") && text.contains("grow by"), "{text}");
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn a_failed_write_latches_its_device_against_writes_and_not_against_reads() {
     let reactor = start(&disks, 4);
     let tensor = bytes(CHUNK as usize * 2, 7);
     let good = write(&reactor, &tensor, &striped(tensor.len(), 2, 0));
-    disks[1].plan_fault(OperationKind::Write, 0, Fault::Errno(libc::ENOSPC));
+    disks[1].plan_fault(OperationKind::Write, 0, Fault::Errno(libc::EIO));
     let attempt = |offset| {
         let pieces = striped(tensor.len(), 2, offset);
         let transfer = Transfer::Write { source: tensor.clone().into(), pieces };
@@ -237,7 +237,7 @@ fn a_failed_write_latches_its_device_against_writes_and_not_against_reads() {
     };
     let first = attempt(1 << 20);
     let TransferError::Device { error, .. } = &first else { panic!("{first}") };
-    assert_eq!((error.device, error.status), (DeviceIndex(1), Status::Errno(libc::ENOSPC)));
+    assert_eq!((error.device, error.status), (DeviceIndex(1), Status::Errno(libc::EIO)));
     let second = attempt(2 << 20);
     assert!(matches!(&second, TransferError::Latched { cause, .. } if cause == error), "{second}");
     assert!(matches!(
