@@ -93,7 +93,7 @@ fn runs_out_and_goes_on(at: &Path, says: &str, narrow: impl Fn(&Path), widen: im
         let put = |number: u8| {
             let (id, bytes) = (TensorId::from_name(&number.to_string()), vec![number; 900_000]);
             let put = pool.put(id, Source::from(bytes), PutOptions::default()).unwrap();
-            put.wait().map_err(|error| error.to_string())
+            put.wait().map(drop).map_err(|error| error.to_string())
         };
         let failures: Vec<String> = (0..30).filter_map(|number| put(number).err()).collect();
         assert!(failures.len() > 1, "there was room");
