@@ -151,8 +151,8 @@ pub enum OpenError {
         /// The devices.
         devices: Vec<OlderCopy>,
     },
-    /// The start of a device is not the pool's any more, though the pool's second superblock
-    /// stands: something else was made on it. Nothing was written.
+    /// A device is not the pool's any more, though a superblock of the pool stands: something else
+    /// was made on it. Nothing was written.
     #[error(
         "{device} was given to something else since it was the pool's: it has {found}; nothing was written"
     )]

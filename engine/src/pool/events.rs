@@ -45,10 +45,11 @@ impl ShareOnDevices<'_> {
     /// # Errors
     /// A device cannot be read, and nothing says that it is not older.
     pub(super) fn events(&self) -> Result<Vec<Option<Events>>, OpenError> {
-        let read = |member: &Option<&Member>| {
+        let read = |member: Option<&Member>| {
             member.map(|it| it.read(holder_offset(self.share), BLOCK_BYTES as usize))
         };
-        let blocks: Vec<Option<io::Result<Vec<u8>>>> = self.members.iter().map(read).collect();
+        let blocks: Vec<Option<io::Result<Vec<u8>>>> =
+            self.members.iter().copied().map(read).collect();
         let decode = |block: &Option<io::Result<Vec<u8>>>| match block {
             Some(Ok(block)) => Events::decode(block, self.pool, self.share),
             _ => None,
@@ -56,11 +57,12 @@ impl ShareOnDevices<'_> {
         let mut found: Vec<Option<Events>> = blocks.iter().map(decode).collect();
         let is_counted = confirmed(&found).is_some_and(|(_, event)| event.number > 0);
         for (place, block) in blocks.into_iter().enumerate() {
+            let is_blank = |block: &[u8]| block.iter().all(|byte| *byte == 0);
             match block {
-                Some(Ok(block)) if is_counted && block.iter().all(|byte| *byte == 0) => {
-                    if self.lacks_nothing(place, &found) {
-                        found[place] = None;
-                    }
+                Some(Ok(block))
+                    if is_counted && is_blank(&block) && self.lacks_nothing(place, &found) =>
+                {
+                    found[place] = None;
                 }
                 Some(Err(source)) if found.len() > 1 && !self.lacks_nothing(place, &found) => {
                     return Err(self.unreadable(place, source));
@@ -104,8 +106,8 @@ impl ShareOnDevices<'_> {
     /// # Errors
     /// A device cannot be read.
     pub(super) fn older(&self) -> Result<Vec<OlderCopy>, OpenError> {
-        let name = |member: &Option<&Member>| member.map_or(String::new(), |it| it.name());
-        let names: Vec<String> = self.members.iter().map(name).collect();
+        let name = |member: Option<&Member>| member.map_or(String::new(), |it| it.name());
+        let names: Vec<String> = self.members.iter().copied().map(name).collect();
         let mut older = Vec::new();
         for _ in 0..READS {
             older = older_copies(&self.events()?, &names);

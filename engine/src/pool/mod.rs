@@ -30,6 +30,7 @@ mod commit;
 mod discard;
 mod error;
 mod events;
+mod foreign;
 mod format;
 mod held;
 mod holder;

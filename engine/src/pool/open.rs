@@ -63,7 +63,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = LogPlace::new(pool, share, &geometry).ok_or(no_share)?;
-    start::refuse_overwritten(&members)?;
+    start::refuse_overwritten(&members, &superblocks)?;
     let mut events = enter(&members, pool, &geometry, options)?;
     let request = PathRequest {
         choice: options.path,

@@ -7,56 +7,75 @@
 //! and not only damaged, everything around it must be the pool's.
 
 use super::error::OpenError;
+use super::foreign;
 use super::members::{Member, Members};
 use crate::layout::{
     BLOCK_BYTES, HOLDERS_OFFSET, Holder, METADATA_OFFSET, OWNER_OFFSET, Owner, SUPERBLOCK_OFFSET,
     Superblock, is_protective_mbr,
 };
 
-/// What others write at the start of a device, for the message to say it by name: where it stands,
-/// its bytes, its name. Those in block 0 and in the place of the first superblock may leave all
-/// other blocks as they are.
-const SIGNATURES: &[(u64, &[u8], &str)] = &[
-    (512, b"EFI PART", "a partition table (GPT)"),
-    (SUPERBLOCK_OFFSET, b"EFI PART", "a partition table (GPT)"),
-    (SUPERBLOCK_OFFSET, &[0xFC, 0x4E, 0x2B, 0xA9], "a RAID superblock (md)"),
-    (SUPERBLOCK_OFFSET + 24, &[0xC6, 0x85, 0x73, 0xF6], "a superblock of bcache or bcachefs"),
-    (4086, b"SWAPSPACE2", "swap space"),
-    (0, b"XFSB", "a file system (xfs)"),
-    (0, b"LUKS\xBA\xBE", "an encrypted volume (LUKS)"),
-    (512, b"LABELONE", "a volume of LVM"),
-    (1080, &[0x53, 0xEF], "a file system (ext2, ext3 or ext4)"),
-    (65_600, b"_BHRfS_M", "a file system (btrfs)"),
-];
-
-/// What stands at the start of a device that was given away after it was a pool's, and where.
-pub(super) fn overwritten(member: &Member) -> Option<String> {
-    if read(member, SUPERBLOCK_OFFSET).is_some_and(|block| Superblock::is_marked(&block)) {
-        // Partition tables and swap space leave it as it is.
-        return read(member, 0).and_then(|block| named(0, &block));
+/// What others have made on a device since it was a pool's, and where. A superblock that stands at
+/// the start says that whatever is unnamed there is a damaged block; what has a name is somebody's.
+pub(super) fn overwritten(member: &Member, superblock: &Superblock) -> Option<String> {
+    let start = Start::read(member);
+    let beyond = || foreign::beyond_start(member, superblock).into_iter().map(|it| it.what).next();
+    if start.block(SUPERBLOCK_OFFSET).is_some_and(Superblock::is_marked) {
+        return start.named().or_else(beyond);
     }
-    let foreign = places().find_map(|offset| foreign(member, offset));
+    let foreign = places().find_map(|offset| foreign_in(offset, start.block(offset)?));
     let is_cleared = || {
-        let zero = |offset| read(member, offset).is_some_and(|block| is_zero(&block));
+        let zero = |offset| start.block(offset).is_some_and(is_zero);
         member.is_block_device() && zero(0) && zero(SUPERBLOCK_OFFSET)
     };
-    foreign.or_else(|| {
+    let cleared = || {
         is_cleared().then(|| {
             format!("zeroes in block 0 and at byte {SUPERBLOCK_OFFSET}, where the protective MBR and a superblock were")
         })
-    })
+    };
+    foreign.or_else(cleared).or_else(beyond)
+}
+
+/// The start of a device, of which blocks may be unreadable.
+struct Start(Vec<Option<Vec<u8>>>);
+
+impl Start {
+    fn read(member: &Member) -> Self {
+        let whole = member.read(0, METADATA_OFFSET as usize);
+        let block = |offset: u64| match &whole {
+            Ok(whole) => Some(whole[offset as usize..][..BLOCK_BYTES as usize].to_vec()),
+            Err(_) => read(member, offset),
+        };
+        Self(places().map(block).collect())
+    }
+
+    fn block(&self, offset: u64) -> Option<&[u8]> {
+        self.0[(offset / BLOCK_BYTES) as usize].as_deref()
+    }
+
+    /// What has a name, and is not in one of the pool's blocks.
+    fn named(&self) -> Option<String> {
+        let others = |offset: &u64| self.block(*offset).is_some_and(|it| !is_ours(*offset, it));
+        places().filter(others).find_map(|offset| foreign::at_start(offset, self.block(offset)?))
+    }
 }
 
 /// Whether anything but zeroes that is not the pool's stands in the blocks around the first
 /// superblock.
 pub(super) fn holds_other_data(member: &Member) -> bool {
-    places().any(|offset| foreign(member, offset).is_some())
+    places().any(|offset| foreign_at(member, offset).is_some())
 }
 
 /// Refuses devices that were given away.
-pub(super) fn refuse_overwritten(members: &Members) -> Result<(), OpenError> {
-    let found = members.0.iter().find_map(|member| Some((member.name(), overwritten(member)?)));
-    found.map_or(Ok(()), |(device, found)| Err(OpenError::OverwrittenStart { device, found }))
+pub(super) fn refuse_overwritten(
+    members: &Members,
+    superblocks: &[Superblock],
+) -> Result<(), OpenError> {
+    let each = members.0.iter().zip(superblocks);
+    let found = each.map(|(member, superblock)| (member, overwritten(member, superblock)));
+    let mut found = found.filter_map(|(member, found)| Some((member.name(), found?)));
+    found
+        .next()
+        .map_or(Ok(()), |(device, found)| Err(OpenError::OverwrittenStart { device, found }))
 }
 
 /// The blocks of the start.
@@ -64,19 +83,23 @@ pub(super) fn places() -> impl Iterator<Item = u64> {
     (0..METADATA_OFFSET).step_by(BLOCK_BYTES as usize)
 }
 
-/// What stands in a block that is not the pool's. In the place of the first superblock that is only
-/// what has a name: the rest may be a superblock that has rotted.
-pub(super) fn foreign(member: &Member, offset: u64) -> Option<String> {
-    // A block that cannot be read says nothing of whose it is.
-    let block = read(member, offset)?;
-    if is_ours(offset, &block) {
+/// What stands in a block of the start that is not the pool's. A block that cannot be read says
+/// nothing of whose it is.
+pub(super) fn foreign_at(member: &Member, offset: u64) -> Option<String> {
+    foreign_in(offset, &read(member, offset)?)
+}
+
+/// The same. In the place of the first superblock that is only what has a name: the rest may be a
+/// superblock that has rotted.
+fn foreign_in(offset: u64, block: &[u8]) -> Option<String> {
+    if is_ours(offset, block) {
         return None;
     }
     let unnamed = || {
         let at = offset + block.iter().position(|byte| *byte != 0)? as u64;
         (offset != SUPERBLOCK_OFFSET).then(|| format!("data at byte {at} that is not the pool's"))
     };
-    named(offset, &block).or_else(unnamed)
+    foreign::at_start(offset, block).or_else(unnamed)
 }
 
 fn is_ours(offset: u64, block: &[u8]) -> bool {
@@ -88,29 +111,6 @@ fn is_ours(offset: u64, block: &[u8]) -> bool {
         _ => false,
     };
     is_marked || is_zero(block)
-}
-
-/// What others have in the block at `offset`, by its name.
-fn named(offset: u64, block: &[u8]) -> Option<String> {
-    let stands = |(at, bytes, _): &&(u64, &[u8], &str)| {
-        let within = at.checked_sub(offset).and_then(|within| block.get(within as usize..));
-        within.is_some_and(|rest| rest.starts_with(bytes))
-    };
-    let signature = SIGNATURES.iter().find(stands);
-    let found = signature.map(|(at, _, name)| format!("{name} at byte {at}"));
-    found.or_else(|| {
-        (offset == 0 && has_partitions(block)).then(|| "a partition table (MBR) in block 0".into())
-    })
-}
-
-/// Whether block 0 has a partition table with another partition than the protective one, which rot
-/// alone does not make.
-fn has_partitions(block: &[u8]) -> bool {
-    const TABLE: usize = 446;
-    const PROTECTIVE: u8 = 0xEE;
-    let is_other =
-        |entry: &[u8]| !matches!(entry[4], 0 | PROTECTIVE) && entry[8..12] != 1_u32.to_le_bytes();
-    block[510..512] == [0x55, 0xAA] && block[TABLE..510].chunks_exact(16).any(is_other)
 }
 
 fn read(member: &Member, offset: u64) -> Option<Vec<u8>> {

@@ -114,6 +114,10 @@ fn failure_json(failure: &FormatFailure) -> Value {
 const OWNED_ELSEWHERE: &str =
     "close the pool there; only if that host is gone for good: tidelog-format take-over";
 
+/// What to do with a device on which something else was made.
+pub(crate) const OVERWRITTEN_HELP: &str = "to keep what was made there: tidelog-format wipe removes the rest of the pool; to keep \
+     the pool, and lose that: tidelog-format repair --accept-overwritten-start";
+
 /// `list` looks at what the kernel shows.
 const NOT_IN_A_LIST: &str = "name every controller of one pool; `inspect` says what each has, `list` shows only the kernel's devices";
 
@@ -186,11 +190,7 @@ impl From<OpenError> for FormatFailure {
                 FormatExit::Damaged,
                 "only if the newer copies are lost for good: tidelog-format repair --accept-older-copies",
             ),
-            OpenError::OverwrittenStart { .. } => (
-                FormatExit::Refused,
-                "to keep what was made there: tidelog-format wipe removes the rest of the pool; to keep \
-                 the pool, and lose that: tidelog-format repair --accept-overwritten-start",
-            ),
+            OpenError::OverwrittenStart { .. } => (FormatExit::Refused, OVERWRITTEN_HELP),
             OpenError::Recovery { .. } => (
                 FormatExit::Damaged,
                 "`check` says what is damaged; what it lists as lost cannot be repaired",

@@ -75,7 +75,7 @@ fn shows_it_is_refused(test: &str, large: &str, maker: Maker) {
     unchanged("calibrate");
     let checked = tool(&["check", &small, large]).expect(2);
     assert!(
-        checked.out.contains(&format!("damaged: {large}: its start is overwritten")),
+        checked.out.contains(&format!("OVERWRITTEN: {large}: it was given to something else")),
         "{checked}"
     );
     let inspected = tool(&["inspect", &small, large]).expect(2);

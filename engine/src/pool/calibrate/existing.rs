@@ -41,7 +41,7 @@ fn calibrate(
     }
     let (members, superblocks, _) = arrange(members)?;
     let Superblock { pool, geometry, .. } = superblocks[0];
-    start::refuse_overwritten(&members)?;
+    start::refuse_overwritten(&members, &superblocks)?;
     let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
     owner::claim(&members, pool)?;
     let calibrated = with_media(&members, buffered, |media| free(media, pool, &geometry, grows))

@@ -39,7 +39,7 @@ pub enum Damage {
         /// Whose superblock stands there, if it is another device's.
         other: Option<String>,
     },
-    /// The start of a device, where something else was made; the second superblock stands.
+    /// A device on which something else was made, while a superblock stands.
     OverwrittenStart {
         /// The device.
         device: String,
@@ -151,7 +151,13 @@ impl fmt::Display for Unsettled {
 impl Damage {
     /// Whether a good copy is left from which this one can be written again.
     pub fn is_repairable(&self) -> bool {
-        !matches!(self, Self::Index { .. } | Self::OlderCopy { .. } | Self::Tensor(_))
+        !matches!(
+            self,
+            Self::OverwrittenStart { .. }
+                | Self::Index { .. }
+                | Self::OlderCopy { .. }
+                | Self::Tensor(_)
+        )
     }
 }
 
@@ -166,7 +172,7 @@ impl fmt::Display for Damage {
             }
             Self::OverwrittenStart { device, found } => write!(
                 out,
-                "{device}: its start is overwritten, it has {found}; its second superblock is the pool's"
+                "{device}: it was given to something else, it has {found}; a superblock is still the pool's"
             ),
             Self::ProtectiveMbr { device } => {
                 write!(out, "{device}: the protective MBR is damaged or missing")
@@ -286,11 +292,21 @@ fn check_members(
     let reactor = Reactor::start(members.best_provider(mode)?, options)?;
     let reactor = MembersReactor::new(&members, reactor);
     let names = members.names();
-    let mut damage = damage_of_devices(&members, &damaged);
+    let mut damage = damage_of_devices(&members, &superblocks, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
     let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
-        damage.extend(damage_of_count(&members, pool, &geometry, share));
+        let counts = damage_of_count(&members, pool, &geometry, share);
+        // What is overwritten has no damage of its blocks besides.
+        let is_overwritten = |name: &String| {
+            damage
+                .iter()
+                .any(|it| matches!(it, Damage::OverwrittenStart { device, .. } if device == name))
+        };
+        let counts = counts
+            .into_iter()
+            .filter(|it| !matches!(it, Damage::Holder { device, .. } if is_overwritten(device)));
+        damage.extend(counts.collect::<Vec<_>>());
         match read_index(pool, share, &geometry, &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
@@ -333,17 +349,21 @@ fn check_members(
     })
 }
 
-fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
+fn damage_of_devices(
+    members: &Members,
+    superblocks: &[Superblock],
+    damaged: &[Damaged],
+) -> Vec<Damage> {
     let mut damage = Vec::new();
-    for (place, member) in (0..).zip(&members.0) {
+    for ((place, member), superblock) in (0..).zip(&members.0).zip(superblocks) {
         let device = || member.name();
-        let overwritten = start::overwritten(member);
+        let overwritten = start::overwritten(member, superblock);
         let is_overwritten = overwritten.is_some();
         damage
             .extend(overwritten.map(|found| Damage::OverwrittenStart { device: device(), found }));
         // What is overwritten has no damage besides.
         let copies = damaged.iter().filter(|(at, _)| *at == place).map(|(_, copy)| copy);
-        let copies = copies.filter(|it| !is_overwritten || it.copy != 'A');
+        let copies = copies.filter(|_| !is_overwritten);
         damage.extend(copies.map(|DamagedCopy { copy, other }| Damage::Superblock {
             device: device(),
             copy: *copy,
@@ -369,8 +389,6 @@ fn damage_of_count(members: &Members, pool: u128, geometry: &Geometry, share: u3
         None => is_unreadable(*place),
     };
     let damaged = (0..each.len()).filter(is_damaged);
-    // What is overwritten has no damage besides.
-    let damaged = damaged.filter(|place| start::overwritten(&members.0[*place]).is_none());
     let damaged = damaged.map(|place| Damage::Holder { share, device: members.0[place].name() });
     let older = devices.older().unwrap_or_default().into_iter();
     let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });

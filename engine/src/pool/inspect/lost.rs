@@ -165,12 +165,10 @@ fn all(report: &CheckReport) -> Vec<Lost> {
                 }
                 _ => None,
             });
-            match known {
-                Some(tensors) => *tensors += 1,
-                None => {
-                    let (share, name) = (tensor.share, seal.clone());
-                    all.push(Lost::Seal { share, name, tensors: 1 });
-                }
+            if let Some(tensors) = known {
+                *tensors += 1;
+            } else {
+                all.push(Lost::Seal { share: tensor.share, name: seal.clone(), tensors: 1 });
             }
         }
     }
@@ -186,8 +184,8 @@ fn refusal(report: &CheckReport, name: &DropName, meanings: &[DropName]) -> Drop
         return DropError::Ambiguous { name: name.to_string(), meanings: list(meanings) };
     }
     let sealed = report.damaged_tensors().find(|tensor| {
-        let lost = Lost::Tensor((*tensor).clone());
-        name.meanings().iter().any(|meaning| meaning.is(&lost))
+        let itself = Lost::Tensor((*tensor).clone());
+        name.meanings().iter().any(|meaning| meaning.is(&itself))
     });
     match sealed {
         Some(tensor) => {

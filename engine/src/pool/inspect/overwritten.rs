@@ -8,6 +8,7 @@ use crate::layout::{
 use crate::path::MemberSource;
 use crate::pool::arrangement::arrange;
 use crate::pool::events::ShareOnDevices;
+use crate::pool::foreign::{self, Foreign};
 use crate::pool::holder::holder_offset;
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{OpenError, events, owner, start};
@@ -21,8 +22,8 @@ pub struct OverwrittenStart {
     pub found: String,
 }
 
-/// Writes the start of such devices anew, as far as the shares' metadata, so that the pool can be
-/// opened again; returns which they were. What was made there is lost. Damage behind the start is
+/// Writes the start of such devices anew, as far as the shares' metadata, and removes the marks of
+/// others elsewhere, so that the pool can be opened again; returns which they were. What was made there is lost. Damage behind the start is
 /// for a check to find. Nobody may have a share open.
 ///
 /// # Errors
@@ -33,7 +34,9 @@ pub fn accept_overwritten_start<Source: MemberSource>(
 ) -> Result<Vec<OverwrittenStart>, OpenError> {
     let members = Members::open(sources, &MemberAccess::alone(buffered))?;
     let (members, superblocks, _) = arrange(members)?;
-    let found: Vec<Option<String>> = members.0.iter().map(start::overwritten).collect();
+    let each = members.0.iter().zip(&superblocks);
+    let found: Vec<Option<String>> =
+        each.map(|(member, superblock)| start::overwritten(member, superblock)).collect();
     if found.iter().all(Option::is_none) {
         return Ok(Vec::new());
     }
@@ -62,7 +65,7 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
     };
     let zeroes = vec![0; BLOCK_BYTES as usize];
     // A file system often leaves what it does not use as it is, and would be found there again.
-    for offset in start::places().filter(|offset| start::foreign(member, *offset).is_some()) {
+    for offset in start::places().filter(|offset| start::foreign_at(member, *offset).is_some()) {
         if !(HOLDERS_OFFSET..OWNER_OFFSET).contains(&offset) && offset != SUPERBLOCK_OFFSET {
             write(offset, &zeroes)?;
         }
@@ -79,10 +82,15 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
         let counted = events::accepted(&others.map(|(_, events)| *events).collect::<Vec<_>>());
         if is_share && is_lost && counted != Events::NONE {
             write(offset, &Holder::nobody().encode(pool, share, counted))?;
-        } else if (is_lost || !is_share) && start::foreign(member, offset).is_some() {
+        } else if (is_lost || !is_share) && start::foreign_at(member, offset).is_some() {
             write(offset, &zeroes)?;
         }
     }
+    // What stands there has taken the place of what was the pool's, if anything was.
+    for Foreign { block, .. } in foreign::beyond_start(member, superblock) {
+        write(block, &zeroes)?;
+    }
+    write(geometry.second_superblock_offset(), &superblock.encode())?;
     if member.is_block_device() {
         write(0, &protective_mbr(member.size().0))?;
     }

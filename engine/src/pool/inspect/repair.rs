@@ -64,15 +64,15 @@ pub fn repair<Source: MemberSource>(
 ) -> Result<RepairReport, RepairError> {
     let before = check(sources, buffered, progress)?;
     let dropped = named(&before, drop_damaged)?;
-    if dropped.is_empty() && !before.damage.iter().any(Damage::is_repairable) {
-        return Ok(RepairReport { after: before.clone(), before, dropped });
-    }
     let overwritten = before.damage.iter().find_map(|damage| match damage {
         Damage::OverwrittenStart { device, found } => Some((device.clone(), found.clone())),
         _ => None,
     });
     if let Some((device, found)) = overwritten {
         return Err(OpenError::OverwrittenStart { device, found }.into());
+    }
+    if dropped.is_empty() && !before.damage.iter().any(Damage::is_repairable) {
+        return Ok(RepairReport { after: before.clone(), before, dropped });
     }
     for (place, source) in sources.iter().enumerate() {
         let member = Member::open(source, place, &MemberAccess::alone(buffered));

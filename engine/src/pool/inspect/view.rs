@@ -145,7 +145,7 @@ fn view_device(
             view('B', copies.second_offset, copies.second),
         ],
         protective_mbr: has_protective_mbr(member),
-        overwritten: newest.is_ok().then(|| start::overwritten(member)).flatten(),
+        overwritten: newest.as_ref().ok().and_then(|it| start::overwritten(member, it)),
         newest,
         owner: owner::owner(member).ok().flatten(),
     }

@@ -275,7 +275,9 @@ fn a_holder_block_of_zeroes_is_an_older_copy_where_no_index_says_otherwise() {
     // A device without an index, and all devices that have one.
     for blanks in [&[2][..], &[0, 1]] {
         let disks = disks_of_a_pool();
-        blanks.iter().for_each(|disk| blank(&disks[*disk]));
+        for disk in blanks {
+            blank(&disks[*disk]);
+        }
         let names: Vec<String> = blanks.iter().map(|disk| format!("sim{disk}")).collect();
         assert_eq!(refused(&disks), names);
         let accept = OpenOptions { accept_older_copies: true, ..quick() };

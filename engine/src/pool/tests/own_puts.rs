@@ -26,9 +26,9 @@ fn seal(batch: &mut Batch, name: &str, ids: &[u128]) {
 }
 
 /// Both now and once the pool was opened again.
-fn shows(disks: &[SimDisk], pool: Pool, check: impl Fn(&Pool)) -> Pool {
+fn shows(disks: &[SimDisk], pool: &Pool, check: impl Fn(&Pool)) -> Pool {
     pool.audit().unwrap();
-    check(&pool);
+    check(pool);
     pool.close().unwrap();
     assert_eq!(inspect::check(disks, false, &mut |_| ()).unwrap().damage, []);
     let pool = open(disks);
@@ -46,7 +46,7 @@ fn a_seal_holds_what_its_batch_has_put_before_it_and_else_what_stands() {
     add(&mut batch, 2, &bytes(2, 9_000));
     seal(&mut batch, "after", &[2, 3, 1]);
     batch.commit().unwrap();
-    let pool = shows(&disks, pool, |pool| {
+    let pool = shows(&disks, &pool, |pool| {
         assert_eq!(get(pool, 1), Some(version(1)));
         assert_eq!(get_sealed(pool, "after", 1), version(1));
         assert_eq!(get_sealed(pool, "after", 2), bytes(2, 9_000));
@@ -58,7 +58,7 @@ fn a_seal_holds_what_its_batch_has_put_before_it_and_else_what_stands() {
     seal(&mut batch, "before", &[1]);
     add(&mut batch, 1, &version(2));
     batch.commit().unwrap();
-    let pool = shows(&disks, pool, |pool| {
+    let pool = shows(&disks, &pool, |pool| {
         assert_eq!(get(pool, 1), Some(version(2)));
         assert_eq!(get_sealed(pool, "before", 1), version(1));
     });
@@ -84,7 +84,7 @@ fn what_the_batch_changes_again_is_held_as_it_was_sealed() {
     batch.delete(TensorId(2)).unwrap();
     batch.delete(TensorId(4)).unwrap();
     batch.commit().unwrap();
-    let pool = shows(&disks, pool, |pool| {
+    let pool = shows(&disks, &pool, |pool| {
         assert_eq!((get(pool, 1), get(pool, 2), get(pool, 4)), (Some(version(3)), None, None));
         for (name, number) in [("first", 1), ("twin", 1), ("second", 2)] {
             assert_eq!(get_sealed(pool, name, 1), version(number), "{name}");
@@ -111,7 +111,7 @@ fn seals_that_the_batch_takes_back_hold_nothing_of_it() {
     seal(&mut batch, "b", &[1]);
     batch.drop_seal("b").unwrap();
     batch.commit().unwrap();
-    let pool = shows(&disks, pool, |pool| {
+    let pool = shows(&disks, &pool, |pool| {
         assert_eq!(get_sealed(pool, "a", 1), version(2));
         assert_eq!(pool.seals().unwrap().len(), 1);
         assert_eq!(space(pool).live.0, 70_000_u64.next_multiple_of(4096));
@@ -142,7 +142,7 @@ fn what_the_batch_has_deleted_is_refused_and_a_seal_to_make_it_from_comes_first(
     add(&mut batch, 2, &version(2));
     batch.seal_from("mixed", "old", [TensorId(1), TensorId(2)]).unwrap();
     batch.commit().unwrap();
-    shows(&disks, pool, |pool| {
+    shows(&disks, &pool, |pool| {
         assert_eq!(get_sealed(pool, "mixed", 1), version(0));
         assert_eq!(get_sealed(pool, "mixed", 2), version(2));
         assert_eq!(get(pool, 1), Some(version(1)));

@@ -43,7 +43,8 @@ fn shows_it_is_refused(disks: &[SimDisk], what: &str) {
     let [damage @ Damage::OverwrittenStart { found, .. }] = &report.damage[..] else {
         panic!("{what}: {:?}", report.damage);
     };
-    assert!(found.contains(what) && damage.is_repairable(), "{damage}");
+    assert!(found.contains(what) && !damage.is_repairable(), "{damage}");
+    assert!(inspect::repair(disks, &[], false, &mut |_| ()).is_err(), "{what}: repaired");
     assert!(contents(disks) == before, "{what}: something was written");
 }
 
@@ -144,5 +145,118 @@ fn a_write_that_goes_astray_to_the_start_costs_its_own_tensor_alone() {
         let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
         let [Damage::Tensor(lost)] = &report.damage[..] else { panic!("{:?}", report.damage) };
         assert_eq!(lost.id, TensorId(2));
+    }
+}
+
+const KIB: u64 = 1 << 10;
+
+/// What `zpool create` writes of a label: what the pool is made of, and its ring of uberblocks. The
+/// first 16 KiB stay as they are.
+fn write_zfs_label(disk: &SimDisk, label: u64) {
+    let mut config = vec![0; 112 << 10];
+    config[..4].copy_from_slice(&[1, 1, 0, 0]);
+    config[20..31].copy_from_slice(b"\0\0\0\x07version");
+    disk.overwrite(label + 16 * KIB, &config);
+    let mut ring = vec![0; 128 << 10];
+    for slot in ring.chunks_mut(1 << 10).take(4) {
+        slot[..8].copy_from_slice(&0x00BA_B10C_u64.to_le_bytes());
+    }
+    disk.overwrite(label + 128 * KIB, &ring);
+}
+
+/// Other bytes within a block.
+fn mark(disk: &SimDisk, at: u64, bytes: &[u8]) {
+    let start = at / BLOCK_BYTES * BLOCK_BYTES;
+    let mut block = disk.peek(start, BLOCK);
+    block[(at - start) as usize..][..bytes.len()].copy_from_slice(bytes);
+    disk.overwrite(start, &block);
+}
+
+/// Where the four labels are.
+fn zfs_labels(disk: &SimDisk) -> [u64; 4] {
+    let end = disk.size().0 / (256 * KIB) * 256 * KIB;
+    [0, 256 * KIB, end - 512 * KIB, end - 256 * KIB]
+}
+
+#[test]
+fn a_device_that_was_given_to_zfs_is_refused_though_its_first_superblock_stands() {
+    let (disks, content) = closed();
+    for label in zfs_labels(&disks[1]) {
+        write_zfs_label(&disks[1], label);
+    }
+    shows_it_is_refused(&disks, "a label of ZFS");
+    let taken = inspect::accept_overwritten_start(&disks, false).unwrap();
+    assert_eq!(taken.len(), 1);
+    let pool = open(&disks);
+    assert_eq!(get(&pool, 1).unwrap(), content, "the other device has the index");
+    pool.close().unwrap();
+    assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
+    // Each label alone, and of the first each of its halves.
+    for (label, halves) in [(0, 0..2), (1, 0..1), (3, 0..1)] {
+        for half in halves {
+            let (disks, _) = closed();
+            let at = zfs_labels(&disks[1])[label];
+            let blank = disks[1].peek(at + 16 * KIB, 240 << 10);
+            write_zfs_label(&disks[1], at);
+            if label == 0 {
+                let keep = if half == 0 { (0, 112 << 10) } else { (112 << 10, 240 << 10) };
+                disks[1].overwrite(at + 16 * KIB + keep.0 as u64, &blank[keep.0..keep.1]);
+            }
+            shows_it_is_refused(&disks, "a label of ZFS");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_that_looks_like_a_label_is_none_while_the_second_superblock_stands() {
+    let (disks, _) = closed();
+    let label = zfs_labels(&disks[1])[2];
+    let mut config = vec![0; BLOCK];
+    config[0] = 1;
+    config[20..31].copy_from_slice(b"\0\0\0\x07version");
+    disks[1].overwrite(label + 16 * KIB, &config);
+    assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
+    open(&disks).close().unwrap();
+    let end = disks[1].size().0;
+    disks[1].overwrite(end - BLOCK_BYTES, &[0; BLOCK]);
+    shows_it_is_refused(&disks, "a label of ZFS");
+}
+
+#[test]
+fn whatever_has_a_name_at_either_end_is_refused_as_by_format() {
+    let at_start: [(u64, &[u8], &str); 11] = [
+        (0, b"LUKS\xBA\xBE\0\x02", "LUKS"),
+        (16 * KIB, b"SKUL\xBA\xBE", "LUKS"),
+        (512, b"LABELONE", "LVM"),
+        (1536, b"LABELONE", "LVM"),
+        (3, b"NTFS    ", "NTFS"),
+        (3, b"EXFAT   ", "exFAT"),
+        (1024, &[0x10, 0x20, 0xF5, 0xF2], "f2fs"),
+        (1080, &[0x53, 0xEF], "ext4"),
+        (65_526, b"SWAPSPACE2", "swap"),
+        (65_600, b"_BHRfS_M", "btrfs"),
+        (64 * KIB, &[0x01, 0x16, 0x19, 0x70], "gfs2"),
+    ];
+    for (at, bytes, name) in at_start {
+        let (disks, _) = closed();
+        mark(&disks[1], at, bytes);
+        shows_it_is_refused(&disks, name);
+    }
+    let size = ByteCount::mib(4).0;
+    let at_end: [(u64, &[u8], &str); 5] = [
+        (size - 512, b"EFI PART", "GPT"),
+        (size - 8192, &[0xFC, 0x4E, 0x2B, 0xA9, 1, 0, 0, 0], "md"),
+        (size - 65_536, &[0xFC, 0x4E, 0x2B, 0xA9, 0, 0, 0, 0, 90, 0, 0, 0], "md"),
+        (size - 1024, b"Intel Raid ISM Cfg Sig. ", "Intel"),
+        (size - 4096 + 60, &[0x83, 0x74, 0x02, 0x6D], "DRBD"),
+    ];
+    for (at, bytes, name) in at_end {
+        let (disks, content) = closed();
+        disks[1].overwrite(size - BLOCK_BYTES, &[0; BLOCK]);
+        mark(&disks[1], at, bytes);
+        shows_it_is_refused(&disks, name);
+        inspect::accept_overwritten_start(&disks, false).unwrap();
+        let pool = open(&disks);
+        assert_eq!(get(&pool, 1).unwrap(), content, "{name}");
     }
 }

@@ -8,7 +8,7 @@ use tidelog_engine::pool::inspect::{CheckReport, Damage, DropName, check};
 
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
-use crate::outcome::{CommandReport, FormatFailure};
+use crate::outcome::{CommandReport, FormatFailure, OVERWRITTEN_HELP};
 
 pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     let bar = progress_bar("verifying");
@@ -19,6 +19,9 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     let report = report?;
     let mut text = text(&report);
     let repairable = report.damage.iter().filter(|it| it.is_repairable()).count();
+    if report.damage.iter().any(|it| matches!(it, Damage::OverwrittenStart { .. })) {
+        let _ = writeln!(text, "{OVERWRITTEN_HELP}");
+    }
     if report.damage.iter().any(|it| matches!(it, Damage::OlderCopy { .. })) {
         text.push_str(
             "put back what was used last; only if that is lost for good, or if nothing is LOST here: \
@@ -70,6 +73,7 @@ pub(super) fn text(report: &CheckReport) -> String {
     for damage in &report.damage {
         let kind = match damage {
             Damage::OlderCopy { .. } => "OLDER",
+            Damage::OverwrittenStart { .. } => "OVERWRITTEN",
             damage if damage.is_repairable() => "damaged",
             _ => "LOST",
         };

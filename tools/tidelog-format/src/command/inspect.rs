@@ -158,6 +158,7 @@ pub(super) fn seals_json(seals: &[SealDescription]) -> Value {
         json!({
             "name": seal.name,
             "sealed_at": seal.sealed_at,
+            "order": seal.order,
             "tensors": seal.tensors,
             "bytes": seal.bytes.0,
             "alone_bytes": seal.alone.0,
