@@ -250,7 +250,7 @@ impl Targets {
         let refusal = |reason| DeviceRefusal { device: target.given.clone(), reason };
         let reasons = match self.controllers.holds(&target.given) {
             Some(held) => held.map(|reason| reason.into_iter().map(refusal).collect()),
-            None => refusals(target, &self.system, &program_directories()),
+            None => refusals(target, &self.system, &program_directories(), &[]),
         };
         let mut reasons: Vec<DeviceRefusal> = reasons.map_err(|source| {
             let what = format!("{}: cannot find out what it holds", target.given);

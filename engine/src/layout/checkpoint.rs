@@ -13,7 +13,7 @@ use super::entry::{
 use super::seal::{HeldVersion, Seal, encode_seal};
 use super::{BLOCK_BYTES, checksum_of};
 
-const MAGIC: [u8; 8] = *b"TIDEINDX";
+pub(super) const MAGIC: [u8; 8] = *b"TIDEINDX";
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

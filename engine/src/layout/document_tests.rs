@@ -8,6 +8,7 @@ use super::entry::{EntryOnMedia, RunOnMedia};
 use super::holder::HolderOnMedia;
 use super::owner::OwnerOnMedia;
 use super::superblock::{ShareOnMedia, SuperblockOnMedia};
+use super::unfinished::UnfinishedOnMedia;
 use super::*;
 use crate::units::ByteCount;
 
@@ -30,6 +31,7 @@ fn the_document_shows_every_structure_as_it_is() {
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
             shares, formatted_at, depth, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
+        fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
             event, opening, confirmed, confirmed_opening, event_checksum, reserved),
         fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,

@@ -23,6 +23,7 @@ mod owner;
 mod seal;
 mod superblock;
 mod tensor;
+mod unfinished;
 
 pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
 pub use checkpoint::{
@@ -41,6 +42,7 @@ pub use superblock::{
     FORMAT_VERSION, MAGIC, Superblock, SuperblockError, is_protective_mbr, protective_mbr,
 };
 pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
+pub use unfinished::{CALIBRATION_MARK, SECTOR_BYTES, UnfinishedFormat};
 
 /// The unit of everything on the media: one block. No extent starts or ends off a block boundary.
 pub const BLOCK_BYTES: u64 = 4096;

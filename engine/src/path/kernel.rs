@@ -1,12 +1,15 @@
 //! Members that a person names: files and block devices, which the kernel drives, and controllers,
 //! which SPDK drives.
 
+use std::fs::Metadata;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 
 use super::choose::{KernelDevices, PathProvider};
+use super::device::blank::Leftover;
 use super::device::lock::LockedFile;
-use super::device::users::other_use_unless;
+use super::device::users::{lock_of_others, other_use_unless};
 use super::device::{
     ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
 };
@@ -55,11 +58,13 @@ impl MemberSource for DeviceSpec {
         let _ = std::fs::remove_file(self.target());
     }
 
-    /// Refuses a file that another program may write or has locked. Who has a share of a pool on it
-    /// is named by the lock on that; a block device is claimed.
+    /// Refuses a file or block device that another program has locked, and a file that one may
+    /// write: a block device is claimed. Who has a share of a pool on it is named by the lock on
+    /// that.
     fn refuse_other_users(&self, shares: Range<u32>) -> Result<(), DeviceOpenError> {
         let path = self.target();
-        if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        let is_device = |it: Metadata| it.is_file() || it.file_type().is_block_device();
+        if !path.metadata().is_ok_and(is_device) {
             return Ok(());
         }
         // Another formatter has it open a moment before it has the shares.
@@ -108,7 +113,12 @@ fn open_to_write(
     }
     let lock = LockedFile::acquire(&path, shares)?;
     let device = open_locked(spec, &lock, mode)?;
-    Ok((lock, device))
+    // Others may have it open, for other shares of the pool; but none has reason to lock it.
+    match lock_of_others(&path) {
+        Ok(None) => Ok((lock, device)),
+        Ok(Some(how)) => Err(DeviceOpenError::Used { path, how }.into()),
+        Err(source) => Err(DeviceOpenError::Open { path, source }.into()),
+    }
 }
 
 /// Opens a device, which says what a path is that is no device at all; then keeps writers out of
@@ -213,8 +223,8 @@ impl MemberDevice for KernelMember {
         self.lock.deallocate(offset, length)
     }
 
-    fn first_byte_set(&self) -> io::Result<Option<u64>> {
-        self.lock.first_byte_set(self.size().0)
+    fn first_byte_set(&self, left: Leftover<'_>) -> io::Result<Option<u64>> {
+        self.lock.first_byte_set(self.size().0, left)
     }
 
     fn provider(

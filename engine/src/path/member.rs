@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::choose::{Backend, PathProvider};
-use super::device::blank::first_byte_set_by;
+use super::device::blank::{Leftover, first_byte_set_by};
 use super::device::{ControllerName, DeviceIdentity, DeviceOpenError, OpenMode};
 use super::endurance::Endurance;
 use super::kind::PathChoice;
@@ -169,12 +169,13 @@ pub trait MemberDevice: Any + Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The first byte that is not zero, of those that tell whether it is blank.
+    /// The first byte that is not zero, of those that tell whether it is blank, in a block that is
+    /// no leftover.
     ///
     /// # Errors
     /// It cannot be read.
-    fn first_byte_set(&self) -> io::Result<Option<u64>> {
-        first_byte_set_by(|start, length| self.read(start, length as usize), self.size().0)
+    fn first_byte_set(&self, left: Leftover<'_>) -> io::Result<Option<u64>> {
+        first_byte_set_by(|start, length| self.read(start, length as usize), self.size().0, left)
     }
 
     /// What opens the data path to all of these members, in stripe order, of which this is the

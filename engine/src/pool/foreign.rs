@@ -28,6 +28,7 @@ const MD: [u8; 4] = [0xFC, 0x4E, 0x2B, 0xA9];
 const AT_START: &[(u64, &[u8], &str)] = &[
     (512, b"EFI PART", "a partition table (GPT)"),
     (SUPERBLOCK_OFFSET, b"EFI PART", "a partition table (GPT)"),
+    (SUPERBLOCK_OFFSET, b"UNFINISH", "the mark of an unfinished format"),
     (0, &MD, "a RAID superblock (md)"),
     (SUPERBLOCK_OFFSET, &MD, "a RAID superblock (md)"),
     (SUPERBLOCK_OFFSET + 24, &[0xC6, 0x85, 0x73, 0xF6], "a superblock of bcache or bcachefs"),

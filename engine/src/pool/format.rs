@@ -1,6 +1,9 @@
 //! Making a pool out of devices.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,10 +16,11 @@ use super::options::{FormatOptions, PoolDescription};
 use super::superblock_copies::known_geometries;
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
-    SuperblockError, protective_mbr,
+    SuperblockError, UnfinishedFormat, protective_mbr,
 };
 use crate::log::{ChangeLog, LogMedia, LogPlace};
-use crate::path::{MemberSource, OpenMode};
+use crate::path::device::blank::first_byte_set;
+use crate::path::{DeviceSpec, MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -96,8 +100,9 @@ fn format<Source: MemberSource>(
     let mut members: Vec<Option<Member>> = Vec::new();
     for (place, source) in sources.iter().enumerate() {
         let exists = source.check_exists().is_ok();
-        members.push(if exists { Some(existing(source, place, options)?) } else { None });
+        members.push(if exists { Some(open_existing(source, place, options)?) } else { None });
     }
+    refuse_content(members.iter().flatten(), options)?;
     let sizes = sources.iter().enumerate().zip(&members).map(|(source, member)| {
         let found = member.as_ref().map_or(ByteCount::ZERO, |member| member.size());
         usable_size(source, found, options)
@@ -171,13 +176,36 @@ pub(super) fn existing<Source: MemberSource>(
     place: usize,
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
+    let member = open_existing(source, place, options)?;
+    refuse_content(std::iter::once(&member), options)?;
+    Ok(member)
+}
+
+/// Locks and opens a device that nobody else uses, whatever it holds.
+fn open_existing<Source: MemberSource>(
+    source: &Source,
+    place: usize,
+    options: &FormatOptions,
+) -> Result<Member, FormatError> {
     let access = MemberAccess::alone(options.buffered);
     source.refuse_other_users(access.shares.clone())?;
-    let member = Member::open(source, place, &access)?;
-    let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
-        || member.controller().is_some_and(|it| options.overwrite_controllers.contains(it));
-    refuse_content(&member, options.overwrite || named)?;
-    Ok(member)
+    Ok(Member::open(source, place, &access)?)
+}
+
+/// Whether nothing is there of the device that this names: no file, or one that a format which was
+/// interrupted has left: the mark, or where the name is Tidelog's own, zeroes.
+pub fn is_unmade(spec: &DeviceSpec) -> bool {
+    let holds_nothing = |path: &Path| -> io::Result<bool> {
+        if !path.metadata()?.is_file() {
+            return Ok(false);
+        }
+        let (file, mut block) = (File::open(path)?, vec![0; BLOCK_BYTES as usize]);
+        let is_marked = file.read_exact_at(&mut block, SUPERBLOCK_OFFSET).is_ok()
+            && UnfinishedFormat::decode(&block).is_some();
+        let is_zero = || first_byte_set(&file, file.metadata()?.len(), &|_| false);
+        Ok(is_marked || (spec.path().is_dir() && is_zero()?.is_none()))
+    };
+    !spec.exists() || holds_nothing(&spec.target()).unwrap_or(false)
 }
 
 /// Gives all bytes of the block devices back to them. The bytes of a file stay reserved.
@@ -199,28 +227,61 @@ fn discard(members: &[Member], progress: Progress<'_>) -> Result<(), FormatError
     Ok(())
 }
 
-/// Refuses a device that holds anything, unless it may be lost.
-fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
-    if overwrite || member.size() == ByteCount::ZERO {
-        return Ok(());
-    }
-    match member.superblock() {
-        Ok(superblock) => {
-            return Err(FormatError::HoldsPool { device: member.name(), pool: superblock.pool });
-        }
-        Err(SuperblockError::Absent) => (),
+/// Refuses devices that hold anything, unless it may be lost, or a format that was interrupted has
+/// left it.
+fn refuse_content<'a>(
+    members: impl Iterator<Item = &'a Member> + Clone,
+    options: &FormatOptions,
+) -> Result<(), FormatError> {
+    // Where it had begun to write the superblocks, one device has its own and the next the mark.
+    let unfinished: Vec<u128> = members.clone().filter_map(|it| unfinished_pool(it)).collect();
+    let may_be_lost = |member: &Member| {
+        options.overwrite
+            || member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
+            || member.controller().is_some_and(|it| options.overwrite_controllers.contains(it))
+            || member.size() == ByteCount::ZERO
+    };
+    let mut kept = members.filter(|member| !may_be_lost(member));
+    kept.try_for_each(|member| refuse_content_of(member, &unfinished))
+}
+
+fn refuse_content_of(member: &Member, unfinished: &[u128]) -> Result<(), FormatError> {
+    let device = || member.name();
+    let is_marked = unfinished_pool(member).is_some();
+    let superblock = match member.superblock() {
+        Ok(superblock) => Some(superblock),
+        Err(SuperblockError::Absent) => None,
+        Err(_) if is_marked => None,
         Err(damaged) => {
             let found = format!("a superblock that cannot be used: {damaged}");
-            return Err(FormatError::HoldsData { device: member.name(), found });
+            return Err(FormatError::HoldsData { device: device(), found });
         }
+    };
+    let pool = superblock.map(|it| it.pool).filter(|_| !is_marked);
+    let is_unfinished = is_marked || pool.is_some_and(|it| unfinished.contains(&it));
+    if let Some(pool) = pool.filter(|_| !is_unfinished) {
+        return Err(FormatError::HoldsPool { device: device(), pool });
     }
-    let found = member.first_byte_set().map_err(|source| FormatError::System {
-        what: format!("cannot read {}", member.name()),
+    let left = |block: &[u8]| is_unfinished && UnfinishedFormat::may_have_left(block);
+    let found = member.first_byte_set(&left).map_err(|source| FormatError::System {
+        what: format!("cannot read {}", device()),
         source,
     })?;
-    let Some(at) = found else { return Ok(()) };
-    let found = format!("data at byte {at}");
-    Err(FormatError::HoldsData { device: member.name(), found })
+    match (found, pool) {
+        (None, _) => Ok(()),
+        // It is whole, and was used.
+        (Some(_), Some(pool)) => Err(FormatError::HoldsPool { device: device(), pool }),
+        (Some(at), None) => {
+            let found = format!("data at byte {at}");
+            Err(FormatError::HoldsData { device: device(), found })
+        }
+    }
+}
+
+/// The pool that was to be made of this device by a format that has not ended.
+fn unfinished_pool(member: &Member) -> Option<u128> {
+    let block = member.read(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize).ok()?;
+    UnfinishedFormat::decode(&block).map(|mark| mark.pool)
 }
 
 /// Writes everything a pool is made of; the superblocks last, because they are what counts.
@@ -245,7 +306,7 @@ fn write(
             .map_err(|error| half_way(&*error))?;
         reactor.close().map_err(|error| half_way(&error))
     };
-    through_reactor(&|media| clear_ends(media, members))?;
+    through_reactor(&|media| clear_ends(media, members, UnfinishedFormat { pool }))?;
     let (geometry, depth) = if options.calibrate {
         calibrated(members, sizes, &geometry, options, progress)?
     } else {
@@ -297,24 +358,36 @@ fn calibrated(
 type Written = Result<(), Box<dyn std::error::Error>>;
 
 /// Until the end no device may look like part of any pool, and never again like anything else: RAID
-/// and partition tables also stand at the end, and a forgotten one would be assembled again.
-fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
+/// and partition tables also stand at the end, and a forgotten one would be assembled again. The
+/// mark says that what is written from now on is ours.
+fn clear_ends(media: &MetadataIo<'_>, members: &Members, mark: UnfinishedFormat) -> Written {
     let known = known_geometries(members.0.iter());
     let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(&known)).collect();
     for (device, member) in (0..).zip(&members.0) {
         let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
         let blank = BLANK_BYTES.min(size);
         for start in [0, size - blank] {
-            media.write(device, start, vec![0; blank as usize])?;
+            media.write(device, start, blank_but_for(mark, start, blank as usize))?;
         }
         // An older pool's second superblock may stand anywhere; with the rest of that pool it would
         // make one again.
-        for place in &marks[usize::from(device)] {
+        for place in marks[usize::from(device)].iter().filter(|it| **it != SUPERBLOCK_OFFSET) {
             media.write(device, *place, vec![0; BLOCK_BYTES as usize])?;
         }
         media.flush(device)?;
     }
     Ok(())
+}
+
+/// Zeroes for so many bytes from `start` on, and the mark in its place if that is among them.
+fn blank_but_for(mark: UnfinishedFormat, start: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    if let Some(at) = SUPERBLOCK_OFFSET.checked_sub(start)
+        && let Some(place) = bytes.get_mut(at as usize..(at + BLOCK_BYTES) as usize)
+    {
+        place.copy_from_slice(&mark.encode());
+    }
+    bytes
 }
 
 /// Writes the shares' empty indices, and a superblock like this one on every device.
@@ -325,6 +398,8 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
         let place = LogPlace::new(pool, share, &geometry).ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
+    // What they lead to is there before them. Each takes the place of its device's mark.
+    devices.clone().try_for_each(|device| media.flush(device))?;
     for (device, member) in devices.clone().zip(&members.0) {
         let superblock = Superblock { device: device.into(), ..*superblock };
         if member.is_block_device() {
@@ -340,11 +415,8 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
 /// A number that nobody else has.
 pub(super) fn random_id() -> Result<u128, FormatError> {
     let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .map_err(|source| FormatError::System {
-            what: "cannot read /dev/urandom".into(),
-            source,
-        })?;
+    File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes)).map_err(
+        |source| FormatError::System { what: "cannot read /dev/urandom".into(), source },
+    )?;
     Ok(u128::from_le_bytes(bytes))
 }

@@ -70,7 +70,7 @@ pub use error::{
     ReclaimError, ScrubError, SealError, Unusable,
 };
 pub use events::OlderCopy;
-pub use format::FormatProgress;
+pub use format::{FormatProgress, is_unmade};
 pub use lba::{LbaError, set_lba_format};
 pub use options::{
     CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
@@ -383,8 +383,8 @@ impl Pool {
         self.0.close()
     }
 
-    /// The same, waiting no longer than this for devices: what is in flight then is stopped, commits
-    /// that were started are in doubt, and it returns half a second later at most.
+    /// The same, waiting no longer than this for devices: what is in flight then is stopped,
+    /// commits that were started are in doubt, and it returns half a second later at most.
     ///
     /// # Errors
     /// As [`Self::close`].

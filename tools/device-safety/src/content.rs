@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
+use tidelog_engine::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, UnfinishedFormat};
 use tidelog_engine::path::device::blank::{START_BYTES, partition_starts};
 
 /// Something on a device that has a name.
@@ -46,6 +47,26 @@ impl std::fmt::Display for Signature {
 /// must not depend on the caller's environment.
 pub fn program_directories() -> Vec<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from).to_vec()
+}
+
+/// The pool that was to be made of the device or file at `path` by a format that was interrupted.
+pub fn unfinished_pool(path: &Path) -> Option<u128> {
+    UnfinishedFormat::decode(&first_superblock(path)?).map(|mark| mark.pool)
+}
+
+/// Whether such a format left the device or file, itself marked or with a superblock of one of
+/// these pools, whose other devices are. What it may have left is nobody's
+/// ([`UnfinishedFormat::may_have_left`]).
+pub(super) fn is_unfinished(path: &Path, unfinished: &[u128]) -> bool {
+    let Some(block) = first_superblock(path) else { return false };
+    UnfinishedFormat::decode(&block).is_some()
+        || Superblock::decode(&block).is_ok_and(|it| unfinished.contains(&it.pool))
+}
+
+fn first_superblock(path: &Path) -> Option<Vec<u8>> {
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    File::open(path).ok()?.read_exact_at(&mut block, SUPERBLOCK_OFFSET).ok()?;
+    Some(block)
 }
 
 /// What has a name on the device or in the file at `path`, as far as the programs tell.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use tidelog_engine::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, UnfinishedFormat};
 use tidelog_engine::path::device::blank::first_byte_set_by;
 use tidelog_engine::path::spdk::{AdminQueue, Controller, SpdkControllers};
 use tidelog_engine::path::{ControllerName, PathProvider};
@@ -41,8 +42,11 @@ impl ClaimedController {
     /// It cannot be read.
     pub fn holds(&self) -> io::Result<Option<Reason>> {
         let mut admin_queue = AdminQueue::new(&self.0)?;
+        let mark = admin_queue.read(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize)?;
+        let is_unfinished = UnfinishedFormat::decode(&mark).is_some();
+        let left = |block: &[u8]| is_unfinished && UnfinishedFormat::may_have_left(block);
         let read = |start, length: u64| admin_queue.read(start, length as usize);
-        Ok(first_byte_set_by(read, self.size().0)?.map(|at| Reason::NotBlank { at }))
+        Ok(first_byte_set_by(read, self.size().0, &left)?.map(|at| Reason::NotBlank { at }))
     }
 
     /// Whether a data path to it is open.

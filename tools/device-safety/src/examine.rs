@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::layout::{SuperblockError, UnfinishedFormat};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::first_byte_set;
 use tidelog_engine::path::device::users::other_use;
@@ -13,13 +13,16 @@ use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
-use super::content::{signatures, signatures_of_partitions};
+use super::content::{is_unfinished, signatures, signatures_of_partitions};
 use super::controller::ClaimedController;
 use super::refusal::{DeviceRefusal, Reason};
 use super::system::{BlockDevice, DeviceNumber, System, is_claimed};
 use super::target::{NamedDevice, TargetKind};
 
-/// Everything that speaks against writing this device.
+/// Everything that speaks against writing this device. These pools are `unfinished`, as other
+/// devices that are named with it say ([`unfinished_pool`]).
+///
+/// [`unfinished_pool`]: super::unfinished_pool
 ///
 /// # Errors
 /// It could not be looked at, so nothing is known.
@@ -27,12 +30,14 @@ pub fn refusals(
     target: &NamedDevice,
     system: &System,
     programs: &[PathBuf],
+    unfinished: &[u128],
 ) -> io::Result<Vec<DeviceRefusal>> {
     let mut reasons = users(target, system)?;
     if may_be_read(target, &reasons) {
-        let mut content = named_content(target, programs);
+        let left = is_unfinished(&target.path, unfinished);
+        let mut content = named_content(target, programs, left);
         if content.is_empty() {
-            content.extend(unnamed_content(target)?);
+            content.extend(unnamed_content(target, left)?);
         }
         reasons.extend(content);
     }
@@ -52,7 +57,8 @@ pub fn users_and_names(
 ) -> io::Result<Vec<Reason>> {
     let mut reasons = users(target, system)?;
     if may_be_read(target, &reasons) {
-        reasons.extend(named_content(target, programs));
+        let left = is_unfinished(&target.path, &[]);
+        reasons.extend(named_content(target, programs, left));
     }
     Ok(reasons)
 }
@@ -151,11 +157,13 @@ fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     reasons
 }
 
-fn named_content(target: &NamedDevice, programs: &[PathBuf]) -> Vec<Reason> {
-    let mut reasons = pool_reasons(&target.spec());
+/// What it holds that has a name; not what an interrupted format `left`.
+fn named_content(target: &NamedDevice, programs: &[PathBuf], left: bool) -> Vec<Reason> {
+    let mut reasons = if left { Vec::new() } else { pool_reasons(&target.spec()) };
     // What the kernel does not drive has no node that a program could look at.
     if !matches!(target.kind, TargetKind::Controller(_)) {
         let mut signatures = signatures(&target.path, programs);
+        signatures.retain(|it| !(left && it.name == "PMBR"));
         // Behind what is known of the whole device, a name within it says little more.
         if signatures.is_empty() && reasons.is_empty() {
             signatures = signatures_of_partitions(&target.path, target.size.0, programs);
@@ -168,11 +176,12 @@ fn named_content(target: &NamedDevice, programs: &[PathBuf]) -> Vec<Reason> {
     reasons
 }
 
-fn unnamed_content(target: &NamedDevice) -> io::Result<Option<Reason>> {
+fn unnamed_content(target: &NamedDevice, left: bool) -> io::Result<Option<Reason>> {
     if let TargetKind::Controller(name) = &target.kind {
         return ClaimedController::to(name)?.holds();
     }
-    let found = first_byte_set(&File::open(&target.path)?, target.size.0)?;
+    let left = |block: &[u8]| left && UnfinishedFormat::may_have_left(block);
+    let found = first_byte_set(&File::open(&target.path)?, target.size.0, &left)?;
     Ok(found.map(|at| Reason::NotBlank { at }))
 }
 

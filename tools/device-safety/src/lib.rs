@@ -16,7 +16,9 @@ mod refusal;
 mod system;
 mod target;
 
-pub use content::{Signature, program_directories, signatures, signatures_of_partitions};
+pub use content::{
+    Signature, program_directories, signatures, signatures_of_partitions, unfinished_pool,
+};
 pub use controller::ClaimedController;
 pub use examine::{refusals, users_and_names};
 pub use refusal::{DeviceRefusal, Reason};

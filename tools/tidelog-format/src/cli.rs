@@ -32,6 +32,8 @@ never written. A device that holds a file system, RAID, LVM, a partition table, 
 or anything else that is not blank is written only if it is named twice:
   tidelog-format format /dev/nvme1n1 --overwrite /dev/nvme1n1 --yes
 
+What an interrupted format has left counts as blank.
+
 A pool has no redundancy: losing one device loses the tensors of the whole pool.";
 
 const LBA_HELP: &str = "\

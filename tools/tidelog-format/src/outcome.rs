@@ -195,7 +195,7 @@ impl From<OpenError> for FormatFailure {
                 FormatExit::Damaged,
                 "`check` says what is damaged; what it lists as lost cannot be repaired",
             ),
-            OpenError::Device(DeviceOpenError::InUse { .. }) => {
+            OpenError::Device(DeviceOpenError::InUse { .. } | DeviceOpenError::Used { .. }) => {
                 (FormatExit::Refused, "unmount it, or stop what holds it")
             }
             OpenError::Device(DeviceOpenError::NoDirect { .. }) => {

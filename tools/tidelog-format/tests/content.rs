@@ -133,7 +133,7 @@ fn lost_partition(
     assert!(reason.contains(&format!("{name} at {start:#x}")), "{reason}");
     tool(&["format", device.node(), "--yes"]).expect(4);
     // The engine, which looks again, finds it by itself.
-    let found = first_byte_set(&File::open(device.node()).unwrap(), size).unwrap();
+    let found = first_byte_set(&File::open(device.node()).unwrap(), size, &|_| false).unwrap();
     assert!(found.is_some_and(|at| at >= start), "{found:?}");
     let spec = DeviceSpec::new(device.node());
     let refused = Pool::format(&[spec], &FormatOptions::default());
@@ -302,7 +302,7 @@ fn without_any_program_what_has_a_name_is_still_not_blank() {
         return;
     }
     assert_eq!(signatures(Path::new(&file), &[]), []);
-    assert!(first_byte_set(&File::open(&file).unwrap(), 64 * MIB).unwrap().is_some());
+    assert!(first_byte_set(&File::open(&file).unwrap(), 64 * MIB, &|_| false).unwrap().is_some());
     // With blkid alone, as on a machine that has no wipefs.
     let blkid = Path::new("/usr/sbin/blkid");
     if blkid.exists() {

@@ -12,6 +12,8 @@ use common::{
     Finally, Loop, format_of, open, overwrite_of, pool, program, sparse, temporary, tool,
 };
 use tidelog_device_safety::{DeviceNumber, Reason, System};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
@@ -259,6 +261,54 @@ fn a_file_that_a_program_has_locked_is_refused() {
         drop(guest);
     }
     assert_eq!(format_of(&image).code, 0);
+}
+
+/// Shared locks are enough: a program that reads a disk and would not have it written.
+#[test]
+fn a_block_device_that_a_program_has_locked_is_refused_and_a_pool_on_it_not_opened() {
+    use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
+    let Some(device) = Loop::new("locked-block", 64 * MIB) else { return };
+    let specs = [DeviceSpec::new(device.node())];
+    let open = || fs::File::open(device.node()).unwrap();
+    let shows_it_is_refused = || {
+        is_refused_whatever_is_said(device.node(), "locked");
+        let refused =
+            Pool::format(&specs, &FormatOptions { overwrite: true, ..FormatOptions::default() });
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(device.node()) && text.contains("locked by another"), "{text}");
+    };
+    let shows_it_is_not_opened = || {
+        let text = Pool::open(&specs, &OpenOptions::default()).err().unwrap().to_string();
+        assert!(text.contains(device.node()) && text.contains("locked by another"), "{text}");
+    };
+    let byte = nix::libc::flock {
+        l_type: nix::libc::F_RDLCK as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: 4096,
+        l_len: 1,
+        l_pid: 0,
+    };
+    for pool_is_there in [false, true] {
+        let guest = open();
+        fcntl(&guest, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
+        if pool_is_there {
+            shows_it_is_not_opened()
+        } else {
+            shows_it_is_refused()
+        }
+        drop(guest);
+        let guest = Flock::lock(open(), FlockArg::LockSharedNonblock).unwrap();
+        if pool_is_there {
+            shows_it_is_not_opened()
+        } else {
+            shows_it_is_refused()
+        }
+        drop(guest);
+        if !pool_is_there {
+            tool(&["format", device.node(), "--yes"]).expect(0);
+        }
+    }
+    Pool::open(&specs, &OpenOptions::default()).unwrap().close().unwrap();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{FlockOperation, flock};
 use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription, is_unmade};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::CudaUnavailable;
 use tidelog_gds::{CallerRegion, Gpu, StagedGpu};
@@ -76,8 +76,9 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     let mut made = None;
     let making = lock_folder_of(&devices)?;
     let may_make = !config.must_exist && !config.read_only;
-    if may_make && devices.iter().all(|device| !device.exists()) {
+    if may_make && devices.iter().all(is_unmade) {
         let device_size = device_size(&devices, config)?;
+        devices.iter().try_for_each(|device| lengthen(device, device_size))?;
         let options = FormatOptions {
             device_size: Some(device_size),
             stripe_unit: stripe_unit(config.place, ByteCount(config.staging)),
@@ -102,6 +103,19 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     };
     let pool = Pool::open(&devices, &options)?;
     Ok(OpenedPool { pool, made })
+}
+
+/// Makes a file that a format left which was interrupted as long as the device is to be.
+fn lengthen(device: &DeviceSpec, size: ByteCount) -> Result<(), Failure> {
+    if !device.exists() {
+        return Ok(());
+    }
+    let path = device.target();
+    let lengthened = File::options().write(true).open(&path).and_then(|file| {
+        let length = file.metadata()?.len();
+        file.set_len(length.max(size.0))
+    });
+    lengthened.map_err(|error| Failure::pool(format!("{}: {error}", path.display())))
 }
 
 /// The stripe unit of a pool that is made. A piece of a transfer is no longer, and so is a copy

@@ -142,6 +142,32 @@ fn the_files_of_a_pool_that_is_made_have_their_space_unless_they_shall_be_sparse
 }
 
 #[test]
+fn a_file_that_was_half_made_is_no_pool_that_is_there() {
+    use tidelog_engine::layout::{SUPERBLOCK_OFFSET, UnfinishedFormat};
+    for marked in [false, true] {
+        let folder = Folder::new("half-made");
+        let devices = folder.text();
+        let path = std::path::Path::new(devices.to_str().unwrap()).join("tidelog.device");
+        let mut left = vec![0; 9 << 20];
+        if marked {
+            let mark = UnfinishedFormat { pool: 7 }.encode();
+            left[SUPERBLOCK_OFFSET as usize..][..mark.len()].copy_from_slice(&mark);
+        }
+        std::fs::write(&path, left).unwrap();
+        assert_eq!(tide_pool_close(open_pool(&folder, POOL_SIZE)), TIDE_READY);
+        assert_eq!(path.metadata().unwrap().len(), POOL_SIZE);
+    }
+    // What anybody else has there is not made a pool of.
+    let folder = Folder::new("not-half-made");
+    let devices = folder.text();
+    std::fs::write(std::path::Path::new(devices.to_str().unwrap()).join("tidelog.device"), "notes")
+        .unwrap();
+    let options = pool_options(&devices, POOL_SIZE, 0, c"auto");
+    // SAFETY: the texts live across the call; there is no arena.
+    assert_eq!(unsafe { try_open_pool_with(&options) }, Err(TIDE_POOL_FAILED));
+}
+
+#[test]
 fn flags_that_this_version_does_not_know_are_refused_by_their_bits() {
     let folder = Folder::new("flags");
     let pool = open_pool(&folder, POOL_SIZE);

@@ -62,17 +62,20 @@ fn spare_superblocks() -> impl Iterator<Item = u64> {
     ext.chain(btrfs).flat_map(|spare| [spare, spare + MIB])
 }
 
-/// The first byte that is not zero, of those that are looked at. Of a regular file that is all that
-/// its file system has stored.
+/// Whether a block is of no use to anybody, though it be not all zeroes.
+pub type Leftover<'a> = &'a dyn Fn(&[u8]) -> bool;
+
+/// The first byte that is not zero, of those that are looked at, in a block that is no leftover. Of
+/// a regular file that is all that its file system has stored.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
+pub fn first_byte_set(file: &File, size: u64, left: Leftover<'_>) -> io::Result<Option<u64>> {
     let read = |start, length| read_bytes(file, start, length);
     if file.metadata()?.is_file() {
-        return first_byte_stored(file, size);
+        return first_byte_stored(file, size, left);
     }
-    first_byte_set_by(read, size)
+    first_byte_set_by(read, size, left)
 }
 
 /// The same of a device that `read` reads: `length` bytes, at most a MiB, from `start` on.
@@ -82,6 +85,7 @@ pub fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
 pub fn first_byte_set_by(
     read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
     size: u64,
+    left: Leftover<'_>,
 ) -> io::Result<Option<u64>> {
     let front = [(0, FRONT_BYTES)];
     let back = [(size.saturating_sub(BACK_BYTES), BACK_BYTES)];
@@ -93,7 +97,7 @@ pub fn first_byte_set_by(
     let beyond_front =
         starts.chain(spares).chain(samples).filter(|(start, _)| *start >= FRONT_BYTES);
     let places = front.into_iter().chain(back).chain(beyond_front);
-    byte_set_in_any(read, places.flat_map(|(start, length)| reads(start, length, size)))
+    byte_set_in_any(read, places.flat_map(|(start, length)| reads(start, length, size)), left)
 }
 
 /// One place in each of as many equal parts, somewhere in its part. Always the same ones, so that
@@ -114,18 +118,19 @@ fn reads(start: u64, length: u64, size: u64) -> impl Iterator<Item = (u64, u64)>
 
 /// The first byte of a regular file that is not zero. The file system knows where something was
 /// written; that is not much of a file that is blank, however large.
-fn first_byte_stored(file: &File, size: u64) -> io::Result<Option<u64>> {
+fn first_byte_stored(file: &File, size: u64, left: Leftover<'_>) -> io::Result<Option<u64>> {
     let mut start = 0;
     while start < size {
         let from = i64::try_from(start).map_err(io::Error::other)?;
         start = match lseek(file, from, Whence::SeekData) {
-            Ok(data) => data.cast_unsigned(),
+            // Blocks of the file system may be smaller.
+            Ok(data) => data.cast_unsigned() / SAMPLE_BYTES * SAMPLE_BYTES,
             Err(Errno::ENXIO) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let length = READ_BYTES.min(size.saturating_sub(start));
         let read = |start, length| read_bytes(file, start, length);
-        if let found @ Some(_) = byte_set_in_any(read, [(start, length)])? {
+        if let found @ Some(_) = byte_set_in_any(read, [(start, length)], left)? {
             return Ok(found);
         }
         start += length;
@@ -141,11 +146,18 @@ fn read_bytes(file: &File, start: u64, length: u64) -> io::Result<Vec<u8>> {
 fn byte_set_in_any(
     mut read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
     places: impl IntoIterator<Item = (u64, u64)>,
+    left: Leftover<'_>,
 ) -> io::Result<Option<u64>> {
     for (start, length) in places {
         let bytes = read(start, length)?;
-        if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
-            return Ok(Some(start + at as u64));
+        let blocks =
+            (start..).step_by(SAMPLE_BYTES as usize).zip(bytes.chunks(SAMPLE_BYTES as usize));
+        for (start, block) in blocks {
+            if let Some(at) = block.iter().position(|byte| *byte != 0)
+                && !left(block)
+            {
+                return Ok(Some(start + at as u64));
+            }
         }
     }
     Ok(None)
@@ -169,7 +181,7 @@ mod tests {
             }
             Ok(bytes)
         };
-        first_byte_set_by(read, size).unwrap()
+        first_byte_set_by(read, size, &|_| false).unwrap()
     }
 
     #[test]

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 
 use super::DeviceIdentity;
-use super::blank::first_byte_set;
+use super::blank::{Leftover, first_byte_set};
 use super::users::SHARE_LOCKS_OFFSET;
 use crate::memory::process;
 use crate::path::member::MemberError;
@@ -112,9 +112,13 @@ impl LockedFile {
     }
 
     /// The first byte that is not zero, of those that tell whether a device of this size is blank.
-    pub(in crate::path) fn first_byte_set(&self, size: u64) -> io::Result<Option<u64>> {
+    pub(in crate::path) fn first_byte_set(
+        &self,
+        size: u64,
+        left: Leftover<'_>,
+    ) -> io::Result<Option<u64>> {
         self.forget(0, 0)?;
-        first_byte_set(&self.file, size)
+        first_byte_set(&self.file, size, left)
     }
 
     /// Drops what the page cache has of these bytes (of no length: of all): what NVMe commands

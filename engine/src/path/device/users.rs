@@ -19,6 +19,8 @@ pub const SHARE_LOCKS_OFFSET: i64 = 1 << 62;
 /// How long somebody must go on using a device. A process that is being started has its parent's
 /// descriptors for a moment.
 const TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a block device must be locked by `flock`: udev does that while it looks at one.
+const TIMEOUT_OF_UDEV: Duration = Duration::from_secs(1);
 
 /// How another program uses a file or a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,29 +62,52 @@ pub(crate) fn other_use_unless(
     path: &Path,
     is_known: impl Fn() -> bool,
 ) -> io::Result<Option<DeviceUse>> {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
+    lasting(|| {
         if is_known() {
             return Ok(None);
         }
-        let found = other_use_now(path)?;
-        if found.is_none() || Instant::now() >= deadline {
-            return Ok(found);
+        let locked = lock_on(File::open(path)?)?;
+        if locked.is_some() {
+            return Ok(locked);
         }
-        std::thread::sleep(Duration::from_millis(10));
+        let file = File::open(path)?;
+        let is_open = file.metadata()?.is_file()
+            && is_open_for_writing(&file)
+            && !is_open_for_writing_here(&file)?;
+        Ok(is_open.then_some((DeviceUse::OpenForWriting, TIMEOUT)))
+    })
+}
+
+/// How another program has the file or block device at `path` locked, besides a share of a pool on
+/// it.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn lock_of_others(path: &Path) -> io::Result<Option<DeviceUse>> {
+    lasting(|| lock_on(File::open(path)?))
+}
+
+/// A use, and how long it must last to be one.
+type Found = Option<(DeviceUse, Duration)>;
+
+/// What is found again and again for as long as it must.
+fn lasting(look: impl Fn() -> io::Result<Found>) -> io::Result<Option<DeviceUse>> {
+    let begun = Instant::now();
+    loop {
+        match look()? {
+            None => return Ok(None),
+            Some((found, timeout)) if begun.elapsed() >= timeout => return Ok(Some(found)),
+            Some(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
     }
 }
 
-fn other_use_now(path: &Path) -> io::Result<Option<DeviceUse>> {
-    let file = File::open(path)?;
-    let is_file = file.metadata()?.is_file();
+fn lock_on(file: File) -> io::Result<Found> {
+    let timeout = if file.metadata()?.is_file() { TIMEOUT } else { TIMEOUT_OF_UDEV };
     if is_range_locked(&file) {
-        return Ok(Some(DeviceUse::Locked));
+        return Ok(Some((DeviceUse::Locked, TIMEOUT)));
     }
-    if is_file && is_open_for_writing(&file) && !is_open_for_writing_here(&file)? {
-        return Ok(Some(DeviceUse::OpenForWriting));
-    }
-    Ok(is_locked_whole(file, is_file).then_some(DeviceUse::Locked))
+    Ok(is_locked_whole(file).then_some((DeviceUse::Locked, timeout)))
 }
 
 /// Whether somebody has a lock on bytes of it (POSIX's, or an open file description's).
@@ -98,10 +123,9 @@ fn is_range_locked(file: &File) -> bool {
     asked.is_ok() && found.l_type != libc::F_UNLCK as i16
 }
 
-/// Whether somebody has it locked by `flock`. Of block devices udev has a shared one now and then.
-fn is_locked_whole(file: File, is_file: bool) -> bool {
-    let all = if is_file { FlockArg::LockExclusiveNonblock } else { FlockArg::LockSharedNonblock };
-    matches!(Flock::lock(file, all), Err((_, Errno::EAGAIN)))
+/// Whether somebody has it locked by `flock`, alone or with others.
+fn is_locked_whole(file: File) -> bool {
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EAGAIN)))
 }
 
 /// Whether a regular file is open for writing, by a process or by the kernel itself. Such a file
@@ -234,6 +258,17 @@ mod tests {
         assert_eq!(other_use(&scratch.0).unwrap(), Some(DeviceUse::Locked));
         drop(whole);
         assert_eq!(other_use(&scratch.0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_lock_is_told_of_whoever_may_write_the_file() {
+        let scratch = Scratch::new("users-open-lock");
+        let writing = scratch.writable();
+        assert_eq!(lock_of_others(&scratch.0).unwrap(), None);
+        let locked = Flock::lock(writing, FlockArg::LockSharedNonblock).unwrap();
+        assert_eq!(lock_of_others(&scratch.0).unwrap(), Some(DeviceUse::Locked));
+        drop(locked);
+        assert_eq!(lock_of_others(&scratch.0).unwrap(), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use super::CalibrateError;
+use crate::layout::{CALIBRATION_MARK, SECTOR_BYTES};
 use crate::memory::{DmaBuffer, DmaPool, Memory};
 use crate::path::{Action, Completion, DataPath, Extent, Operation, OperationKind};
 use crate::schedule::DrainError;
@@ -39,6 +40,10 @@ impl<'a> Meter<'a> {
             // Bytes that no device can compress.
             let random = File::open("/dev/urandom").and_then(|mut it| it.read_exact(&mut all));
             random.map_err(CalibrateError::Path)?;
+            // What is left of a format that is interrupted here must be known as ours.
+            for sector in all.chunks_mut(SECTOR_BYTES) {
+                sector[..CALIBRATION_MARK.len()].copy_from_slice(&CALIBRATION_MARK);
+            }
         }
         path.register(&memory);
         Ok(Self { path, memory, area, clock })

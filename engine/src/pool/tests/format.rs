@@ -1,7 +1,9 @@
 //! What may be formatted and opened, and what is refused.
 
 use super::*;
-use crate::layout::{BLOCK_BYTES, SuperblockError};
+use crate::layout::{
+    BLOCK_BYTES, HOLDERS_OFFSET, SUPERBLOCK_OFFSET, SuperblockError, UnfinishedFormat,
+};
 
 fn blank(count: usize) -> Vec<SimDisk> {
     (0..count).map(|_| SimDisk::new(ByteCount::mib(4))).collect()
@@ -105,4 +107,77 @@ fn shares_are_apart() {
     assert_eq!(get(&two, 1).unwrap(), bytes(2, usable(&two)));
     let sum = space(&one).capacity.0 + space(&two).capacity.0;
     assert_eq!(one.description().capacity.0, sum);
+}
+
+/// Formats blank disks, and cuts their power at the `nth` operation that changes something.
+fn interrupted(nth: u64, options: &FormatOptions) -> (Vec<SimDisk>, Result<(), FormatError>) {
+    let disks = blank(2);
+    SimDisk::cut_power_at(&disks, nth, PowerCut::Torn(nth));
+    let ended = Pool::format(&disks, options).map(drop);
+    (disks, ended)
+}
+
+#[test]
+fn devices_of_a_format_that_was_interrupted_anywhere_are_taken_by_the_next() {
+    let mut taken = 0;
+    for nth in 0.. {
+        let (disks, ended) = interrupted(nth, &small());
+        if ended.is_ok() {
+            break;
+        }
+        match Pool::format(&disks, &small()) {
+            Ok(_) => taken += 1,
+            // Nothing was missing but the last flush.
+            Err(FormatError::HoldsPool { .. }) => (),
+            Err(refused) => panic!("after {nth} operations: {refused}"),
+        }
+        let pool = open(&disks);
+        put(&pool, 1, &bytes(1, 100_000));
+        pool.close().unwrap();
+    }
+    assert!(taken > 15, "{taken}");
+
+    let calibrating = FormatOptions { calibrate: true, ..small() };
+    for nth in [20, 21, 60, 300] {
+        let (disks, ended) = interrupted(nth, &calibrating);
+        assert!(matches!(ended, Err(FormatError::Calibrate(_))), "{ended:?}");
+        // That one is interrupted, too, which must not hide what the first has left.
+        SimDisk::cut_power_at(&disks, nth % 11, PowerCut::Torn(nth));
+        Pool::format(&disks, &small()).unwrap_err();
+        assert!(Pool::open(&disks, &quick()).is_err());
+        // What somebody else has put there since is not ours, wherever it lies.
+        for at in [0, 300 << 10, 2 << 20] {
+            let before = disks[1].peek(at, BLOCK_BYTES as usize);
+            disks[1].overwrite(at, &[7; BLOCK_BYTES as usize]);
+            let refused = Pool::format(&disks, &small());
+            assert!(matches!(refused, Err(FormatError::HoldsData { .. })), "{at}: {refused:?}");
+            disks[1].overwrite(at, &before);
+        }
+        Pool::format(&disks, &small()).unwrap();
+        open(&disks).close().unwrap();
+    }
+}
+
+#[test]
+fn of_a_format_that_wrote_one_superblock_both_devices_are_taken_unless_one_was_used() {
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks).description().pool;
+    let marked = |disks: &[SimDisk]| {
+        disks[1].overwrite(SUPERBLOCK_OFFSET, &UnfinishedFormat { pool }.encode());
+    };
+    marked(&disks);
+    let Err(refused) = Pool::open(&disks, &quick()) else { panic!("opened an unfinished pool") };
+    assert!(refused.to_string().contains("unfinished format"), "{refused}");
+    // It was open above.
+    let used = Pool::format(&disks, &small());
+    assert!(matches!(used, Err(FormatError::HoldsPool { .. })), "{used:?}");
+    for disk in &disks {
+        disk.overwrite(HOLDERS_OFFSET, &[0; BLOCK_BYTES as usize]);
+    }
+    let other = blank(1);
+    other[0].overwrite(SUPERBLOCK_OFFSET, &UnfinishedFormat { pool: pool + 1 }.encode());
+    let not_of_it = Pool::format(&[disks[0].clone(), other[0].clone()], &small());
+    assert!(matches!(not_of_it, Err(FormatError::HoldsPool { .. })), "{not_of_it:?}");
+    Pool::format(&disks, &small()).unwrap();
+    open(&disks).close().unwrap();
 }

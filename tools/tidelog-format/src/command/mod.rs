@@ -19,6 +19,7 @@ use serde_json::json;
 use tidelog_command_line::{FormatExit, completions};
 use tidelog_device_safety::{
     DeviceRefusal, NamedDevice, Reason, System, program_directories, refusals, same_or_overlapping,
+    unfinished_pool,
 };
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::units::ByteCount;
@@ -122,14 +123,16 @@ fn refuse(
     counts: impl Fn(&Reason) -> bool,
 ) -> Result<(), FormatFailure> {
     let mut found = same_or_overlapping(targets);
+    let unfinished: Vec<u128> = targets.iter().filter_map(|it| unfinished_pool(&it.path)).collect();
     for target in targets {
-        let reasons = refusals(target, system, &program_directories()).map_err(|error| {
-            FormatFailure::new(
-                FormatExit::Failed,
-                format!("{}: cannot find out what it holds: {error}", target.given),
-                "block devices can usually be read by root alone",
-            )
-        })?;
+        let reasons =
+            refusals(target, system, &program_directories(), &unfinished).map_err(|error| {
+                FormatFailure::new(
+                    FormatExit::Failed,
+                    format!("{}: cannot find out what it holds: {error}", target.given),
+                    "block devices can usually be read by root alone",
+                )
+            })?;
         let named_twice = overwrite.contains(&target.given);
         let stands = |it: &DeviceRefusal| {
             counts(&it.reason) && !(named_twice && it.reason.may_be_overridden())

@@ -82,7 +82,7 @@ pub(super) fn refuse_users(
     }
     let mut found = same_or_overlapping(&targets);
     for target in &targets {
-        let reasons = refusals(target, system, &[]).map_err(|error| {
+        let reasons = refusals(target, system, &[], &[]).map_err(|error| {
             FormatFailure::new(FormatExit::Failed, format!("{}: {error}", target.given), "")
         })?;
         found.extend(reasons.into_iter().filter(against_changing_a_pool));
