@@ -70,7 +70,7 @@ def test_named_hardware_is_computed_and_its_drives_wear(config):
         (["absent.json", *RATES], 1, "absent.json"),
         (["config.json"], 64, "--pool"),
         (["config.json", "--pool", "no/such/folder"], 3, "no/such/folder"),
-        (["config.json", *RATES, "--memory", "plenty"], 64, "expected a number of bytes"),
+        (["config.json", *RATES, "--memory", "plenty"], 64, "'plenty': expected a size"),
         (["config.json", *RATES, "--gpu", "absent.json"], 1, "absent.json"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_forked_child_ends_as_it_would(program, tidelog_run):
     ("words", "more", "expected", "said"),
     [
         ([], {}, 64, "--pool, --memory, PROGRAM"),
-        (["--memory", "lots", "--pool", "nowhere", "train.py"], {}, 69, "expected a number of bytes"),
+        (["--memory", "lots", "--pool", "nowhere", "train.py"], {}, 64, "'lots': expected a size"),
         (["--memory", "1GiB", "--pool", "nowhere/at/all", "train.py"], {}, 69, "nowhere/at/all"),
         (["--memory", "1GiB", "--pool", ".", "--sped", "train.py"], {}, 64, "--sped"),
         (["--memory", "1GiB", "--pool", ".", "absent.py"], {}, 66, "absent.py"),
@@ -204,7 +204,7 @@ def test_the_summary_and_what_is_refused_are_json_where_that_is_asked_for(progra
     assert figures["totals"]["bytes_written"] > 0
     for refused, expected, why in (
         ([*words, "absent.py"], 66, "absent.py"),
-        (["run", "--output", "json", "--memory", "lots", "--pool", "x", __file__], 69, "expected a number of bytes"),
+        (["run", "--output", "json", "--memory", "lots", "--pool", "x", __file__], 64, "'lots': expected a size"),
     ):
         code, out, err = tidelog_command(*refused)
         said = json.loads(err)

@@ -68,6 +68,14 @@ pub enum BenchError {
         /// The engine's answer.
         why: String,
     },
+    /// Results could not be written.
+    #[error("{what}: {source}")]
+    Output {
+        /// Where to.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The operating system.
     #[error("{what}: {source}")]
     System {
@@ -101,6 +109,7 @@ impl BenchError {
                 BenchExit::Refused
             }
             Self::Path(PathError::Unavailable { .. }) => BenchExit::NoPath,
+            Self::Output { .. } => BenchExit::Output,
             Self::Path(_)
             | Self::Device(_)
             | Self::Pool { .. }

@@ -34,9 +34,9 @@ use option::value::Amount;
 use option::{JobOptions, Level};
 use output::{LogFiles, OutputTarget};
 use report::GroupReport;
-use run::RunStatus;
+use run::{JobEnd, RunStatus};
 use target::{FoundTarget, Targets};
-use tidelog_command_line::{BenchExit, completions_of};
+use tidelog_command_line::{BenchExit, complain, completions_of};
 use tidelog_engine::path::PathKind;
 use workload::Workload;
 
@@ -46,7 +46,7 @@ use workload::Workload;
 /// Nothing, or not everything, could be measured.
 pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     if let Some(shell) = request.completions {
-        print!("{}", completions_of(&mut cli::command(), shell));
+        output::say(&completions_of(&mut cli::command(), shell))?;
         return Ok(BenchExit::Clean);
     }
     if request.jobs.is_empty() {
@@ -85,12 +85,16 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     let results = run::run(&groups, &targets, &Live::new(request.eta), &status)?;
     let logged = logs.write(&results);
     let reports = report::reports(results);
-    write(request, &reports, &disks, &mut output.borrow_mut())?;
-    logged?;
-    Ok(match verdict(&reports) {
-        BenchExit::Clean if run::is_interrupted() => BenchExit::Interrupted,
-        exit => exit,
-    })
+    let told = write(request, &reports, &disks, &mut output.borrow_mut()).and(logged);
+    match (verdict(&reports), told) {
+        (BenchExit::Clean, Err(error)) => Err(error),
+        (BenchExit::Clean, Ok(())) if run::is_interrupted() => Ok(BenchExit::Interrupted),
+        (exit, told) => {
+            // How the jobs went says more than where the results are.
+            told.unwrap_or_else(|error| complain(&error.to_string()));
+            Ok(exit)
+        }
+    }
 }
 
 /// A job with the plan that it is to replay, and room for that.
@@ -152,18 +156,17 @@ fn verdict(reports: &[GroupReport]) -> BenchExit {
     for report in reports {
         let GroupReport { options, ended, .. } = report;
         if !options.ramp_time.is_zero() && report.stats.iter().all(|stats| stats.ios == 0) {
-            eprintln!(
-                "{}: ramp_time was not over when the job ended: nothing was counted",
-                options.name
-            );
+            let what = "ramp_time was not over when the job ended: nothing was counted";
+            complain(&format!("{}: {what}", options.name));
         }
         if let Some(bad) = &ended.first_bad {
-            eprintln!("{}: {bad}", options.name);
-            eprintln!("{}: {} of {} blocks are bad", options.name, ended.bad, ended.verified);
+            complain(&format!("{}: {bad}", options.name));
+            let JobEnd { bad, verified, .. } = ended;
+            complain(&format!("{}: {bad} of {verified} blocks are bad", options.name));
             exit = BenchExit::BadData;
         }
         if let Some(failure) = &ended.failure {
-            eprintln!("{}: {failure}", options.name);
+            complain(&format!("{}: {failure}", options.name));
             exit = if exit == BenchExit::Clean { BenchExit::Failed } else { exit };
         }
     }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use tidelog_command_line::print;
 use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 
 use crate::cli::BenchRequest;
@@ -54,7 +55,7 @@ impl OutputTarget {
             return Err(never(path, "is a block device"));
         }
         let opened = File::options().write(true).create(true).truncate(false).open(path);
-        let file = opened.map_err(|source| system(path, source))?;
+        let file = opened.map_err(|source| lost(path, source))?;
         let is_it = |other: &Path| is_same_file(other, path);
         let names = request.jobs.iter().flat_map(|job| job.filename.iter().chain(&job.overwrite));
         if names.into_iter().any(|name| is_it(&DeviceSpec::new(name).target())) {
@@ -82,7 +83,7 @@ impl OutputTarget {
                     if it.is_file() && is_first { file.set_len(0) } else { Ok(()) }
                 });
                 let written = replaced.and_then(|()| file.write_all(text.as_bytes()));
-                written.map_err(|source| system(path, source))
+                written.map_err(|source| lost(path, source))
             }
         }
     }
@@ -135,19 +136,12 @@ impl LogFiles {
     }
 }
 
-/// Writes to standard output. Whoever closed it early has seen enough, and the exit code still says
-/// how it went.
+/// Writes to standard output.
 ///
 /// # Errors
-/// Nobody closed it, and what was written is not there.
+/// What was written is not there.
 pub fn say(text: &str) -> Result<(), BenchError> {
-    let mut out = io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
-            Err(BenchError::System { what: "standard output".to_owned(), source })
-        }
-        _ => Ok(()),
-    }
+    print(text).map_err(|source| BenchError::Output { what: "standard output".to_owned(), source })
 }
 
 fn is_same_file(left: &Path, right: &Path) -> bool {
@@ -159,6 +153,6 @@ fn never(path: &Path, what: &str) -> BenchError {
     BenchError::usage(format!("results go to {}, which {what}; name another file", path.display()))
 }
 
-fn system(path: &Path, source: io::Error) -> BenchError {
-    BenchError::System { what: path.display().to_string(), source }
+fn lost(path: &Path, source: io::Error) -> BenchError {
+    BenchError::Output { what: path.display().to_string(), source }
 }

@@ -209,7 +209,7 @@ fn results_go_to_nothing_that_the_run_is_about() {
     fs::write(&results, vec![b'x'; 1 << 20]).unwrap();
     to(&results).expect(0);
     assert!(fs::metadata(&results).unwrap().len() < 1 << 20, "old results are replaced");
-    to("/dev/full").expect(5).says("/dev/full");
+    to("/dev/full").expect(74).says("/dev/full");
     let logged = directory.at("log_bw.1.log");
     fs::write(&logged, vec![7; 1 << 20]).unwrap();
     let log = |more: &[&str]| {
@@ -239,7 +239,7 @@ fn a_standard_output_that_is_full_is_an_error_and_one_that_is_closed_is_not() {
         command.output().unwrap().status.code()
     };
     let full = File::options().write(true).open("/dev/full").unwrap();
-    assert_eq!(run("full", full.into()), Some(5));
+    assert_eq!(run("full", full.into()), Some(74));
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(run("closed", writer.into()), Some(0));

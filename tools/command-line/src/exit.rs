@@ -6,6 +6,9 @@ use std::process::ExitCode;
 /// The command line makes no sense (`EX_USAGE`): the same for every tool.
 pub(crate) const USAGE: u8 = 64;
 
+/// What was to be said got lost (`EX_IOERR`): the same for every tool.
+pub(crate) const OUTPUT: u8 = 74;
+
 /// Declares the exit codes of a tool, so that each code has one text: the variant's and the help's.
 macro_rules! exit_codes {
     ($(#[$about:meta])* $name:ident { $($variant:ident = $code:expr, $text:literal;)* }) => {
@@ -20,6 +23,12 @@ macro_rules! exit_codes {
             /// What `--help` says of exit codes.
             pub fn help() -> String {
                 help(&[$(($code, $text)),*])
+            }
+        }
+
+        impl From<$name> for u8 {
+            fn from(exit: $name) -> Self {
+                exit as Self
             }
         }
 
@@ -49,6 +58,7 @@ exit_codes! {
         Refused = 4, "refused: in use, or not blank and not named again with --overwrite";
         Failed = 5, "the operating system or a device failed";
         Usage = USAGE, "the command line makes no sense";
+        Output = OUTPUT, "the output could not be written";
     }
 }
 
@@ -62,6 +72,7 @@ exit_codes! {
         Refused = 4, "refused: the device is in use (mounted, a pool, driven by a program), or cannot change its driver";
         Failed = 5, "the operating system refused, or a driver did not take the device";
         Usage = USAGE, "the command line makes no sense";
+        Output = OUTPUT, "the output could not be written";
     }
 }
 
@@ -74,7 +85,7 @@ exit_codes! {
         NotFound = 3, "no such tensor, op or PCI device";
         Recorder = 4, "the recorder is missing, or failed";
         Usage = USAGE, "the command line makes no sense";
-        Output = 74, "the output could not be written";
+        Output = OUTPUT, "the output could not be written";
     }
 }
 
@@ -88,6 +99,7 @@ exit_codes! {
         Refused = 4, "refused: in use, or not blank and not named again in overwrite";
         System = 5, "a call of the operating system failed";
         Usage = USAGE, "the command line or a job file makes no sense";
+        Output = OUTPUT, "the output could not be written";
         Interrupted = 130, "interrupted; what was measured until then is reported";
     }
 }
@@ -101,11 +113,11 @@ mod tests {
         let help = BenchExit::help();
         let lines: Vec<&str> = help.lines().collect();
         assert_eq!(lines[..2], ["Exit codes:", "  0   every job ran to its end"]);
-        assert_eq!(lines[8], "  130 interrupted; what was measured until then is reported");
+        assert_eq!(lines[9], "  130 interrupted; what was measured until then is reported");
     }
 
     #[test]
-    fn a_command_line_that_makes_no_sense_ends_every_tool_alike() {
+    fn no_command_line_and_lost_output_end_every_tool_alike() {
         let usage = [
             FormatExit::Usage as u8,
             DoctorExit::Usage as u8,
@@ -113,5 +125,12 @@ mod tests {
             BenchExit::Usage as u8,
         ];
         assert_eq!(usage, [64; 4]);
+        let output = [
+            FormatExit::Output as u8,
+            DoctorExit::Output as u8,
+            PlanExit::Output as u8,
+            BenchExit::Output as u8,
+        ];
+        assert_eq!(output, [74; 4]);
     }
 }

@@ -2,6 +2,7 @@
 //! texts, sizes as people write them, and names that are safe to print.
 
 mod exit;
+mod output;
 mod quantity;
 
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use clap_complete::Shell;
 
 pub use exit::{BenchExit, DoctorExit, FormatExit, PlanExit};
+pub use output::{complain, ended_by, error_document, fail, finish, form_of_errors, print};
 pub use quantity::parse_size;
 
 /// How a tool writes its output.
@@ -28,14 +30,15 @@ pub enum OutputFormat {
 /// # Errors
 /// How the process ends: it asked for help, which is printed, or makes no sense, which is said.
 pub fn parse<C: Parser>() -> Result<C, ExitCode> {
-    C::try_parse().map_err(|error| ended_by(&error))
+    C::try_parse().map_err(|error| {
+        let form = form_of_errors("--output", std::env::args().skip(1));
+        ended_by(C::command().get_name(), &error, form)
+    })
 }
 
-/// Prints what came instead of a command line, and returns how the process ends.
-pub fn ended_by(error: &clap::Error) -> ExitCode {
-    // Help and version come as "errors" too; a stream that is gone needs no answer.
-    let _ = error.print();
-    if error.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS }
+/// Whether this process may do everything, so that nobody is told to try that.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
 }
 
 /// The script that completes a tool's options in a shell.

@@ -1,10 +1,9 @@
 //! `tidelog-doctor`: see `tidelog-doctor --help`.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::json;
-use tidelog_command_line::{DoctorExit, OutputFormat, completions, parse, printable};
+use tidelog_command_line::{DoctorExit, OutputFormat, completions, fail, finish, parse, printable};
 use tidelog_device_safety::{System, program_directories};
 use tidelog_doctor::bind::{BindDirection, BindPlan, SystemPaths, carry_out, plan};
 use tidelog_doctor::cli::{CheckArgs, DoctorCli, DoctorCommand, HandOverArgs};
@@ -19,6 +18,8 @@ use tidelog_doctor::paths::try_all;
 use tidelog_gds::cufile::keep_log;
 use tidelog_gds::topology::{Sysfs, nvml_gpus};
 
+const TOOL: &str = "tidelog-doctor";
+
 fn main() -> ExitCode {
     // Before any thread is there. The doctor leaves nothing in the current folder.
     keep_log();
@@ -26,25 +27,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(ended) => return ended,
     };
-    let (out, exit) = match run(&cli) {
-        Ok(told) => told,
-        Err(failure) if cli.output == OutputFormat::Json => {
-            let document =
-                json!({"error": failure.message, "help": failure.help, "exit": failure.exit as u8});
-            (format!("{document:#}\n"), failure.exit)
-        }
-        Err(failure) => {
-            let said = format!("tidelog-doctor: {}\n{}\n", failure.message, failure.help);
-            let said: Vec<String> =
-                said.lines().filter(|line| !line.is_empty()).map(printable).collect();
-            let _ = writeln!(std::io::stderr(), "{}", said.join("\n"));
-            return failure.exit.into();
-        }
-    };
-    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it
-    // went.
-    let _ = std::io::stdout().write_all(out.as_bytes());
-    exit.into()
+    match run(&cli) {
+        Ok((out, exit)) => finish(TOOL, &out, exit),
+        Err(DoctorFailure { exit, message, help }) => fail(TOOL, cli.output, &message, &help, exit),
+    }
 }
 
 /// What to print, and how it ended.

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 use serde_json::Value;
+use tidelog_command_line::is_root;
 
 /// What an SSD says of its wear.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -40,10 +41,11 @@ pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<SsdWear, String> {
         let parsed = output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok());
         match parsed.as_ref().and_then(read) {
             Some(wear) => return Ok(wear),
-            None => why.push(format!(
-                "{name} cannot read it (as root: {name} {} {node_name})",
-                arguments.join(" ")
-            )),
+            None => {
+                let hint = if is_root() { "to see why" } else { "as root" };
+                let line = arguments.join(" ");
+                why.push(format!("{name} cannot read it ({hint}: {name} {line} {node_name})"));
+            }
         }
     }
     Err(why.join("; "))

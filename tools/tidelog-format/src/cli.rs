@@ -24,8 +24,7 @@ fn after_help() -> String {
 }
 
 const FORMAT_HELP: &str = "\
-On a terminal nothing is written without --yes; it shows what would be written where. A script must
-give --yes or --dry-run.
+Nothing is written without --yes; it shows what would be written where.
 
 Devices that are mounted, held by another device, swap in use, claimed or part of the root disk are
 never written. A device that holds a file system, RAID, LVM, a partition table, another Tidelog pool
@@ -123,7 +122,7 @@ pub struct Intent {
     /// Write; without it nothing is written
     #[arg(long, conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only show what would be written where
+    /// Only show what would be written where, as without --yes
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use tidelog_command_line::parse;
+use tidelog_command_line::{finish, parse};
 use tidelog_format::cli::FormatCli;
 use tidelog_format::command;
 
@@ -14,9 +14,7 @@ fn main() -> ExitCode {
     };
     let outcome = command::run(&cli.command);
     let (out, err) = outcome.rendered(cli.output);
-    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it
-    // went.
-    let _ = std::io::stdout().write_all(out.as_bytes());
+    // If standard error is gone there is nobody to tell.
     let _ = std::io::stderr().write_all(err.as_bytes());
-    outcome.exit().into()
+    finish("tidelog-format", &out, outcome.exit())
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use tidelog_command_line::{FormatExit, OutputFormat, printable};
+use tidelog_command_line::{FormatExit, OutputFormat, error_document, printable};
 use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
@@ -103,12 +103,9 @@ fn failure_json(failure: &FormatFailure) -> Value {
             })
         })
         .collect();
-    json!({
-        "error": failure.message,
-        "help": failure.help,
-        "exit": failure.exit as u8,
-        "refusals": refusals,
-    })
+    let mut document = error_document(&failure.message, &failure.help, failure.exit.into());
+    document["refusals"] = refusals.into();
+    document
 }
 
 const OWNED_ELSEWHERE: &str =

@@ -43,8 +43,6 @@ pub(crate) enum PlanFailure {
     Usage(String),
     #[error("{file}: {source}")]
     Write { file: String, source: std::io::Error },
-    #[error("standard output: {0}")]
-    Output(std::io::Error),
 }
 
 impl From<SimulateError> for PlanFailure {
@@ -87,7 +85,7 @@ impl PlanFailure {
             Self::NotFound(_) => PlanExit::NotFound,
             Self::Recorder(_) => PlanExit::Recorder,
             Self::Usage(_) => PlanExit::Usage,
-            Self::Write { .. } | Self::Output(_) => PlanExit::Output,
+            Self::Write { .. } => PlanExit::Output,
         }
     }
 }

@@ -10,9 +10,10 @@ mod recompute;
 
 use cli::{PlanCli, PlanCommand};
 use failure::PlanFailure;
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
-use tidelog_command_line::{PlanExit, completions, parse};
+use tidelog_command_line::{PlanExit, completions, fail, finish, parse};
+
+const TOOL: &str = "tidelog-plan";
 
 fn main() -> ExitCode {
     let cli: PlanCli = match parse() {
@@ -20,12 +21,9 @@ fn main() -> ExitCode {
         Err(ended) => return ended,
     };
     progress::tell_what_takes_long();
-    match run(&cli).and_then(|text| print(text.as_bytes())) {
-        Ok(()) => PlanExit::Done.into(),
-        Err(failure) => {
-            eprintln!("tidelog-plan: {failure}");
-            failure.exit().into()
-        }
+    match run(&cli) {
+        Ok(text) => finish(TOOL, &text, PlanExit::Done),
+        Err(failure) => fail(TOOL, cli.output, &failure.to_string(), "", failure.exit()),
     }
 }
 
@@ -41,14 +39,5 @@ fn run(cli: &PlanCli) -> Result<String, PlanFailure> {
         PlanCommand::Report(arguments) => command::report(arguments),
         PlanCommand::Calibrate(arguments) => command::calibrate(arguments),
         PlanCommand::Completions { shell } => Ok(completions::<PlanCli>(*shell)),
-    }
-}
-
-fn print(text: &[u8]) -> Result<(), PlanFailure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text).and_then(|()| out.flush()) {
-        // Whoever closed the stream early (`| head`) has seen enough.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(PlanFailure::Output(error)),
-        _ => Ok(()),
     }
 }

@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tidelog_command_line::complain;
+
 /// How long a command works before it says so, and how often it says so again.
 const EVERY: Duration = Duration::from_secs(10);
 
@@ -13,9 +15,9 @@ pub(crate) fn tell_what_takes_long() {
         loop {
             thread::sleep(EVERY);
             let seconds = begun.elapsed().as_secs();
-            eprintln!(
+            complain(&format!(
                 "tidelog-plan: still at work after {seconds} s (long traces take long; Ctrl-C ends it)"
-            );
+            ));
         }
     };
     // Without the thread the answer is the same.

@@ -7,7 +7,7 @@ import sys
 
 from tidelog.abi import _library
 from tidelog.commands import _completions, _fit_command, _run
-from tidelog.commands._commands import Parser
+from tidelog.commands._commands import Parser, ended
 
 DESCRIPTION = """\
 Trains with NVMe SSDs as if they were memory. `tidelog COMMAND --help` says more of each command.
@@ -37,9 +37,13 @@ def parser() -> Parser:
 
 def main() -> int:
     """Runs the command line of this process; returns the exit code."""
-    said = parser().parse_args()
+    try:
+        said = parser().parse_args()
+    except SystemExit as ending:  # help was printed, or the command line makes no sense
+        return ended(ending.code if isinstance(ending.code, int) else 0)
     code: int = said.command(said)
-    return code
+    # What `run` leaves in standard output is its program's, and ends as it would without tidelog.
+    return code if said.command is _run.run else ended(code)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ class Size(int):
 def size(value: object, name: str) -> Size:
     """An int, or text such as "20GiB", "24GB", "512M", "1048576". K and KiB are 1024 bytes, KB is 1000.
     Tidelog's other tools take the same and say the same."""
+    if isinstance(value, Size):
+        return value
     number = value if isinstance(value, int) and not isinstance(value, bool) else _bytes(str(value))
     if number is None:
         raise Error(f"{name}={value!r}: expected a size such as 20GiB, 24GB (10^9 bytes each) or 21474836480.")
@@ -133,7 +135,8 @@ def _bytes(text: str) -> int | None:
     whole, fraction, prefix, rest = match.groups(default="")
     base = 1000 if rest.lower() == "b" else 1024
     factor: int = base ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
-    return int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
+    scale: int = 10 ** len(fraction)
+    return int(whole) * factor + int(fraction or 0) * factor // scale
 
 
 def whole_number(value: Any, name: str) -> int:

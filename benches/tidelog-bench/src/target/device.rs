@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
+use tidelog_command_line::complain;
 use tidelog_device_safety::NamedDevice;
 use tidelog_engine::path::{Device, DeviceIdentity, DeviceOpenError, OpenMode};
 use tidelog_engine::units::ByteCount;
@@ -35,7 +36,7 @@ pub(super) fn fill(
     size: ByteCount,
 ) -> Result<(), BenchError> {
     use std::os::unix::fs::FileExt;
-    eprintln!("{}: laying out a file of {size} to read", target.given);
+    complain(&format!("{}: laying out a file of {size} to read", target.given));
     let write = || {
         // Through the page cache, as lengths need not be whole blocks; to what was just made,
         // whatever is called so by now.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
-use tidelog_command_line::DoctorExit;
+use tidelog_command_line::{DoctorExit, is_root};
 use tidelog_device_safety::{
     DeviceNumber, NamedDevice, Reason, TargetKind, program_directories, users_and_names,
 };
@@ -101,8 +101,13 @@ impl Namespace<'_> {
 
     fn unreadable(&self, error: &io::Error) -> DoctorFailure {
         let what = format!("cannot look at {}: {error}", self.node);
-        DoctorFailure::new(DoctorExit::Failed, what, "run it as root")
+        DoctorFailure::new(DoctorExit::Failed, what, as_root())
     }
+}
+
+/// What to do about what cannot be looked at.
+fn as_root() -> &'static str {
+    if is_root() { "run it outside of containers" } else { "run it as root" }
 }
 
 /// Makes sure that no process drives the controller.
@@ -125,7 +130,7 @@ pub(super) fn check_user_space(
     let claim = machine.claims.join(format!("spdk_pci_lock_{}", controller.address));
     let holder = holder_of(&claim).map_err(|error| {
         let what = format!("cannot look at {}: {error}", claim.display());
-        DoctorFailure::new(DoctorExit::Failed, what, "run it as root; SPDK makes that file")
+        DoctorFailure::new(DoctorExit::Failed, what, as_root())
     })?;
     match holder {
         Some(user) => refused(user, format!("holds SPDK's lock {}", claim.display())),
@@ -200,7 +205,7 @@ fn process_with(
     for process in numbers {
         let found = node_open_in(process, nodes, machine).map_err(|error| {
             let what = format!("cannot see what process {process} has open: {error}");
-            DoctorFailure::new(DoctorExit::Failed, what, "run it as root")
+            DoctorFailure::new(DoctorExit::Failed, what, as_root())
         })?;
         if let Some(node) = found {
             return Ok(Some((process, node)));

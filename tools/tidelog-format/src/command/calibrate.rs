@@ -13,12 +13,12 @@ use tidelog_engine::pool::{CalibrateProgress, Calibration, Measurement, Pool};
 
 use super::table::TextTable;
 use super::wipe::refuse_users;
-use super::{bar_of, inspect as show, shall_write};
+use super::{bar_of, inspect as show};
 use crate::cli::WipeArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
 pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, FormatFailure> {
-    let write = shall_write(args.intent)?;
+    let write = args.intent.yes;
     let targets = refuse_users(&args.pool.devices, system)?;
     let specs: Vec<DeviceSpec> = targets.iter().map(NamedDevice::spec).collect();
     if !write {

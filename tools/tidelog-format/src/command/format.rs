@@ -12,9 +12,7 @@ use tidelog_engine::units::ByteCount;
 
 use super::regions::regions;
 use super::table::TextTable;
-use super::{
-    advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve, shall_write,
-};
+use super::{advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve};
 use crate::cli::FormatArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
@@ -22,7 +20,7 @@ const NO_REDUNDANCY: &str =
     "A pool has no redundancy: losing one device loses the tensors of the whole pool.";
 
 pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, FormatFailure> {
-    let write = shall_write(args.intent)?;
+    let write = args.intent.yes;
     check_overwrite_names(&args.overwrite, &args.devices)?;
     let targets = resolve(&args.devices, system)?;
     if args.must_exist {

@@ -13,7 +13,7 @@ use tidelog_engine::pool::{LbaError, set_lba_format};
 use tidelog_engine::units::ByteCount;
 
 use super::table::TextTable;
-use super::{check_overwrite_names, refuse, resolve, shall_write};
+use super::{check_overwrite_names, refuse, resolve};
 use crate::cli::LbaArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
@@ -25,7 +25,7 @@ pub(super) fn run(args: &LbaArgs, system: &System) -> Result<CommandReport, Form
     let Some(size) = args.lba else {
         return Ok(drive.report(drive.text(), false, None));
     };
-    let write = shall_write(args.intent)?;
+    let write = args.intent.yes;
     drive.refuse_others()?;
     let chosen = drive.choose(size)?;
     if chosen == drive.facts.format() {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use tidelog_command_line::{FormatExit, printable};
+use tidelog_command_line::{FormatExit, is_root, printable};
 use tidelog_device_safety::System;
 use tidelog_engine::layout::{Superblock, SuperblockError};
 use tidelog_engine::path::DeviceSpec;
@@ -77,7 +77,8 @@ fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String])
         let _ = writeln!(text, "{}: {}", what("device"), what("why"));
     }
     if !unreadable.is_empty() {
-        let _ = writeln!(text, "not readable (try as root): {}", unreadable.join(", "));
+        let hint = if is_root() { "" } else { " (try as root)" };
+        let _ = writeln!(text, "not readable{hint}: {}", unreadable.join(", "));
     }
     text
 }

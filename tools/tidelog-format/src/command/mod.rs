@@ -12,7 +12,7 @@ mod table;
 mod take_over;
 mod wipe;
 
-use std::io::{self, IsTerminal};
+use std::io;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -24,7 +24,7 @@ use tidelog_device_safety::{
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::units::ByteCount;
 
-use crate::cli::{FormatCli, FormatCommand, Intent};
+use crate::cli::{FormatCli, FormatCommand};
 use crate::outcome::{CommandOutcome, CommandReport, FormatFailure};
 
 /// Carries a command out.
@@ -58,18 +58,6 @@ fn add() -> FormatFailure {
 
 fn page(text: String) -> CommandReport {
     CommandReport { json: json!({ "text": text }), text, exit: FormatExit::Clean }
-}
-
-/// Whether to write: `--yes` does, a person without it gets a dry run, a script has to say.
-fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, FormatFailure> {
-    if yes || dry_run || std::io::stdin().is_terminal() {
-        return Ok(yes);
-    }
-    Err(FormatFailure::new(
-        FormatExit::Usage,
-        "without a terminal this needs --yes to write or --dry-run to look",
-        "",
-    ))
 }
 
 /// What the names stand for. Those that stand for nothing are refused, all of them.

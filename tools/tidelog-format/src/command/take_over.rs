@@ -8,12 +8,12 @@ use tidelog_engine::layout::Owner;
 use tidelog_engine::pool::inspect::probe;
 use tidelog_engine::pool::take_over;
 
-use super::{shall_write, specs};
+use super::specs;
 use crate::cli::WipeArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
 pub(super) fn run(args: &WipeArgs) -> Result<CommandReport, FormatFailure> {
-    let write = shall_write(args.intent)?;
+    let write = args.intent.yes;
     let specs = specs(&args.pool.devices);
     let owned: Vec<(String, Owner)> = if write {
         take_over(&specs)?

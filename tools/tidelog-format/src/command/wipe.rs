@@ -10,12 +10,12 @@ use tidelog_device_safety::{
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, inspect, probe, wipe};
 
-use super::{inspect as show, resolve, shall_write};
+use super::{inspect as show, resolve};
 use crate::cli::WipeArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
 pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, FormatFailure> {
-    let write = shall_write(args.intent)?;
+    let write = args.intent.yes;
     let targets = refuse_users(&args.pool.devices, system)?;
     let specs: Vec<DeviceSpec> = targets.iter().map(NamedDevice::spec).collect();
     // A pool that is damaged cannot be shown as one; its devices can.

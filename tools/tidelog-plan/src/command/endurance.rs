@@ -6,7 +6,7 @@ use crate::failure::PlanFailure;
 use crate::inputs::LoadedStep;
 use serde_json::json;
 use std::fmt::Write;
-use tidelog_command_line::OutputFormat;
+use tidelog_command_line::{OutputFormat, complain};
 use tidelog_planner::endurance::{
     DriveWear, StepChoice, Wearing, WriteBudgetPoint, curve, under_budget,
 };
@@ -74,11 +74,11 @@ pub(super) fn plan_under(step: &LoadedStep, terabytes_per_day: f64) -> Result<St
     let budget = Bytes((terabytes_per_day * TERABYTE) as u64);
     let point = under_budget(&found, budget).expect("the plan without a budget is one of them");
     if point.pause.0 > 0 {
-        eprintln!(
+        complain(&format!(
             "tidelog-plan: no plan writes so little: this one keeps to the budget if each step is followed by a \
              pause of {}",
             time(point.pause)
-        );
+        ));
     }
     Ok(step.file_of(&found[point.choice].plan))
 }

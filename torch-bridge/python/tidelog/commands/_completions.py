@@ -9,7 +9,7 @@ import argparse
 import sys
 from importlib import resources
 
-from tidelog.commands._commands import Commands
+from tidelog.commands._commands import Commands, tell
 
 # Shell -> the file's name, which is the one that the shell looks for.
 SCRIPTS = {"bash": "tidelog", "zsh": "_tidelog", "fish": "tidelog.fish"}
@@ -42,5 +42,5 @@ def add_command(commands: Commands) -> None:
 def completions(said: argparse.Namespace) -> int:
     """Prints the script."""
     script = resources.files("tidelog.commands").joinpath("completions", SCRIPTS[said.shell])
-    sys.stdout.write(script.read_text(encoding="utf-8"))
+    tell(script.read_text(encoding="utf-8"), sys.stdout, end="")
     return 0

@@ -7,9 +7,8 @@ import json
 import sys
 from dataclasses import fields
 
-from tidelog import _errors
 from tidelog._options import size
-from tidelog.commands._commands import Commands, add_output, failure
+from tidelog.commands._commands import OUTPUT, USAGE, Commands, add_output, failure, reader, tell
 from tidelog.commands._fit import Exit, Failure, Question, answer
 
 DESCRIPTION = """\
@@ -20,7 +19,7 @@ on this machine, by itself (or computed for the GPU that --gpu describes), and t
 for --memory and the pool.
 """
 
-EPILOG = """\
+EPILOG = f"""\
 MODEL is the name of a model (gpt2-xl, llama3-8b, ...: `python -m tidelog.models list`), the
 config.json of a transformers model, or FILE.py:FUNCTION, which returns (model, inputs), inputs a
 dictionary of tensors. The optimizer is AdamW with fused=True.
@@ -31,7 +30,8 @@ Exit codes:
   2   --memory is too small for it; what would do is said
   3   the pool could not be measured
   4   tidelog-plan is not installed beside this command, or failed
-  64  the command line makes no sense
+  {USAGE}  the command line makes no sense
+  {OUTPUT}  the output could not be written
 
 Examples:
   tidelog fit gpt2-xl --memory 24GiB --pool /mnt/nvme0/tide --output json | jq .step_seconds
@@ -51,7 +51,9 @@ def add_command(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION")
-    parser.add_argument("--memory", type=_size, help='the budget, such as "20GiB"; default: all that the model needs')
+    parser.add_argument(
+        "--memory", type=reader(size, "--memory"), help='the budget, such as "20GiB"; default: all that the model needs'
+    )
     parser.add_argument("--pool", help="devices as for `tidelog run`: their rates are measured")
     parser.add_argument("--read", type=float, help="bytes per second that the pool reads, instead of --pool")
     parser.add_argument("--write", type=float, help="bytes per second that it writes")
@@ -72,13 +74,6 @@ def add_command(commands: Commands) -> None:
     parser.set_defaults(command=fit, name="fit")
 
 
-def _size(text: str) -> int:
-    try:
-        return size(text, "--memory")
-    except _errors.Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def fit(said: argparse.Namespace) -> int:
     """Does what the command line says; returns the exit code."""
     question = Question(**{each.name: getattr(said, each.name) for each in fields(Question)})
@@ -86,11 +81,7 @@ def fit(said: argparse.Namespace) -> int:
         found = answer(question)
     except Failure as error:
         # Errors are a document of their own where figures are one.
-        print(failure(said, error.code, error), file=sys.stdout if said.output == "json" else sys.stderr)
+        tell(failure(said, error.code, error), sys.stdout if said.output == "json" else sys.stderr)
         return error.code
-    if said.output == "json":
-        json.dump(found.figures, sys.stdout, indent=2)
-        print()
-    else:
-        print(found)
+    tell(json.dumps(found.figures, indent=2) if said.output == "json" else found, sys.stdout)
     return Exit.FITS if found.fits else Exit.DOES_NOT_FIT

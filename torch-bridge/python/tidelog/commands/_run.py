@@ -24,7 +24,7 @@ from tidelog._offload import offload
 from tidelog._options import Option
 from tidelog.block._block import Tide
 from tidelog.block._ranks import local_rank, local_world_size
-from tidelog.commands._commands import USAGE, Commands, add_output, failure
+from tidelog.commands._commands import USAGE, Commands, add_output, failure, reader, tell
 from tidelog.output._figures import Phase, Stats, StrPath
 
 _MIB = 1 << 20
@@ -87,6 +87,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="a Python file; with -m, a module")
     parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="what the program gets")
     parser.set_defaults(command=run, name="run")
+    parser.errors_to_stderr = True
 
 
 def _add_option(
@@ -97,6 +98,8 @@ def _add_option(
         words["action"] = "store_true"
     else:
         words |= {"choices": choices} if choices else {"metavar": name.upper()}
+        if option.read is not None and not choices:
+            words["type"] = reader(option.read, "--" + name.replace("_", "-"))
         words["required"] = default is inspect.Parameter.empty
         if not words["required"]:
             words["default"] = default
@@ -126,7 +129,7 @@ def run(said: argparse.Namespace) -> int:
 def _refuse(said: argparse.Namespace, code: Exit, why: object) -> int:
     """Says why nothing runs."""
     if said.output == "json":
-        print(failure(said, code, why), file=sys.stderr, flush=True)
+        tell(failure(said, code, why), sys.stderr)
     else:
         _say(why)
     return code
@@ -186,7 +189,7 @@ def _conclude(said: argparse.Namespace, tide: Tide) -> None:
     }
     if said.output == "json":
         rank = {"rank": int(os.environ.get("RANK", "0"))} if local_world_size() > 1 else {}
-        print(json.dumps({**rank, **figures}), file=sys.stderr, flush=True)
+        tell(json.dumps({**rank, **figures}), sys.stderr)
     else:
         for line in _summary(figures):
             _say(line)
@@ -232,4 +235,4 @@ def _write_json(figures: Figures, path: StrPath) -> None:
 
 def _say(text: object) -> None:
     rank = f" (rank {os.environ.get('RANK', '0')})" if local_world_size() > 1 else ""
-    print(f"tidelog run{rank}: {text}", file=sys.stderr, flush=True)
+    tell(f"tidelog run{rank}: {text}", sys.stderr)
