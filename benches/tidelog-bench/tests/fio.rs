@@ -273,3 +273,76 @@ fn sizes_by_weight_are_drawn_as_fio_draws_them() {
         assert!((each / expected - 1.0).abs() < 0.1, "{each} KiB, and {expected} by the weights");
     }
 }
+
+/// The blocks that a job reads, in order: fio's by its log of operations, ours by that of
+/// bandwidth.
+fn visited(test: &str, words: &[&str], size: &str) -> Option<[Vec<u64>; 2]> {
+    let directory = temporary("visited");
+    let [data, log] = ["data", "log"].map(|name| directory.at(name));
+    let size = format!("--size={size}");
+    let job = ["--name=job", "--rw=randread", "--bs=4k", &size, "--filename", &data];
+    let job = [&job[..], words].concat();
+    let ours = [&job[..], &["--ioengine=tidelog-posix", "--buffered=1"]].concat();
+    let prefix = format!("--write_bw_log={log}");
+    bench(&[&ours[..], &["--log_offset=1", &prefix]].concat()).expect(0);
+    let mut fio = Command::new("fio");
+    fio.args(&job).args(["--ioengine=psync", &format!("--write_iolog={log}")]);
+    if Command::new("fio").arg("--version").output().is_err() {
+        skip(test, "fio is not installed");
+        return None;
+    }
+    Ran::of(&mut fio).expect(0);
+    let blocks = |file: &str, separator: &str, field: usize| -> Vec<u64> {
+        let text = std::fs::read_to_string(file).unwrap();
+        let fields = text.lines().map(|line| line.split(separator).collect::<Vec<_>>());
+        let is_read = |fields: &Vec<&str>| separator == ", " || fields.get(2) == Some(&"read");
+        let offset = |fields: Vec<&str>| fields[field].parse::<u64>().unwrap() / 4096;
+        fields.filter(is_read).map(offset).collect()
+    };
+    Some([blocks(&log, " ", 3), blocks(&format!("{log}_bw.1.log"), ", ", 4)])
+}
+
+#[test]
+fn a_pass_repeats_the_one_before_only_where_fios_does() {
+    const TEST: &str = "a_pass_repeats_the_one_before_only_where_fios_does";
+    const BLOCKS: usize = 64;
+    // At a rate, so that no log is long.
+    let timed = ["--time_based", "--runtime=500ms", "--rate_iops=500"];
+    for words in [
+        &timed[..],
+        &[&timed[..], &["--norandommap"]].concat(),
+        &[&timed[..], &["--random_generator=lfsr"]].concat(),
+        &[&timed[..], &["--random_distribution=zipf:1.1"]].concat(),
+        &[&timed[..], &["--random_distribution=pareto:0.2"]].concat(),
+        &[&timed[..], &["--random_distribution=normal:20"]].concat(),
+        &["--loops=3"],
+        &["--loops=3", "--randrepeat=0"],
+        &["--loops=3", "--norandommap"],
+        &["--loops=3", "--random_distribution=zipf:1.1"],
+        &["--io_size=768k"],
+    ] {
+        let Some(both) = visited(TEST, words, "256k") else { return };
+        let [theirs, ours] = both.each_ref().map(|blocks| {
+            let mut passes = blocks.chunks_exact(BLOCKS);
+            let [first, second] = [passes.next().unwrap(), passes.next().unwrap()];
+            let distinct = |pass: &[u64]| pass.iter().collect::<BTreeSet<_>>().len() == BLOCKS;
+            (first == second, distinct(first), distinct(second))
+        });
+        assert_eq!(ours, theirs, "{words:?}: same pass again, all blocks in the first, the second");
+    }
+}
+
+#[test]
+fn a_skewed_job_touches_as_many_blocks_as_fios() {
+    const TEST: &str = "a_skewed_job_touches_as_many_blocks_as_fios";
+    for kind in ["zipf:1.1", "pareto:0.2", "normal:20"] {
+        let kind = format!("--random_distribution={kind}");
+        let words = ["--time_based", "--runtime=1", "--rate_iops=4500", &kind];
+        let Some(both) = visited(TEST, &words, "4m") else { return };
+        // Four passes' worth, of both the same.
+        let count = both.iter().map(Vec::len).min().unwrap().min(4096);
+        assert!(count > 2048, "{count} operations are less than two passes and more");
+        let touched = both.map(|blocks| blocks[..count].iter().collect::<BTreeSet<_>>().len());
+        assert!(touched[0].abs_diff(touched[1]) * 10 < touched[0], "{kind}: {touched:?}");
+    }
+}

@@ -9,5 +9,5 @@ mod zones;
 pub use content::Filler;
 pub use lfsr::Lfsr;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
-pub use stream::{BlockRange, FileOrder, FileWindow, OffsetStream};
+pub use stream::{BlockRange, FileOrder, FileWindow, OffsetStream, seed_of};
 pub use zones::{Zoned, Zones};

@@ -24,14 +24,18 @@ pub struct BlockRange {
     pub length: u64,
 }
 
-/// One pass over the windows of a job's files, to each in turn.
+/// Passes over the windows of a job's files, to each in turn.
 #[derive(Clone, Debug)]
 pub struct OffsetStream {
     windows: Vec<FileWindow>,
     sizes: Sizes,
     order: Order,
     seed: u64,
+    differs: bool,
+    pass: u64,
     random: fastrand::Rng,
+    /// What `random` was when this pass began.
+    beginning: fastrand::Rng,
     /// The file whose turn it is.
     turn: usize,
     done: Vec<Done>,
@@ -85,6 +89,8 @@ pub struct FileOrder {
     pub add: i64,
     /// Only the first bytes of each so many: how many, of how many.
     pub strided: Option<(u64, u64)>,
+    /// Whether a pass goes another way than the one before.
+    pub differs: bool,
     /// Decides everything random.
     pub seed: u64,
 }
@@ -93,9 +99,14 @@ impl FileOrder {
     /// As a job asks for.
     pub fn of(job: &JobOptions, seed: u64) -> Self {
         let zone = job.zonerange.max(job.zonesize);
+        // To fio what takes no block once is one pass without an end. What is read back goes the
+        // way that it was written, and finds blocks of the pass before only if that wrote them all.
+        let map = !job.norandommap;
+        let endless = job.load.random && (!map || job.distribution != Distribution::Even);
         Self {
+            differs: (job.passes_differ() || endless) && (map || !(job.verify && job.load.writes)),
             random: job.load.random,
-            map: !job.norandommap,
+            map,
             lfsr: job.lfsr,
             distribution: job.distribution.clone(),
             add: job.load.add,
@@ -108,7 +119,7 @@ impl FileOrder {
 impl OffsetStream {
     /// A pass over `windows`.
     pub fn new(windows: Vec<FileWindow>, sizes: Sizes, way: FileOrder) -> Self {
-        let FileOrder { random, map, lfsr, distribution, add, strided, seed } = way;
+        let FileOrder { random, map, lfsr, distribution, add, strided, differs, seed } = way;
         let seeds = windows.iter().zip(seed..);
         let unit = sizes.least();
         let order = match (&sizes, random) {
@@ -129,16 +140,27 @@ impl OffsetStream {
             (Sizes::One(size), true) if lfsr => {
                 Order::Shifted(seeds.map(|(it, seed)| Lfsr::new(it.length / size, seed)).collect())
             }
-            (Sizes::One(size), true) if map => Order::Map(
-                seeds.map(|(it, seed)| Permutation::new(it.length / size, seed)).collect(),
-            ),
+            (Sizes::One(size), true) if map => Order::Map(maps(&windows, *size, seed)),
             (_, true) => Order::Free,
         };
         let is_backwards = matches!(order, Order::Stepping { stride, .. } if stride < 0);
         let leads = windows.iter().map(|it| is_backwards && it.start == 0).collect();
         let done = vec![Done::default(); windows.len()];
         let random = fastrand::Rng::with_seed(seed);
-        Self { windows, sizes, order, seed, random, turn: 0, done, leads }
+        let beginning = random.clone();
+        Self {
+            windows,
+            sizes,
+            order,
+            seed,
+            differs,
+            pass: 0,
+            random,
+            beginning,
+            turn: 0,
+            done,
+            leads,
+        }
     }
 
     /// The part of a file that it works on.
@@ -146,9 +168,22 @@ impl OffsetStream {
         self.windows[file]
     }
 
+    /// Begins the next pass. As in fio a shift register goes the same way in each.
+    pub fn next_pass(&mut self) {
+        if self.differs {
+            self.pass += 1;
+            self.beginning = self.random.clone();
+            if let Order::Map(maps) = &mut self.order {
+                *maps =
+                    self::maps(&self.windows, self.sizes.least(), seed_of(self.seed, self.pass));
+            }
+        }
+        self.rewind();
+    }
+
     /// Begins the same pass again.
     pub fn rewind(&mut self) {
-        self.random = fastrand::Rng::with_seed(self.seed);
+        self.random = self.beginning.clone();
         self.turn = 0;
         self.done.fill(Done::default());
         if let Order::Shifted(registers) = &mut self.order {
@@ -222,6 +257,16 @@ impl OffsetStream {
     }
 }
 
+/// An order of the blocks of each window.
+fn maps(windows: &[FileWindow], size: u64, seed: u64) -> Vec<Permutation> {
+    windows.iter().zip(seed..).map(|(it, seed)| Permutation::new(it.length / size, seed)).collect()
+}
+
+/// What decides the order of a pass that goes another way than those before it.
+pub fn seed_of(seed: u64, pass: u64) -> u64 {
+    seed ^ pass.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,6 +327,50 @@ mod tests {
                 found.len() == 10 && found.iter().all(|block| *block < 10),
                 "{text}: {found:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_pass_goes_another_way_only_where_fios_does() {
+        let two = |options: &[(&str, &str)]| {
+            let mut job = JobOptions::default();
+            for (name, value) in [("rw", "randread"), ("bs", "4k")].iter().chain(options) {
+                crate::option::apply(&mut job, name, value).unwrap();
+            }
+            let window = FileWindow { start: 0, length: 1 << 20 };
+            let mut stream =
+                OffsetStream::new(vec![window], job.sizes.clone(), FileOrder::of(&job, 3));
+            let first = pass(&mut stream);
+            stream.next_pass();
+            let second = pass(&mut stream);
+            stream.rewind();
+            assert_eq!(pass(&mut stream), second, "what is read back goes the same way");
+            assert_eq!(first.len(), second.len());
+            first == second
+        };
+        for (options, is_same) in [
+            (&[][..], true),
+            (&[("time_based", "1")], false),
+            (&[("randrepeat", "0")], false),
+            (&[("norandommap", "1")], false),
+            (&[("random_distribution", "zipf:1.1")], false),
+            (&[("random_distribution", "pareto:0.2")], false),
+            (&[("random_distribution", "normal:20")], false),
+            (&[("random_distribution", "zoned:50/5:50/95")], false),
+            (&[("time_based", "1"), ("random_generator", "lfsr")], true),
+            (&[("time_based", "1"), ("bssplit", "4k/50:8k/50")], false),
+            (&[("time_based", "1"), ("verify", "crc32c")], false),
+            (
+                &[
+                    ("rw", "randwrite"),
+                    ("time_based", "1"),
+                    ("verify", "crc32c"),
+                    ("norandommap", "1"),
+                ],
+                true,
+            ),
+        ] {
+            assert_eq!(two(options), is_same, "{options:?}");
         }
     }
 

@@ -213,6 +213,14 @@ pub struct JobOptions {
     pub given: Vec<(String, String)>,
 }
 
+impl JobOptions {
+    /// Whether each pass goes on with the generator, and does not begin it again: as in fio where
+    /// time decides, and where no run repeats another's numbers.
+    pub fn passes_differ(&self) -> bool {
+        self.time_based || !self.randrepeat
+    }
+}
+
 /// What fio reports when nothing is asked for.
 const PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,

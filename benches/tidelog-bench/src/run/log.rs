@@ -18,7 +18,7 @@ use super::start::JobEnd;
 use super::throttle::Throttle;
 use crate::direction::DataDirection;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Origin, check};
+use crate::load::{BadBlock, Origin, check, seed_of};
 use crate::option::JobOptions;
 use crate::permutation::Permutation;
 use crate::stats::{OperationLatency, Recorder};
@@ -41,6 +41,7 @@ pub(super) struct LogJob {
     capabilities: Capabilities,
     tensors: Vec<Tensor>,
     order: Option<Permutation>,
+    seed: u64,
     budget: Budget,
     throttle: Throttle,
     /// Which way the next transfer goes, if its time has not come, and that time.
@@ -92,6 +93,7 @@ impl LogJob {
         let mut prepared = Self {
             capabilities: stats.reactor.capabilities,
             order: job.load.random.then(|| Permutation::new(count, seed)),
+            seed,
             budget: Budget::new(job, pass),
             throttle: Throttle::new(job),
             held: None,
@@ -223,6 +225,12 @@ impl LogJob {
         self.throttle.took(direction, length);
         self.origin.pass = self.turn / count;
         self.turn += 1;
+        if let Some(order) = &mut self.order
+            && self.turn.is_multiple_of(count)
+            && self.job.passes_differ()
+        {
+            *order = Permutation::new(count, seed_of(self.seed, self.turn / count));
+        }
         self.budget.take(length);
         self.begin(tag, place, direction)
     }

@@ -206,7 +206,7 @@ impl RawJob {
                 self.go_through(Phase::Backlog, recorder);
                 return self.ended;
             }
-            // With a pass completed every block was written. Each pass goes the same way.
+            // With a pass completed every block was written.
             let before = self.origin.pass.checked_sub(1);
             self.stream.rewind();
             self.go_through(Phase::Verify { reached: self.begun_in_pass, before }, recorder);

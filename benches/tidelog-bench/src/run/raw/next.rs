@@ -147,7 +147,7 @@ impl RawJob {
                         zones.reset(self.stream.window(file));
                     }
                 }
-                self.stream.rewind();
+                self.stream.next_pass();
                 self.stream.advance()?
             }
         };
