@@ -23,8 +23,8 @@ pub struct OverwrittenStart {
 }
 
 /// Writes the start of such devices anew, as far as the shares' metadata, and removes the marks of
-/// others elsewhere, so that the pool can be opened again; returns which they were. What was made there is lost. Damage behind the start is
-/// for a check to find. Nobody may have a share open.
+/// others elsewhere, so that the pool can be opened again; returns which they were. What was made
+/// there is lost. Damage behind the start is for a check to find. Nobody may have a share open.
 ///
 /// # Errors
 /// The devices cannot be had, are not one pool, or cannot be written.
