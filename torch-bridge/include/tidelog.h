@@ -1028,9 +1028,9 @@ int32_t tide_tensor_named(const char *name, struct tide_tensor *tensor);
 
 /**
  * Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
- * name `seal` once the batch is committed, whatever happens to the tensors. Nothing is copied. It
- * takes the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has
- * changed.
+ * name `seal` once the batch is committed, whatever happens to the tensors. What this batch has put
+ * before the call stands for it, and what it has deleted does not. Nothing is copied. It takes the
+ * place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
  *
  * # Safety
  * `seal` is NUL-terminated; `tensors` has `count` items.
@@ -1042,7 +1042,7 @@ int32_t tide_batch_seal(uint64_t batch,
 
 /**
  * As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
- * what stands. What `from` was made of may have changed meanwhile. It must be committed;
+ * what this batch has put or stands. What `from` was made of may have changed meanwhile. It must be committed;
  * `TIDE_NOT_FOUND` where there is none.
  *
  * # Safety
@@ -1064,7 +1064,8 @@ int32_t tide_batch_drop_seal(uint64_t batch, const char *seal);
 
 /**
  * The seals as JSON, by name, written to `buffer`: of each `name`, `sealed_at` in seconds since
- * 1970, `tensors` and their `bytes`, and the bytes of space that it `alone` holds. Returns the
+ * 1970, its `order` among the commits of seals of its share (0 where older software made it; a clock
+ * may have been set back), `tensors` and their `bytes`, and the bytes of space that it `alone` holds. Returns the
  * text's length, 0 for an error.
  *
  * # Safety

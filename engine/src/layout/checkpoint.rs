@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn seals_stand_behind_the_tensors_and_are_read_back() {
         let held = vec![HeldVersion { number: 5, entry: entry(1) }];
-        let seal = Seal { name: "step 1".into(), sealed_at: 9, versions: vec![5] };
+        let seal = Seal { name: "step 1".into(), sealed_at: 9, order: 1, versions: vec![5] };
         let whole = Checkpoint { held, seals: vec![seal], ..checkpoint(3) };
         let bytes = encode(&whole);
         assert_eq!(

@@ -28,6 +28,9 @@ pub struct Seal {
     pub name: Box<str>,
     /// When it was made, in seconds since 1970.
     pub sealed_at: u64,
+    /// Its place among the commits of seals of its share, from 1; 0 until it is committed, and
+    /// where older software made it.
+    pub order: u64,
     /// The numbers of the versions.
     pub versions: Vec<u64>,
 }
@@ -51,11 +54,12 @@ pub(super) fn drop_bytes(name: &str) -> usize {
 }
 
 pub(super) fn encode_seal(seal: &Seal, out: &mut Vec<u8>) {
-    let Seal { name, sealed_at, versions } = seal;
+    let Seal { name, sealed_at, order, versions } = seal;
     let mut head = EntryOnMedia::zeroed();
     head.kind = KIND_SEAL;
     head.length = (versions.len() as u64).into();
     head.number = (*sealed_at).into();
+    head.id = u128::from(*order).into();
     encode_named(head, versions, name, out);
 }
 
@@ -83,7 +87,9 @@ pub(super) fn decode_seal(head: &EntryOnMedia, body: &[u8]) -> Result<Seal, &'st
     let (versions, rest) = bytes.and_then(|it| body.split_at_checked(it)).ok_or(cut)?;
     let (versions, _) = versions.as_chunks::<8>();
     let versions = versions.iter().map(|number| u64::from_le_bytes(*number)).collect();
-    Ok(Seal { name: decode_name(head, rest)?, sealed_at: head.number.get(), versions })
+    // Older software has zeroes there, and passes over what it finds.
+    let order = head.id.get() as u64;
+    Ok(Seal { name: decode_name(head, rest)?, sealed_at: head.number.get(), order, versions })
 }
 
 /// The name of the seal that ends.
@@ -120,6 +126,7 @@ mod tests {
         let seal = |name: &str, versions: &[u64]| Seal {
             name: name.into(),
             sealed_at: 1_700_000_000,
+            order: 3,
             versions: versions.into(),
         };
         vec![
@@ -158,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_seal_without_a_name_or_with_more_versions_than_bytes_is_refused() {
-        let seal = Seal { name: "".into(), sealed_at: 0, versions: vec![1] };
+        let seal = Seal { name: "".into(), sealed_at: 0, order: 0, versions: vec![1] };
         let error = decode_changes(&encoded(&[Change::Seal(seal.clone())])).unwrap_err();
         assert_eq!(error.what, "a seal's name has 1 to 1024 bytes");
         let mut bytes = encoded(&[Change::Seal(Seal { name: "x".into(), ..seal })]);

@@ -376,7 +376,7 @@ fn hold(number: u64, id: u128, block: u32) -> Change {
 }
 
 fn seal(name: &str, versions: &[u64]) -> Change {
-    Change::Seal(Seal { name: name.into(), sealed_at: 0, versions: versions.into() })
+    Change::Seal(Seal { name: name.into(), sealed_at: 0, order: 0, versions: versions.into() })
 }
 
 #[test]

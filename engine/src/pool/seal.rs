@@ -21,6 +21,9 @@ pub struct SealDescription {
     pub name: String,
     /// When it was made, in seconds since 1970.
     pub sealed_at: u64,
+    /// Its place among the commits of seals of its share, from 1, whatever the clock said; 0 where
+    /// older software made it.
+    pub order: u64,
     /// How many tensors it holds.
     pub tensors: usize,
     /// Their bytes.
@@ -34,6 +37,7 @@ impl SealDescription {
         Self {
             name: seal.name.to_string(),
             sealed_at: seal.sealed_at,
+            order: seal.order,
             tensors: seal.versions.len(),
             bytes: ByteCount(contents.sealed(seal).map(|version| version.entry.length).sum()),
             alone: contents.bytes_of_seal_alone(seal),

@@ -118,7 +118,7 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
             let versions = (0..words.int_in_range(0..=3)?).map(|_| words.int_in_range(1..=4_u64));
             let versions = versions.collect::<Result<_>>()?;
             let (name, sealed_at) = (seal_name(words)?, words.arbitrary()?);
-            return Ok(Change::Seal(Seal { name, sealed_at, versions }));
+            return Ok(Change::Seal(Seal { name, sealed_at, order: 0, versions }));
         }
         _ => (),
     }

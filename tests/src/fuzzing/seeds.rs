@@ -42,7 +42,8 @@ pub fn seeds() -> Vec<Seed> {
         ChangeRecord { pool: 5, share: 1, epoch: 3, sequence: 2, changes: changes.clone() };
     add("record", "record", &[0], &record.encode());
     add("record", "payload", &[1], &payload(&changes));
-    let seal = Seal { name: "step 10".into(), sealed_at: 1_700_000_000, versions: vec![4, 9] };
+    let seal =
+        Seal { name: "step 10".into(), sealed_at: 1_700_000_000, order: 0, versions: vec![4, 9] };
     let seals = [
         Change::Hold(HeldVersion { number: 4, entry: entry(None, 1) }),
         Change::Hold(HeldVersion { number: 9, entry: entry(Some("layer.0.weight"), 2) }),

@@ -45,7 +45,7 @@ from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Save, State
 from tidelog.checkpoints._checkpoint import Checkpoints
 from tidelog.checkpoints._resume import random_state
-from tidelog.checkpoints._saved import METADATA, PART, STAGED, Saved
+from tidelog.checkpoints._saved import METADATA, PART, STAGED, Saved, age
 from tidelog.checkpoints._stand_ins import OfStandIns, StandIns
 from tidelog.output._figures import StrPath
 
@@ -295,7 +295,7 @@ def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
         opened = _pool_of(pool)
     with Checkpoints(opened) as checkpoints:
         found = [seal for seal in checkpoints.list() if seal["name"].endswith(METADATA)]
-    found.sort(key=lambda seal: seal["sealed_at"])
+    found.sort(key=age)
     return [seal["name"].removesuffix(METADATA) for seal in found]
 
 

@@ -53,9 +53,9 @@ pub unsafe extern "C" fn tide_tensor_named(name: *const c_char, tensor: *mut tid
 }
 
 /// Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
-/// name `seal` once the batch is committed, whatever happens to the tensors. What this batch has put
-/// before the call stands for it, and what it has deleted does not. Nothing is copied. It takes the
-/// place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
+/// name `seal` once the batch is committed, whatever happens to the tensors. What this batch has
+/// put before the call stands for it, and what it has deleted does not. Nothing is copied. It takes
+/// the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
 ///
 /// # Safety
 /// `seal` is NUL-terminated; `tensors` has `count` items.
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn tide_batch_seal(
 }
 
 /// As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
-/// what this batch has put or stands. What `from` was made of may have changed meanwhile. It must be committed;
-/// `TIDE_NOT_FOUND` where there is none.
+/// what this batch has put or stands. What `from` was made of may have changed meanwhile. It must
+/// be committed; `TIDE_NOT_FOUND` where there is none.
 ///
 /// # Safety
 /// `seal` and `from` are NUL-terminated; `tensors` has `count` items.
@@ -117,8 +117,9 @@ pub unsafe extern "C" fn tide_batch_drop_seal(batch: u64, seal: *const c_char) -
 }
 
 /// The seals as JSON, by name, written to `buffer`: of each `name`, `sealed_at` in seconds since
-/// 1970, `tensors` and their `bytes`, and the bytes of space that it `alone` holds. Returns the
-/// text's length, 0 for an error.
+/// 1970, its `order` among the commits of seals of its share (0 where older software made it; a
+/// clock may have been set back), `tensors` and their `bytes`, and the bytes of space that it
+/// `alone` holds. Returns the text's length, 0 for an error.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.
@@ -129,6 +130,7 @@ pub unsafe extern "C" fn tide_pool_seals(pool: u64, buffer: *mut c_char, capacit
             json!({
                 "name": seal.name,
                 "sealed_at": seal.sealed_at,
+                "order": seal.order,
                 "tensors": seal.tensors,
                 "bytes": seal.bytes.0,
                 "alone": seal.alone.0,

@@ -102,7 +102,8 @@ impl Contents {
             Sealable::Version(version) => self.seals.hold(version),
             Sealable::Put(put) => self.hold_put(*put),
         });
-        let seal = Seal { name: name.into(), sealed_at, versions: versions.collect() };
+        let (name, versions) = (name.into(), versions.collect());
+        let seal = Seal { name, sealed_at, order: 0, versions };
         self.seals.coming.insert(key, Coming { seal, puts, index_bytes, in_doubt: false });
         Ok(ComingSeal { key })
     }
@@ -137,7 +138,13 @@ impl Contents {
     /// What the commit of a seal records: the versions that the index does not have, but those that
     /// the same record has `named` already, then the seal. What its own batch `puts` is held by
     /// [`Self::held_put`].
-    pub fn seal_changes(&self, coming: &ComingSeal, named: &HashSet<u64>) -> Vec<Change> {
+    /// `order` is its place among the commits of seals.
+    pub fn seal_changes(
+        &self,
+        coming: &ComingSeal,
+        named: &HashSet<u64>,
+        order: u64,
+    ) -> Vec<Change> {
         let Some(Coming { seal, .. }) = self.seals.coming.get(&coming.key) else {
             return Vec::new();
         };
@@ -146,7 +153,13 @@ impl Contents {
             let is_new = !held.is_recorded() && !named.contains(&number);
             is_new.then(|| HeldVersion { number, entry: held.version.entry.clone() })
         });
-        new.map(Change::Hold).chain([Change::Seal(seal.clone())]).collect()
+        let seal = Seal { order, ..seal.clone() };
+        new.map(Change::Hold).chain([Change::Seal(seal)]).collect()
+    }
+
+    /// The place of the last seal that was committed, among all of them.
+    pub fn last_seal_order(&self) -> u64 {
+        self.seals.last_order()
     }
 
     /// What the commit of a put records for the seals of its batch that hold it.
@@ -190,9 +203,12 @@ impl Contents {
     /// A seal is on media: it can be found, and takes the place of an older one of its name.
     /// Returns how many tensors it holds.
     pub fn apply_seal(&mut self, coming: &ComingSeal) -> usize {
-        let Some(Coming { seal, index_bytes, .. }) = self.seals.coming.remove(&coming.key) else {
+        let Some(Coming { mut seal, index_bytes, .. }) = self.seals.coming.remove(&coming.key)
+        else {
             return 0;
         };
+        // Commits are applied in the order in which they are recorded.
+        seal.order = self.seals.last_order() + 1;
         self.room.end(index_bytes);
         for number in &seal.versions {
             if let Some(entry) = self.seals.commit(*number) {

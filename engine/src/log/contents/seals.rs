@@ -87,6 +87,7 @@ pub(super) struct Seals {
     /// By the key of their reservation.
     pub(super) coming: FxHashMap<u64, Coming>,
     last_number: u64,
+    last_order: u64,
 }
 
 impl Seals {
@@ -99,6 +100,7 @@ impl Seals {
 
     /// Recovery found a seal.
     pub(super) fn name(&mut self, seal: Seal) {
+        self.last_order = self.last_order.max(seal.order);
         for number in &seal.versions {
             if let Some(held) = self.held.get_mut(number) {
                 held.committed += 1;
@@ -205,8 +207,14 @@ impl Seals {
         }
     }
 
+    /// The highest place that a seal has had among the commits of seals.
+    pub(super) fn last_order(&self) -> u64 {
+        self.last_order
+    }
+
     /// A seal is on media; returns the one of its name before it.
     pub(super) fn insert(&mut self, seal: Seal) -> Option<Seal> {
+        self.last_order = self.last_order.max(seal.order);
         self.named.insert(seal.name.clone(), seal)
     }
 

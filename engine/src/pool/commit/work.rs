@@ -24,6 +24,8 @@ pub(super) struct Before {
     tensors: Outcomes,
     /// The same for seals.
     seals: HashMap<Box<str>, bool>,
+    /// The place of the last seal among the commits of seals.
+    seal_order: u64,
     /// The numbers of the held versions whose places the record says already.
     held: HashSet<u64>,
 }
@@ -261,8 +263,11 @@ impl BatchWork {
             let stood = before.seals.insert(name.into(), change.leaves_one());
             match change {
                 SealChange::Seal(seal) => {
+                    let order = before.seal_order.max(contents.last_seal_order()) + 1;
+                    before.seal_order = order;
                     let coming = seal.coming();
-                    let seal = coming.map(|coming| contents.seal_changes(coming, &before.held));
+                    let seal =
+                        coming.map(|coming| contents.seal_changes(coming, &before.held, order));
                     changes.extend(seal.into_iter().flatten());
                 }
                 SealChange::Drop(_) => {

@@ -315,3 +315,44 @@ fn versions_without_bytes_are_told_apart_though_they_lie_nowhere() {
     assert_eq!(get_sealed(&pool, "round 2", 1), []);
     pool.audit().unwrap();
 }
+
+#[test]
+fn seals_have_the_order_of_their_commits_whatever_their_names_and_clock() {
+    let disks = disks(2, ByteCount::mib(8));
+    let pool = open(&disks);
+    let order = |pool: &Pool| {
+        let mut seals = pool.seals().unwrap();
+        assert!(seals.iter().all(|seal| seal.order > 0));
+        seals.sort_by_key(|seal| seal.order);
+        seals.into_iter().map(|seal| seal.name).collect::<Vec<_>>()
+    };
+    put(&pool, 1, &bytes(1, 10_000));
+    // Held in one order, committed in the other.
+    let begun = |name: &str| {
+        let mut batch = pool.batch();
+        batch.seal(name, [TensorId(1)]).unwrap();
+        batch
+    };
+    let [first, second] = ["step 9", "step 10"].map(begun);
+    second.commit().unwrap();
+    first.commit().unwrap();
+    seal(&pool, "a", &[]).unwrap();
+    assert_eq!(order(&pool), ["step 10", "step 9", "a"]);
+    seal(&pool, "step 10", &[1]).unwrap();
+    // In one record.
+    let begun = ["z", "y"].map(begun).map(|batch| batch.start_commit().unwrap());
+    for commit in &begun {
+        commit.wait().unwrap();
+    }
+    let wanted = ["step 9", "a", "step 10", "z", "y"];
+    assert_eq!(order(&pool), wanted);
+    drop(pool);
+    let pool = open(&disks);
+    assert_eq!(order(&pool), wanted);
+    drop_seal(&pool, "y");
+    drop(pool);
+    let pool = open(&disks);
+    seal(&pool, "b", &[]).unwrap();
+    assert_eq!(order(&pool), ["step 9", "a", "step 10", "z", "b"]);
+    pool.audit().unwrap();
+}

@@ -97,7 +97,8 @@ class Seal(TypedDict):
     """A seal, as a pool lists it."""
 
     name: str
-    sealed_at: int  # seconds since 1970
+    sealed_at: int  # seconds since 1970, by a clock that may have been set back
+    order: int  # of its commit among the seals of its share, from 1; 0 where older software made it
     tensors: int
     bytes: int
     alone: int  # bytes of space that it alone holds

@@ -8,7 +8,6 @@ comes.
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +17,9 @@ from torch.utils._pytree import tree_map
 
 from tidelog import _errors
 from tidelog.abi._native import Session
-from tidelog.abi._seals import Pool, Seal
+from tidelog.abi._seals import Pool
 from tidelog.checkpoints._manifest import View
-from tidelog.checkpoints._saved import METADATA, OF_RANKS, Saved
+from tidelog.checkpoints._saved import METADATA, OF_RANKS, Saved, age
 
 LATEST = "latest"
 
@@ -47,12 +46,7 @@ def resume(session: Session, name: str, model: nn.Module, optimizer: Optimizer |
 
 
 def _latest(pool: Pool) -> str | None:
-    """The newest checkpoint; of those of one second, the one with the highest number in its name."""
-
-    def age(seal: Seal) -> Any:
-        parts = re.split(r"(\d+)", seal["name"])
-        return seal["sealed_at"], [int(part) if part.isdigit() else part for part in parts]
-
+    """The newest checkpoint."""
     found = [seal for seal in pool.seals() if not seal["name"].endswith(OF_RANKS)]
     return max(found, key=age)["name"] if found else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from tidelog import _errors
-from tidelog.abi._seals import Pool, Tickets
+from tidelog.abi._seals import Pool, Seal, Tickets
 from tidelog.checkpoints._manifest import Manifest, View
 from tidelog.memory._record import data_ptr
 
@@ -19,6 +20,15 @@ MANIFEST = "tidelog.checkpoint"
 # How the seals of a checkpoint of ranks end: what is in each rank's share, the coordinator's, and what an
 # async_save holds that has not ended.
 PART, METADATA, STAGED = OF_RANKS = (" (part)", " (metadata)", " (staged)")
+
+
+def age(seal: Seal) -> tuple[Any, ...]:
+    """What sorts the seals of a share by their commits, the oldest first. Those of older software, which
+    knew no order, are the oldest: by their clock, and in one second by the numbers in their names."""
+    parts = re.split(r"(\d+)", seal["name"])
+    return seal["order"], seal["sealed_at"], [int(part) if part.isdigit() else part for part in parts]
+
+
 # Gets in flight.
 _IN_FLIGHT = 16
 
