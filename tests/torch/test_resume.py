@@ -1,5 +1,6 @@
 """A block that goes on from a checkpoint: the same bits, within the budget, or an error that says what is missing."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from torch import nn
 import tidelog
 import tidelog.dcp
 from test_checkpoints import LAYERS, MIB, made, offload, train
+from tidelog import _devices
+from tidelog.abi._seals import Pool
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
@@ -122,3 +125,58 @@ def test_what_it_cannot_go_on_from_is_refused_and_the_block_is_closed(pool, mode
         raise AssertionError("it has begun")
     with offload(None, None, pool) as tide:
         assert tide.is_open
+
+
+def test_the_latest_is_the_one_that_was_committed_last_though_the_clock_was_set_back(pool, monkeypatch):
+    def backwards(self, seals=Pool.seals):
+        """The seals, of which each later one says an earlier time."""
+        return [{**seal, "sealed_at": 2_000_000_000 - seal["order"]} for seal in seals(self)]
+
+    monkeypatch.setattr(Pool, "seals", backwards)
+    for step in (8, 16, 9):
+        model, optimizer = made(step)
+        with offload(model, optimizer, pool) as tide:
+            tide.checkpoint(f"step {step}")
+    model, optimizer = made()
+    with offload(model, optimizer, pool, resume="latest") as tide:
+        assert tide.resumed.name == "step 9"
+
+
+def test_a_seal_in_a_batch_holds_what_the_batch_has_put(pool):
+    with offload(None, None, pool):
+        pass
+    opened = Pool.open(pool, read_only=False, buffered=True)
+    library = opened._library
+    library.tide_batch_put.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64]
+    identity, tickets, found = opened.named("weights"), [], ctypes.create_string_buffer(1000)
+    for content in (b"old", b"new"):
+        with opened.batch() as batch:
+            assert library.tide_batch_put(batch, b"weights", content * 100, 300) == 0
+            opened.seal(batch, f"of {content.decode()}", [identity])
+    for content in (b"old", b"new"):
+        opened.get(tickets, f"of {content.decode()}", identity, 0, ctypes.addressof(found), 300)
+        opened.wait_all(tickets)
+        assert found.raw[:300] == content * 100
+    opened.close()
+
+
+def test_lists_of_devices_are_read_as_the_library_reads_them(tmp_path):
+    names = {
+        "/a, /b ": ["/a", "/b"],
+        r"/a\,b,/c": ["/a,b", "/c"],
+        r"/a\b,/c\\,/d\\\,": [r"/a\b", "/c\\", "/d\\,"],
+        "/a,": ["/a", ""],
+    }
+    for text, wanted in names.items():
+        assert _devices.split(text) == wanted
+    for path in (tmp_path / "a,b", tmp_path / "c\\,d", tmp_path / "e\\"):
+        assert _devices.split(_devices.listed(path)) == [str(path)]
+    folder = tmp_path / "a,b"
+    folder.mkdir()
+    with pytest.raises(tidelog.PoolError, match="for a comma that is part of a name"):
+        with offload(None, None, str(folder)):
+            pass
+    assert not any(folder.iterdir()) and list(tmp_path.iterdir()) == [folder]
+    with offload(None, None, folder):
+        pass
+    assert (folder / "tidelog.device").exists()

@@ -226,7 +226,8 @@ typedef struct tide_pool_options {
    */
   uint64_t size;
   /**
-   * Devices of the pool, separated by commas: directories, files or block devices.
+   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a comma
+   * that is part of a name, and `\\` a backslash.
    */
   const char *devices;
   /**
@@ -294,7 +295,8 @@ typedef struct tide_session_options {
    */
   uint64_t size;
   /**
-   * Devices of the pool, separated by commas: directories, files or block devices.
+   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a comma
+   * that is part of a name, and `\\` a backslash.
    */
   const char *devices;
   /**

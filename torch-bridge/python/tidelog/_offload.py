@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import torch
 
+from tidelog import _devices
 from tidelog._errors import BudgetError, Error
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog.abi._native import Policy, SessionOptions
@@ -49,7 +50,7 @@ def offload(
         Option(
             "devices separated by commas: directories (Tidelog makes its file there), files or raw "
             "block devices. Striped over all of them. No redundancy: one lost device loses the "
-            "pool."
+            "pool. \\, in text is a comma that is part of a name; a path object is one path."
         ),
     ],
     memory: Annotated[
@@ -222,8 +223,9 @@ def offload(
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
     if share is None:
         share = local_rank()
+    devices = _devices.listed(pool)
     session = SessionOptions(
-        devices=os.fsencode(pool),
+        devices=os.fsencode(devices),
         data_path=data_path.encode(),
         budget=memory + staging - buffers,
         staging=staging,
@@ -238,7 +240,7 @@ def offload(
         share=share,
         share_count=max(share + 1, local_world_size()),
     )
-    together = _together(os.fspath(pool), resume, bool(buffered)) if resume is not None else None
+    together = _together(devices, resume, bool(buffered)) if resume is not None else None
     settings = Settings(
         budget=memory,
         staging=staging,

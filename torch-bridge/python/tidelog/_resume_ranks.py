@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from tidelog import _errors
+from tidelog import _devices, _errors
 from tidelog.abi._seals import Pool
 from tidelog.checkpoints._resume import LATEST, Resumed, set_random_state
 from tidelog.checkpoints._saved import OF_RANKS
@@ -58,7 +58,8 @@ def _choose(pool: str, name: str, buffered: bool) -> str | None:
     """The newest that all ranks have committed."""
     if name != LATEST:
         return name
-    if not any(os.path.exists(os.path.join(it, _FILE) if os.path.isdir(it) else it) for it in pool.split(",")):
+    devices = _devices.split(pool)
+    if not any(os.path.exists(os.path.join(it, _FILE) if os.path.isdir(it) else it) for it in devices):
         return None
     found = names(pool, buffered=buffered)
     if not found and (own := _of_one_process(pool, buffered)):

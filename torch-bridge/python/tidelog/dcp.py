@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from tidelog import _errors
+from tidelog import _devices, _errors
 from tidelog.abi._seals import Pool
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Save, State
@@ -200,7 +200,7 @@ class StorageReader(storage.StorageReader):
     rank's block has its share to itself."""
 
     def __init__(self, pool: StrPath, name: str, *, buffered: bool = False) -> None:
-        self._devices, self._name, self._buffered = os.fspath(pool), name, buffered
+        self._devices, self._name, self._buffered = _devices.listed(pool), name, buffered
         self._places: dict[Any, Place] = {}
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
@@ -290,7 +290,7 @@ def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
     """The checkpoints of all ranks that a pool has, the oldest first. Those whose save did not end are
     none. With a block instead of a pool: for the rank that has share 0."""
     if isinstance(pool, (str, os.PathLike)):
-        opened = Pool.at(os.fspath(pool), read_only=True, share=0, buffered=buffered)
+        opened = Pool.at(_devices.listed(pool), read_only=True, share=0, buffered=buffered)
     else:
         opened = _pool_of(pool)
     with Checkpoints(opened) as checkpoints:

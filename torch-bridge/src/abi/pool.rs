@@ -63,7 +63,8 @@ impl Deref for OpenPool {
 pub struct tide_pool_options {
     /// `sizeof` this struct: tells which version of it the caller was built with.
     pub size: u64,
-    /// Devices of the pool, separated by commas: directories, files or block devices.
+    /// Devices of the pool, separated by commas: directories, files or block devices. `\,` is a
+    /// comma that is part of a name, and `\\` a backslash.
     pub devices: *const c_char,
     /// "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
     pub data_path: *const c_char,

@@ -40,7 +40,8 @@ impl ReturnCode for Readiness {
 pub struct tide_session_options {
     /// `sizeof` this struct: tells which version of it the caller was built with.
     pub size: u64,
-    /// Devices of the pool, separated by commas: directories, files or block devices.
+    /// Devices of the pool, separated by commas: directories, files or block devices. `\,` is a
+    /// comma that is part of a name, and `\\` a backslash.
     pub devices: *const c_char,
     /// "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
     pub data_path: *const c_char,

@@ -126,3 +126,60 @@ fn a_pool_that_is_open_for_reading_reads_and_says_so_of_all_else() {
     }
     assert!(std::fs::read(&device).unwrap() == before, "a byte has changed");
 }
+
+#[test]
+fn a_seal_in_a_batch_holds_what_the_batch_has_put_and_seals_are_in_the_order_of_commits() {
+    let folder = Folder::new("own-puts");
+    let pool = open_pool(&folder, POOL_SIZE);
+    let (old, new) = (vec![3; 100_000], vec![4; 100_000]);
+    commit(pool, &old);
+    let name = c"layer.0".as_ptr();
+    let (mut batch, mut tensor, mut ticket) = (0, tide_tensor::default(), 0);
+    let mut memory = vec![0_u8; 100_000];
+    // SAFETY: names are NUL-terminated, results ours, and nobody touches the memory before the
+    // transfer has ended.
+    unsafe {
+        ok(tide_tensor_named(name, &raw mut tensor));
+        ok(tide_batch_begin(pool, &raw mut batch));
+        ok(tide_batch_seal(batch, c"z before".as_ptr(), &raw const tensor, 1));
+        ok(tide_batch_put(batch, name, new.as_ptr().cast(), 100_000));
+        ok(tide_batch_seal(batch, c"after".as_ptr(), &raw const tensor, 1));
+        ok(tide_batch_commit(batch));
+        for (seal, wanted) in [(c"z before", &old), (c"after", &new)] {
+            let to = memory.as_mut_ptr().cast();
+            let place = &raw mut ticket;
+            ok(tide_seal_get(pool, seal.as_ptr(), tensor, 0, to, 100_000, 0, place));
+            ok(tide_ticket_wait(ticket, TIDE_FOREVER));
+            assert!(memory == *wanted, "{seal:?}");
+            ok(tide_ticket_drop(ticket));
+        }
+        let mut text = vec![0_u8; 4096];
+        let length = tide_pool_seals(pool, text.as_mut_ptr().cast(), text.len());
+        let seals: Vec<serde_json::Value> = serde_json::from_slice(&text[..length]).unwrap();
+        let orders: Vec<_> = seals.iter().map(|it| (&it["name"], it["order"].as_u64())).collect();
+        let named = |text: &str| serde_json::Value::from(text);
+        assert_eq!(orders, [(&named("after"), Some(2)), (&named("z before"), Some(1))]);
+    }
+    ok(tide_pool_close(pool));
+}
+
+#[test]
+fn a_comma_of_a_folders_name_is_escaped_or_refused_before_anything_is_made() {
+    let folder = Folder::new("comma");
+    let odd = folder.0.join("a,b");
+    std::fs::create_dir(&odd).unwrap();
+    let open = |devices: String| {
+        let devices = std::ffi::CString::new(devices).unwrap();
+        // SAFETY: the texts live across the call; there is no arena.
+        unsafe { try_open_pool_with(&pool_options(&devices, POOL_SIZE, 0, c"auto")) }
+    };
+    let path = odd.display().to_string();
+    for list in [path.clone(), format!("{path}/new"), format!("{path}x")] {
+        assert_eq!(open(list), Err(TIDE_POOL_FAILED));
+        assert!(last_error().contains(r"write \,"), "{}", last_error());
+    }
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "nothing was made");
+    assert!(!std::path::Path::new("b").exists() && !std::path::Path::new("bx").exists());
+    ok(tide_pool_close(open(path.replace(',', r"\,")).unwrap()));
+    assert!(odd.join("tidelog.device").exists());
+}

@@ -1,4 +1,4 @@
-//! Naming devices: a path, or a list of them.
+//! Naming devices: a path, or a list of them. Python's `_devices` reads lists by the same rule.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -47,6 +47,16 @@ impl DeviceIdentity {
 /// A list of devices cannot be understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
+    /// A comma that is more likely part of a name than between two.
+    #[error(
+        "the comma in {name:?} separates devices, and {why}; for a comma that is part of a name write \\,"
+    )]
+    CommaInName {
+        /// What may be one name.
+        name: String,
+        /// What speaks for it.
+        why: String,
+    },
     /// Nothing between two commas, or nothing at all.
     #[error("device {position} of {list:?} is empty; write paths separated by commas")]
     Empty {
@@ -77,16 +87,23 @@ impl DeviceSpec {
         Self { path: path.into() }
     }
 
-    /// Reads a comma-separated list such as `/a/tide,/b/tide`, in stripe order.
+    /// Reads a comma-separated list such as `/a/tide,/b/tide`, in stripe order. `\,` is a comma
+    /// that is part of a name, and `\\` a backslash; a backslash before anything else is itself.
+    ///
+    /// # Errors
+    /// It is no list of different devices, or has a comma without a backslash where one name is
+    /// more likely than two: its halves would be made as devices.
     pub fn parse_list(list: &str) -> Result<Vec<Self>, SpecError> {
+        let names = split_list(list);
+        refuse_commas_in_names(&names)?;
         let mut specs: Vec<Self> = Vec::new();
-        for (index, part) in list.split(',').map(str::trim).enumerate() {
-            if part.is_empty() {
+        for (index, name) in names.iter().enumerate() {
+            if name.is_empty() {
                 return Err(SpecError::Empty { position: index + 1, list: list.into() });
             }
-            let spec = Self::new(part);
+            let spec = Self::new(name);
             if specs.contains(&spec) {
-                return Err(SpecError::Twice { path: part.into(), list: list.into() });
+                return Err(SpecError::Twice { path: name.clone(), list: list.into() });
             }
             specs.push(spec);
         }
@@ -115,6 +132,53 @@ impl DeviceSpec {
     pub fn exists(&self) -> bool {
         self.controller().is_some() || self.target().exists()
     }
+}
+
+/// The names of a list, without the spaces around them.
+fn split_list(list: &str) -> Vec<String> {
+    let mut names = vec![String::new()];
+    let mut rest = list.chars().peekable();
+    while let Some(next) = rest.next() {
+        let escaped = if next == '\\' { rest.next_if(|it| matches!(it, ',' | '\\')) } else { None };
+        match (escaped, next, names.last_mut()) {
+            (Some(escaped), _, Some(name)) => name.push(escaped),
+            (None, ',', _) => names.push(String::new()),
+            (_, next, Some(name)) => name.push(next),
+            (_, _, None) => (),
+        }
+    }
+    names.iter().map(|name| name.trim().to_owned()).collect()
+}
+
+/// Refuses a list of which neighbours together name what is there, or would be in a folder that is
+/// there; and one with a new device of a relative path beside an absolute one, which is what a
+/// comma in a name looks like.
+fn refuse_commas_in_names(names: &[String]) -> Result<(), SpecError> {
+    for start in 0..names.len().min(DEVICES_MAX) {
+        for end in start + 1..names.len().min(DEVICES_MAX) {
+            let name = names[start..=end].join(",");
+            let path = Path::new(&name);
+            let folder = path.parent().filter(|it| it.to_string_lossy().contains(','));
+            let why = if path.exists() {
+                "that is there as one name".to_owned()
+            } else if let Some(folder) = folder.filter(|it| it.is_dir()) {
+                format!("{} is a folder", folder.display())
+            } else {
+                continue;
+            };
+            return Err(SpecError::CommaInName { name, why });
+        }
+    }
+    for (at, name) in names.iter().enumerate().skip(1) {
+        let spec = DeviceSpec::new(name);
+        let before = Path::new(&names[at - 1]);
+        if before.is_absolute() && spec.path.is_relative() && !name.is_empty() && !spec.exists() {
+            let why =
+                format!("{name:?}, which is not there, would be a file beside an absolute path");
+            return Err(SpecError::CommaInName { name: names[at - 1..=at].join(","), why });
+        }
+    }
+    Ok(())
 }
 
 impl FromStr for DeviceSpec {

@@ -29,6 +29,37 @@ fn lists_that_name_no_pool_are_refused() {
 }
 
 #[test]
+fn a_comma_of_a_name_is_escaped_and_one_that_may_be_of_a_name_is_refused() {
+    let names = |list: &str| {
+        let specs = DeviceSpec::parse_list(list);
+        specs.map(|specs| specs.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(names(r"/no\,one/tide,/b").unwrap(), ["/no,one/tide", "/b"]);
+    assert_eq!(names(r"/a\b, /c\\, /d\\\, ").unwrap(), [r"/a\b", r"/c\", r"/d\,"]);
+    assert_eq!(names(r"/e\").unwrap(), [r"/e\"]);
+    let directory = Directory::new();
+    let within = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::create_dir(within("a,b")).unwrap();
+    std::fs::create_dir(within("c")).unwrap();
+    let (folder, other, new) = (within("a,b"), within("c"), within("x,y"));
+    for list in [
+        folder.clone(),
+        format!("{folder}/tide"),
+        format!("{other},{folder}"),
+        format!("{folder},{other}"),
+        new.clone(),
+        format!("{other},tide.img"),
+    ] {
+        let refused = names(&list);
+        assert!(matches!(refused, Err(SpecError::CommaInName { .. })), "{list}: {refused:?}");
+        assert!(refused.unwrap_err().to_string().contains(r"write \,"));
+    }
+    let escaped = format!("{},{other}", folder.replace(',', r"\,"));
+    assert_eq!(names(&escaped).unwrap(), [folder, other]);
+    assert_eq!(names(&new.replace(',', r"\,")).unwrap(), [new]);
+}
+
+#[test]
 fn a_directory_is_a_device_by_the_file_in_it() {
     let directory = Directory::new();
     let spec = DeviceSpec::new(directory.path());

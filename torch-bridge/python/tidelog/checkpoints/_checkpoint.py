@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tidelog import _errors
+from tidelog import _devices, _errors
 from tidelog.abi._native import Session
 from tidelog.abi._seals import Pool, Seal, Tickets
 from tidelog.checkpoints import _safetensors
@@ -231,8 +231,7 @@ class Checkpoints:
         if isinstance(pool, Pool):
             self._pool = pool
         else:
-            devices = os.fspath(pool)
-            self._pool = Pool.at(devices, read_only=read_only, share=share, buffered=buffered)
+            self._pool = Pool.at(_devices.listed(pool), read_only=read_only, share=share, buffered=buffered)
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tidelog import _devices
 from tidelog._errors import Error
 from tidelog.memory import _heap, _kept, _mapped, _movers
 from tidelog.memory._record import Storage, resizable
@@ -184,7 +185,7 @@ class Gpu(Host):
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window
         # for peer DMA, which is counted before it is known whether controllers reach it.
-        names = (name.strip() for name in str(pool).split(","))
+        names = _devices.split(_devices.listed(pool))
         peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
         return staging if peer or data_path.startswith("gds") else 0
 
