@@ -98,6 +98,21 @@ def written(tide):
     return sum(device["bytes_written"] for device in tide.stats()["devices"])
 
 
+@pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
+def test_what_is_out_is_in_the_checkpoint_whoever_has_moved_it(pool, mover):
+    """A storage that `resize` has emptied has no size of its own."""
+    model, optimizer = made()
+    with offload(model, optimizer, pool, mover=mover, mode="reactive") as tide:
+        train(model, optimizer, 2)
+        for parameter in model.parameters():
+            tide.evict(parameter)
+        tide.checkpoint("out", {"model": model.state_dict()})
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+        kept = tidelog.Checkpoints(Pool.of_session(tide.session))
+        assert all(torch.equal(value, expected[name]) for name, value in kept.restore("out")["model"].items())
+        kept.close()
+
+
 def test_what_is_out_stays_out_and_what_changes_later_goes_elsewhere(pool):
     tensor = torch.arange(MIB, dtype=torch.float32)
     resident, view = torch.full((1000,), 7.0), tensor[10:20:2]

@@ -27,7 +27,7 @@ from tidelog.checkpoints._saved import MANIFEST, Parts, Saved
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
-from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates
+from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates, whole_size
 from tidelog.output._figures import StrPath
 from tidelog.storages._ledger import Ledger
 
@@ -203,7 +203,7 @@ class _Copied(_Puts):
 
     def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
         """What the library is to compare: number, address (0: out), length; no number: it has none."""
-        length = nbytes(storage)
+        length = whole_size(storage)
         if record is None or not record.reported or length == 0:
             return (-1, 0, length)
         away, on_host = record.state & _record.AWAY, storage.device.type == "cpu"

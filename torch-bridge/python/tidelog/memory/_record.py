@@ -47,6 +47,12 @@ AWAY = OUT | COMING
 _lending = threading.Lock()
 
 
+def whole_size(storage: Storage) -> int:
+    """The bytes of a storage, also of one that is out: by `resize` it has none then."""
+    record = getattr(storage, "_tide", None)  # without a block there is none
+    return record.size if record is not None and record.state & AWAY else nbytes(storage)
+
+
 def run_updates(storages: Iterable[Storage]) -> None:
     """What is no op is about to use these storages: they are up to date after this."""
     for storage in storages:
