@@ -301,7 +301,7 @@ impl SimDisk {
         self.state().operations
     }
 
-    /// The bytes that a read would answer now, damage included.
+    /// The bytes that a read would answer now, damage included, as if all could be read.
     pub fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
         let first = offset - offset % ALIGNMENT as u64;
         let skip = (offset - first) as usize;
@@ -427,6 +427,9 @@ impl SimDisk {
             Some(Fault::Misdirected(elsewhere)) => self.elsewhere(elsewhere, length.0),
             _ => offset.0,
         };
+        if matches!(operation.action, Action::Read(_)) && !state.media.is_readable(place, moved) {
+            return Err(libc::EIO);
+        }
         match &mut operation.action {
             Action::Read(Memory::Host(buffer)) => {
                 state.read(started, place, &mut buffer[..moved as usize]);

@@ -1,6 +1,6 @@
 //! What a simulated disk holds: pages on the medium, pages in its volatile cache, and damage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 use tidelog_random::Random;
@@ -18,6 +18,8 @@ pub(super) struct DiskMedia {
     cache: FxHashMap<u64, DiskPage>,
     /// Flipped bits by byte address; a write of the byte heals it.
     damage: BTreeMap<u64, u8>,
+    /// Pages of the stable image that cannot be read. They can be written, and then be read.
+    unreadable: BTreeSet<u64>,
     /// Pages that were overwritten, and lists of pages that were written, for writes to come.
     spares: Vec<DiskPage>,
     lists: Vec<Vec<DiskPage>>,
@@ -65,12 +67,14 @@ impl DiskMedia {
         for page in offset / ALIGNMENT as u64..(offset + length) / ALIGNMENT as u64 {
             if let Some(bytes) = self.cache.remove(&page) {
                 self.spares.extend(self.stable.insert(page, bytes));
+                self.unreadable.remove(&page);
             }
         }
     }
 
     /// Puts the whole cache on the medium.
     pub(super) fn flush(&mut self) {
+        self.unreadable.retain(|page| !self.cache.contains_key(page));
         self.stable.extend(std::mem::take(&mut self.cache));
     }
 
@@ -89,6 +93,7 @@ impl DiskMedia {
             let (old, new) = (target.chunks_mut(block as usize), bytes.chunks(block as usize));
             for (old, new) in old.zip(new).filter(|_| random.below(2) == 0) {
                 old.copy_from_slice(new);
+                self.unreadable.remove(&page);
             }
         }
     }
@@ -97,7 +102,27 @@ impl DiskMedia {
     pub(super) fn copy(&self) -> Self {
         let pages = self.stable.iter().chain(&self.cache);
         let stable = pages.map(|(page, bytes)| (*page, bytes.clone())).collect();
-        Self { stable, damage: self.damage.clone(), ..Self::default() }
+        let is_lost = |page: &&u64| !self.cache.contains_key(page);
+        let unreadable = self.unreadable.iter().filter(is_lost).copied().collect();
+        Self { stable, damage: self.damage.clone(), unreadable, ..Self::default() }
+    }
+
+    /// Whether the whole extent can be read.
+    pub(super) fn is_readable(&self, offset: u64, length: u64) -> bool {
+        let end = (offset + length).div_ceil(ALIGNMENT as u64);
+        let mut lost = self.unreadable.range(offset / ALIGNMENT as u64..end);
+        lost.all(|page| self.cache.contains_key(page))
+    }
+
+    /// Has the page at this offset fail to be read until it is written.
+    pub(super) fn make_unreadable(&mut self, offset: u64) {
+        self.unreadable.insert(offset / ALIGNMENT as u64);
+    }
+
+    /// Takes back what was done to one page: flipped bits, and that it cannot be read.
+    pub(super) fn restore(&mut self, offset: u64) {
+        self.unreadable.remove(&(offset / ALIGNMENT as u64));
+        self.heal(offset & !(ALIGNMENT as u64 - 1), ALIGNMENT as u64);
     }
 
     /// Reads what a healthy disk would answer, then lays the damage over it.

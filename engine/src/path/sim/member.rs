@@ -54,7 +54,9 @@ impl MemberDevice for SimMember {
     }
 
     fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        Ok(self.disk.peek(offset, length))
+        let is_readable = self.disk.is_readable(offset, length as u64);
+        let lost = || io::Error::from_raw_os_error(libc::EIO);
+        is_readable.then(|| self.disk.peek(offset, length)).ok_or_else(lost)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

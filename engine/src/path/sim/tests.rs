@@ -186,3 +186,33 @@ fn rot_lies_over_the_medium_until_the_byte_is_written_again() {
     bench.finish();
     assert_eq!(bench.disk.peek(10, 1), [1]);
 }
+
+#[test]
+fn a_block_that_cannot_be_read_fails_each_read_of_it_until_a_write_is_on_the_medium() {
+    let mut bench = Bench::new(SimProfile { latency_ticks_max: 1, ..SimProfile::default() });
+    let read = |bench: &mut Bench, blocks: usize| {
+        let buffer = bench.pool.take(blocks * BLOCK).unwrap();
+        let extent = Extent::new(0, (blocks * BLOCK) as u64);
+        bench.submit(7, extent, Action::read(buffer));
+        bench.finish().pop().unwrap().result.map_err(|error| error.status)
+    };
+    bench.disk.make_unreadable(BLOCK as u64 + 5);
+    for _ in 0..2 {
+        assert!(read(&mut bench, 1).is_ok());
+        assert_eq!(read(&mut bench, 2), Err(Status::Errno(libc::EIO)));
+    }
+    bench.write(1, 3, false);
+    bench.finish();
+    assert!(read(&mut bench, 2).is_ok(), "what is in the cache can be read");
+    bench.disk.cut_power(PowerCut::DropAll);
+    let mut bench = Bench::on(bench.disk);
+    assert_eq!(read(&mut bench, 2), Err(Status::Errno(libc::EIO)), "and was lost with it");
+    bench.write(1, 3, true);
+    bench.finish();
+    bench.disk.cut_power(PowerCut::DropAll);
+    let mut bench = Bench::on(bench.disk);
+    assert!(read(&mut bench, 2).is_ok());
+    bench.disk.make_unreadable(0);
+    bench.disk.restore(0);
+    assert!(read(&mut bench, 2).is_ok());
+}

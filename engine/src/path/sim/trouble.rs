@@ -1,5 +1,5 @@
-//! What happens to a whole disk, besides faults of single operations: it stalls, or is replaced by
-//! an older copy.
+//! What happens to a disk, besides faults of single operations: it stalls, is replaced by an older
+//! copy, or loses blocks.
 
 use super::disk::{SimDisk, Ticks};
 use super::media::DiskMedia;
@@ -44,6 +44,23 @@ impl SimDisk {
     /// Whether a [`stall`](SimDisk::stall) is not over.
     pub fn is_stalled(&self) -> bool {
         self.state().stall != DiskStall::Over
+    }
+
+    /// Has every read of the 4 KiB block at `offset` fail with `EIO`, until it is written and that
+    /// is on the medium.
+    pub fn make_unreadable(&self, offset: u64) {
+        self.state().media.make_unreadable(offset);
+    }
+
+    /// Takes back, for one block, what [`rot`](SimDisk::rot) and
+    /// [`make_unreadable`](SimDisk::make_unreadable) did.
+    pub fn restore(&self, offset: u64) {
+        self.state().media.restore(offset);
+    }
+
+    /// Whether reads of these bytes succeed.
+    pub fn is_readable(&self, offset: u64, length: u64) -> bool {
+        self.state().media.is_readable(offset, length)
     }
 
     /// A copy of what reads would bring now.
