@@ -74,7 +74,7 @@ fn allocator(criterion: &mut Criterion) {
 
 fn index(criterion: &mut Criterion) {
     let geometry = geometry();
-    let place = LogPlace::new(1, 0, &geometry).expect("there is a share");
+    let place = LogPlace::new(1, 0, &geometry, BlockFormat::Checked).expect("there is a share");
     let mut group = criterion.benchmark_group("index");
     for tensors in [1000, 1_000_000_u64] {
         let space = Space::new(&place.area, geometry.segment_blocks());

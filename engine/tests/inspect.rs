@@ -5,7 +5,9 @@ mod common;
 use std::os::unix::fs::FileExt;
 
 use common::{Directory, get, quick, small, stage};
-use tidelog_engine::layout::{BLOCK_BYTES, Geometry, Superblock, SuperblockError, TensorId};
+use tidelog_engine::layout::{
+    BLOCK_BYTES, Geometry, HOLDERS_OFFSET, Superblock, SuperblockError, TensorId,
+};
 use tidelog_engine::path::{DeviceIdentity, DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::{
     CheckReport, CopyState, Damage, DropError, DropName, RepairError, check, inspect, probe,
@@ -17,15 +19,35 @@ use tidelog_engine::units::ByteCount;
 /// A pool of two files with two tensors, and its geometry.
 fn pool(directory: &Directory) -> (Vec<DeviceSpec>, Geometry) {
     let specs = directory.devices();
-    Pool::format(&specs, &small()).unwrap();
-    let pool = Pool::open(&specs, &quick()).unwrap();
-    let geometry = pool.description().geometry;
+    let geometry = Pool::format(&specs, &small()).unwrap().geometry;
+    put_two(&Pool::open(&specs, &quick()).unwrap());
+    (specs, geometry)
+}
+
+fn put_two(pool: &Pool) {
     let mut batch = pool.batch();
     stage(&mut batch, "kept", vec![1; 10_000]);
     stage(&mut batch, "large", vec![2; 100_000]);
     batch.commit().unwrap();
-    drop(pool);
+}
+
+/// What [`pool`] makes, as a process leaves it that is killed.
+fn killed_pool(directory: &Directory) -> (Vec<DeviceSpec>, Geometry) {
+    let specs = directory.devices();
+    let geometry = Pool::format(&specs, &small()).unwrap().geometry;
+    forget_closing(&specs, put_two);
     (specs, geometry)
+}
+
+/// Opens the pool, uses it, closes it, and puts back what the opening had left of itself.
+fn forget_closing(specs: &[DeviceSpec], using: impl FnOnce(&Pool)) {
+    let pool = Pool::open(specs, &quick()).unwrap();
+    let opened: Vec<_> = specs.iter().map(|spec| block(spec, HOLDERS_OFFSET)).collect();
+    using(&pool);
+    pool.close().unwrap();
+    for (spec, opened) in specs.iter().zip(opened) {
+        write(spec, HOLDERS_OFFSET, &opened);
+    }
 }
 
 fn checked(specs: &[DeviceSpec]) -> CheckReport {
@@ -330,7 +352,7 @@ fn a_damaged_first_superblock_still_says_where_the_second_is_to_be_wiped() {
 #[test]
 fn the_last_record_on_one_copy_alone_is_no_damage_and_any_other_is() {
     let directory = Directory::new("unsettled");
-    let (specs, geometry) = pool(&directory);
+    let (specs, geometry) = killed_pool(&directory);
     let slot = geometry.share(0).unwrap().slots[0];
     let with_one = block(&specs[1], slot.log_offset);
     // As a process leaves it that was killed between the two writes of a record.
@@ -375,13 +397,16 @@ fn a_checkpoint_that_one_device_has_not_begun_is_no_damage_and_a_damaged_one_is(
     let directory = Directory::new("begun");
     let (specs, geometry) = pool(&directory);
     let before = content(&specs);
-    drop(Pool::open(&specs, &quick()).unwrap());
+    forget_closing(&specs, |_| ());
     let slot = geometry.share(0).unwrap().slots[1];
     let range = slot.checkpoint_offset as usize..(slot.checkpoint_offset + BLOCK_BYTES) as usize;
     // The second checkpoint, of which this device has nothing yet.
     write(&specs[1], slot.checkpoint_offset, &before[1][range]);
     let report = checked(&specs);
     assert_eq!((report.damage, report.unsettled.len()), (vec![], 1));
+    // One that was there on both when the pool was closed.
+    drop(Pool::open(&specs, &quick()).unwrap());
+    let slot = geometry.share(0).unwrap().slots[0];
     write(&specs[1], slot.checkpoint_offset, &[7; 64]);
     let report = checked(&specs);
     assert!(matches!(report.damage.as_slice(), [Damage::IndexCopy { .. }]), "{report:?}");
@@ -394,7 +419,7 @@ fn a_superblock_of_a_newer_version_is_not_written_over_because_the_other_copy_is
     let places = [BLOCK_BYTES, geometry.second_superblock_offset()];
     // A version and a feature bit that this version does not know, in one of the two copies.
     for (place, (field, value)) in
-        places.into_iter().flat_map(|at| [(at, (8, 2_u8)), (at, (24, 16))])
+        places.into_iter().flat_map(|at| [(at, (8, 2_u8)), (at, (24, 32))])
     {
         let whole = block(&specs[0], place);
         let mut newer = whole.clone();

@@ -3,9 +3,10 @@
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
+use super::checksum_of;
 use super::endian::{U32, U64, U128};
 use super::entry::{Change, EntryError, decode_changes, encode_change, encoded_bytes};
-use super::{BLOCK_BYTES, checksum_of};
+use super::mark::LogPoint;
 
 const MAGIC: [u8; 8] = *b"TIDECHNG";
 
@@ -63,13 +64,13 @@ pub enum ChangeRecordError {
 }
 
 impl ChangeRecord {
-    /// Bytes that a record of these changes uses in the log, padding included.
+    /// Bytes of a record of these changes.
     pub fn bytes_for(changes: &[Change]) -> u64 {
         let payload: usize = changes.iter().map(encoded_bytes).sum();
-        ((RECORD_HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_BYTES)
+        (RECORD_HEADER_BYTES + payload) as u64
     }
 
-    /// The blocks that stand in the log.
+    /// What is laid out in blocks of the log.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; RECORD_HEADER_BYTES];
         for change in &self.changes {
@@ -85,16 +86,14 @@ impl ChangeRecord {
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[RECORD_HEADER_BYTES..]]).into();
         bytes[..RECORD_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
         bytes
     }
 
-    /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes
-    /// it takes, padding included.
+    /// Reads the record at the start of `bytes` (which may go on behind it).
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.
-    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), ChangeRecordError> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, ChangeRecordError> {
         let head = RecordHead::claimed(bytes).ok_or(ChangeRecordError::Absent)?;
         let payload = bytes[RECORD_HEADER_BYTES..].get(..head.payload_bytes);
         let payload = payload.ok_or(ChangeRecordError::Absent)?;
@@ -117,7 +116,7 @@ pub struct RecordHead {
     /// Its place after that checkpoint, from 1.
     pub sequence: u64,
     pub(super) payload_bytes: usize,
-    pub(super) checksum: u32,
+    checksum: u32,
     on_media: [u8; RECORD_HEADER_BYTES],
 }
 
@@ -144,24 +143,53 @@ impl RecordHead {
         bytemuck::cast(head)
     }
 
-    /// The record of which this is the head, and the bytes it takes, padding included.
+    /// Its place in the commits of its share.
+    pub fn point(&self) -> LogPoint {
+        LogPoint { epoch: self.epoch, sequence: self.sequence }
+    }
+
+    /// The checksum of all of it.
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// The bytes of the record of which this is the head.
+    pub fn bytes(&self) -> u64 {
+        (RECORD_HEADER_BYTES + self.payload_bytes) as u64
+    }
+
+    /// Whether a block begins as that of a record with these numbers does, a few bits of which may
+    /// have rotted.
+    pub fn is_marked(block: &[u8], pool: u128, share: u32, at: LogPoint) -> bool {
+        let mut head = RecordOnMedia::zeroed();
+        head.magic = MAGIC;
+        head.pool = pool.into();
+        head.epoch = at.epoch.into();
+        head.sequence = at.sequence.into();
+        head.share = share.into();
+        let Some(found) = block.first_chunk::<RECORD_HEADER_BYTES>() else { return false };
+        let mut found: RecordOnMedia = bytemuck::cast(*found);
+        (found.checksum, found.payload_bytes) = (head.checksum, head.payload_bytes);
+        super::is_alike(bytemuck::bytes_of(&found), bytemuck::bytes_of(&head))
+    }
+
+    /// The record of which this is the head.
     pub(super) fn with(
         &self,
         changes: Result<Vec<Change>, EntryError>,
-    ) -> Result<(ChangeRecord, usize), ChangeRecordError> {
-        let &Self { pool, share, epoch, sequence, payload_bytes, .. } = self;
+    ) -> Result<ChangeRecord, ChangeRecordError> {
+        let &Self { pool, share, epoch, sequence, .. } = self;
         let wrong = |source| ChangeRecordError::Content { epoch, sequence, source };
         let changes = changes.map_err(wrong)?;
-        let length = (RECORD_HEADER_BYTES + payload_bytes).next_multiple_of(BLOCK_BYTES as usize);
-        Ok((ChangeRecord { pool, share, epoch, sequence, changes }, length))
+        Ok(ChangeRecord { pool, share, epoch, sequence, changes })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::TensorId;
     use crate::layout::entry::tests::entry;
+    use crate::layout::{BLOCK_BYTES, BlockFormat, TensorId};
 
     fn record() -> ChangeRecord {
         let changes =
@@ -174,14 +202,27 @@ mod tests {
         let mut bytes = record().encode();
         let length = bytes.len();
         assert_eq!(length as u64, ChangeRecord::bytes_for(&record().changes));
-        assert!(length > BLOCK_BYTES as usize);
         bytes.extend([0xAA; 5000]);
-        assert_eq!(ChangeRecord::decode(&bytes), Ok((record(), length)));
+        assert_eq!(ChangeRecord::decode(&bytes), Ok(record()));
+        assert_eq!(RecordHead::claimed(&bytes).unwrap().bytes(), length as u64);
+    }
+
+    #[test]
+    fn a_head_of_which_a_few_bits_have_rotted_is_still_one_of_its_numbers() {
+        let bytes = record().encode();
+        let is_marked = |bytes: &[u8], sequence| {
+            RecordHead::is_marked(bytes, 3, 1, LogPoint { epoch: 9, sequence })
+        };
+        assert!(is_marked(&bytes, 4) && !is_marked(&[0; 4096], 4) && !is_marked(&[], 4));
+        let mut rotten = bytes.clone();
+        (rotten[1], rotten[20], rotten[41]) = (rotten[1] ^ 0x81, 0x11, 0x40);
+        assert!(is_marked(&rotten, 4));
+        assert!(!is_marked(&[0xFF; 4096], 4));
     }
 
     #[test]
     fn a_record_torn_at_any_block_is_absent() {
-        let good = record().encode();
+        let good = BlockFormat::Plain.lay_out(record().encode());
         for torn in 0..good.len() / BLOCK_BYTES as usize {
             let mut bytes = good.clone();
             bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0);

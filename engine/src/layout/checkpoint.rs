@@ -6,12 +6,13 @@
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
+use super::blocks::BlockFormat;
+use super::checksum_of;
 use super::endian::{U32, U64, U128};
 use super::entry::{
     Change, EntryError, TensorEntry, changes_in, encode_hold, encode_put, put_bytes,
 };
 use super::seal::{HeldVersion, Seal, encode_seal};
-use super::{BLOCK_BYTES, checksum_of};
 
 pub(super) const MAGIC: [u8; 8] = *b"TIDEINDX";
 
@@ -118,9 +119,13 @@ pub enum CheckpointError {
 /// [`Checkpoint::decode`] says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointClaim {
+    /// The pool.
+    pub pool: u128,
+    /// The share.
+    pub share: u32,
     /// The epoch.
     pub epoch: u64,
-    /// All of it in bytes, padding included.
+    /// All of it in bytes.
     pub bytes: u64,
     /// How many segments it goes on in.
     pub segments: u32,
@@ -129,7 +134,7 @@ pub struct CheckpointClaim {
 }
 
 impl Checkpoint {
-    /// The blocks that stand in the slot and go on in `segments`.
+    /// What is laid out in blocks of the slot and goes on in `segments`.
     pub fn encode(
         pool: u128,
         share: u32,
@@ -139,7 +144,7 @@ impl Checkpoint {
     ) -> Vec<u8> {
         let start = Self::payload_start(segments.len() as u64) as usize;
         let payload_bytes = index.bytes();
-        let mut bytes = Vec::with_capacity(start + payload_bytes as usize + BLOCK_BYTES as usize);
+        let mut bytes = Vec::with_capacity(spacious(start as u64 + payload_bytes));
         bytes.resize(CHECKPOINT_HEADER_BYTES, 0);
         bytes.extend(segments.iter().flat_map(|segment| segment.to_le_bytes()));
         bytes.resize(start, 0);
@@ -157,7 +162,6 @@ impl Checkpoint {
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
         bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
         bytes
     }
 
@@ -174,9 +178,9 @@ impl Checkpoint {
             bytemuck::pod_read_unaligned(head.get(..CHECKPOINT_HEADER_BYTES)?);
         let (segments, payload_bytes) = (head.segments.get(), head.payload_bytes.get());
         let bytes = payload_bytes.checked_add(Self::payload_start(segments.into()))?;
-        let bytes = bytes.checked_next_multiple_of(BLOCK_BYTES)?;
-        let epoch = head.epoch.get();
-        (head.magic == MAGIC).then_some(CheckpointClaim { epoch, bytes, segments, payload_bytes })
+        let (pool, share, epoch) = (head.pool.get(), head.share.get(), head.epoch.get());
+        let claim = CheckpointClaim { pool, share, epoch, bytes, segments, payload_bytes };
+        (head.magic == MAGIC).then_some(claim)
     }
 
     /// The segments that the checkpoint at the start of `bytes` claims to go on in, if its list is
@@ -217,6 +221,16 @@ impl Checkpoint {
         Ok(Self { pool, share, epoch, segments, tensors, held: versions, seals })
     }
 
+    /// Whether a block begins as that of a checkpoint of this pool and share does, a few bits of
+    /// which may have rotted.
+    pub fn is_marked(block: &[u8], pool: u128, share: u32) -> bool {
+        let Some(found) = block.first_chunk::<CHECKPOINT_HEADER_BYTES>() else { return false };
+        let found: CheckpointOnMedia = bytemuck::cast(*found);
+        let mut head = found;
+        (head.magic, head.pool, head.share) = (MAGIC, pool.into(), share.into());
+        super::is_alike(bytemuck::bytes_of(&found), bytemuck::bytes_of(&head))
+    }
+
     /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known
     /// to have one. Headers tell, since the content's checksum is in them; no tensor is read.
     pub fn is_copy(bytes: &[u8], whole: &[u8]) -> bool {
@@ -238,9 +252,15 @@ impl Checkpoint {
     }
 }
 
+/// Room for so many bytes, and for their blocks.
+fn spacious(bytes: u64) -> usize {
+    BlockFormat::Checked.blocks_for(bytes) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::BLOCK_BYTES;
     use crate::layout::entry::tests::entry;
 
     fn encoded(tensors: u128) -> Vec<u8> {
@@ -305,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_torn_or_blank_checkpoint_is_absent() {
-        let good = encoded(500);
+        let good = BlockFormat::Plain.lay_out(encoded(500));
         for torn in 0..good.len() / BLOCK_BYTES as usize {
             let mut bytes = good.clone();
             bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0x55);
@@ -315,5 +335,9 @@ mod tests {
         assert_eq!(Checkpoint::decode(&[0; 4096]), Err(CheckpointError::Absent));
         assert!(!Checkpoint::is_copy(&good, &[]));
         assert_eq!(Checkpoint::claim(&[0xFF; 64]), None);
+        let mut rotten = good.clone();
+        (rotten[0], rotten[17]) = (rotten[0] ^ 3, rotten[17] ^ 3);
+        assert!(Checkpoint::is_marked(&rotten, 3, 1) && Checkpoint::claim(&rotten).is_none());
+        assert!(!Checkpoint::is_marked(&good, u128::MAX, 1) && !Checkpoint::is_marked(&[], 3, 1));
     }
 }

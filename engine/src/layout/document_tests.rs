@@ -33,7 +33,8 @@ fn the_document_shows_every_structure_as_it_is() {
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
-            event, opening, confirmed, confirmed_opening, event_checksum, reserved),
+            event, opening, confirmed, confirmed_opening, event_checksum, log_epoch, log_sequence,
+            commit_epoch, commit_sequence, log_state, mark_checksum, reserved),
         fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
@@ -74,6 +75,7 @@ fn fixture_superblock() -> Superblock {
         depth: None,
         index_in_segments: false,
         seals: false,
+        block_checksums: false,
     }
 }
 
@@ -132,12 +134,18 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let (held, seals) = (Vec::new(), Vec::new());
     let checkpoint = Checkpoint { pool, share, epoch, segments, tensors, held, seals };
     let written = Checkpoint::encode(pool, share, epoch, &[], &(&checkpoint).into());
-    let fixture = check_fixture("checkpoint", &written);
+    let plain = BlockFormat::Plain;
+    let fixture = check_fixture("checkpoint", &plain.lay_out(written));
     assert_eq!(Checkpoint::decode(&fixture), Ok(checkpoint));
 
     let puts = fixture_tensors().into_iter().map(Change::Put);
     let changes = puts.chain([Change::Delete(TensorId(1 << 100))]).collect();
     let record = ChangeRecord { pool, share, epoch, sequence: 4, changes };
-    let fixture = check_fixture("change", &record.encode());
-    assert_eq!(ChangeRecord::decode(&fixture), Ok((record, fixture.len())));
+    let fixture = check_fixture("change", &plain.lay_out(record.encode()));
+    assert_eq!(ChangeRecord::decode(&fixture), Ok(record.clone()));
+
+    // With the feature block-checksums.
+    let checked = BlockFormat::Checked;
+    let fixture = check_fixture("change-checked", &checked.lay_out(record.encode()));
+    assert_eq!(ChangeRecord::decode(&checked.take_out(fixture)), Ok(record));
 }

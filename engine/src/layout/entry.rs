@@ -192,6 +192,12 @@ pub fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>, EntryError> {
     changes_in(bytes).collect()
 }
 
+/// The changes of a sequence of which the end, or more, may be missing: those in front of what
+/// cannot be decoded.
+pub fn decodable_changes(bytes: &[u8]) -> Vec<Change> {
+    changes_in(bytes).map_while(Result::ok).collect()
+}
+
 /// The changes of a sequence one by one, up to the first entry that is cut, contradicts itself or
 /// is of an unknown kind. Whether the runs lie inside the share is for recovery to say, which knows
 /// the geometry.

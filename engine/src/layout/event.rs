@@ -9,6 +9,7 @@
 use super::checksum_of;
 use super::endian::{U32, U64, U128};
 use super::holder::HolderOnMedia;
+use super::mark::LogMark;
 
 /// Counts end here: no share lives to see it, and there is always a next one.
 const EVENTS_END: u64 = 1 << 63;
@@ -31,17 +32,21 @@ pub struct Events {
     /// The last one that every device of the pool had on its medium. It is this one or an earlier
     /// one.
     pub confirmed: ShareEvent,
+    /// How far the share's log went at the last event.
+    pub mark: LogMark,
 }
 
 impl Events {
     /// None was counted yet.
-    pub const NONE: Self =
-        Self { begun: ShareEvent { number: 0, id: 0 }, confirmed: ShareEvent { number: 0, id: 0 } };
+    pub const NONE: Self = {
+        let never = ShareEvent { number: 0, id: 0 };
+        Self { begun: never, confirmed: never, mark: LogMark::NONE }
+    };
 
-    /// What follows, not confirmed yet.
+    /// What follows, not confirmed yet, with how far the log goes now.
     #[must_use]
-    pub fn next(self, id: u128) -> Self {
-        Self { begun: ShareEvent { number: self.begun.number + 1, id }, ..self }
+    pub fn next(self, id: u128, mark: LogMark) -> Self {
+        Self { begun: ShareEvent { number: self.begun.number + 1, id }, mark, ..self }
     }
 
     /// The same once all devices have it.
@@ -56,7 +61,8 @@ impl Events {
         let event = |number: U64, id: U128| ShareEvent { number: number.get(), id: id.get() };
         let begun = event(block.event, block.opening);
         let confirmed = event(block.confirmed, block.confirmed_opening);
-        let found = Self { begun, confirmed };
+        let mark = LogMark::decode(&block, pool, share, begun).unwrap_or_default();
+        let found = Self { begun, confirmed, mark };
         let checksum = block.event_checksum.get();
         if found == Self::NONE && checksum == 0 {
             return Some(found);
@@ -69,7 +75,7 @@ impl Events {
 
     /// Enters it into the block of a share of this pool.
     pub(super) fn enter(self, block: &mut HolderOnMedia, pool: u128, share: u32) {
-        let Self { begun, confirmed } = self;
+        let Self { begun, confirmed, mark } = self;
         if begun.number == 0 {
             return;
         }
@@ -78,12 +84,13 @@ impl Events {
         block.confirmed = confirmed.number.into();
         block.confirmed_opening = confirmed.id.into();
         block.event_checksum = self.checksum(pool, share).into();
+        mark.enter(block, pool, share, begun);
     }
 
     /// A checksum of its own, and all of it within half a KiB: a write that is torn between blocks
     /// of a device leaves one event or the other, whatever becomes of the holder's name.
     fn checksum(self, pool: u128, share: u32) -> u32 {
-        let Self { begun, confirmed } = self;
+        let Self { begun, confirmed, .. } = self;
         let (pool, share) = (U128::from(pool), U32::from(share));
         let numbers = [begun, confirmed].map(|event| U64::from(event.number));
         let ids = [begun, confirmed].map(|event| U128::from(event.id));
@@ -107,7 +114,7 @@ mod tests {
 
     fn events(number: u64) -> Events {
         let confirmed = ShareEvent { number: number - 1, id: 1 << 90 };
-        Events { begun: ShareEvent { number, id: 1 << 100 }, confirmed }
+        Events { begun: ShareEvent { number, id: 1 << 100 }, confirmed, mark: LogMark::NONE }
     }
 
     #[test]
@@ -116,7 +123,7 @@ mod tests {
         assert_eq!(Events::decode(&block, 5, 3), Some(events(9)));
         assert_eq!(Events::decode(&block, 5, 2), None);
         assert_eq!(Events::decode(&block, 6, 3), None);
-        let next = events(9).next(4);
+        let next = events(9).next(4, LogMark::NONE);
         assert_eq!(
             (next.begun, next.confirmed),
             (ShareEvent { number: 10, id: 4 }, events(9).confirmed)
@@ -138,6 +145,7 @@ mod tests {
             Events {
                 begun: ShareEvent { number: 2, id: 1 },
                 confirmed: ShareEvent { number: 3, id: 1 },
+                mark: LogMark::NONE,
             },
         ] {
             assert_eq!(Events::decode(&holder().encode(5, 3, cannot_be), 5, 3), None);

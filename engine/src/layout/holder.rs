@@ -32,7 +32,13 @@ pub(super) struct HolderOnMedia {
     pub(super) confirmed: U64,
     pub(super) confirmed_opening: U128,
     pub(super) event_checksum: U32,
-    pub(super) reserved: [u8; 2972],
+    pub(super) log_epoch: U64,
+    pub(super) log_sequence: U64,
+    pub(super) commit_epoch: U64,
+    pub(super) commit_sequence: U64,
+    pub(super) log_state: U32,
+    pub(super) mark_checksum: U32,
+    pub(super) reserved: [u8; 2932],
 }
 
 const _: () = assert!(size_of::<HolderOnMedia>() == BLOCK_BYTES as usize);

@@ -39,6 +39,16 @@ impl LogImage {
         self.bytes.is_empty()
     }
 
+    /// The block at `at`.
+    pub fn block(&self, at: usize) -> Option<&[u8]> {
+        self.bytes(at, BLOCK)
+    }
+
+    /// So many bytes at `at`.
+    pub fn bytes(&self, at: usize, length: usize) -> Option<&[u8]> {
+        self.bytes.get(at..at.checked_add(length)?)
+    }
+
     /// What the header at `at` says. It is true if [`Self::is_whole`] says so.
     pub fn claim(&self, at: usize) -> Option<RecordHead> {
         RecordHead::claimed(self.bytes.get(at..)?)
@@ -52,16 +62,15 @@ impl LogImage {
             return false;
         }
         self.checksummed += RECORD_HEADER_BYTES as u64;
-        head.checksum
+        head.checksum()
             == shift(checksum_of(&[&head.sealed()]), payload.len()) ^ self.checksum(payload)
     }
 
-    /// The record at `at`, if a whole one stands there; also returns the bytes it takes, padding
-    /// included.
+    /// The record at `at`, if a whole one stands there.
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.
-    pub fn record(&mut self, at: usize) -> Result<(ChangeRecord, usize), ChangeRecordError> {
+    pub fn record(&mut self, at: usize) -> Result<ChangeRecord, ChangeRecordError> {
         let head = self.claim(at).filter(|_| self.is_whole(at)).ok_or(ChangeRecordError::Absent)?;
         let payload = &self.bytes[at + RECORD_HEADER_BYTES..][..head.payload_bytes];
         head.with(decode_changes(payload))
@@ -136,13 +145,17 @@ const fn product(one: u32, mut other: u32) -> u32 {
 mod tests {
     use super::*;
     use crate::layout::entry::tests::entry;
-    use crate::layout::{Change, TensorId};
+    use crate::layout::{BlockFormat, Change, TensorId};
     use tidelog_random::Random;
 
     /// A record of the pool 3 with so many puts.
     fn record(sequence: u64, puts: u128) -> Vec<u8> {
         let changes = (0..puts).map(|id| Change::Put(entry(id))).collect();
-        ChangeRecord { pool: 3, share: 1, epoch: 9, sequence, changes }.encode()
+        laid_out(&ChangeRecord { pool: 3, share: 1, epoch: 9, sequence, changes })
+    }
+
+    fn laid_out(record: &ChangeRecord) -> Vec<u8> {
+        BlockFormat::Plain.lay_out(record.encode())
     }
 
     #[test]
@@ -188,7 +201,7 @@ mod tests {
     #[test]
     fn a_deletion_costs_no_more_than_its_block() {
         let changes = vec![Change::Delete(TensorId(5))];
-        let bytes = ChangeRecord { pool: 3, share: 1, epoch: 9, sequence: 1, changes }.encode();
+        let bytes = laid_out(&ChangeRecord { pool: 3, share: 1, epoch: 9, sequence: 1, changes });
         let mut log = LogImage::new(bytes);
         log.record(0).unwrap();
         assert!(log.checksummed() < BLOCK_BYTES / 8, "{}", log.checksummed());

@@ -9,6 +9,7 @@
 //!                                                      (metadata)    (data)
 //! ```
 
+mod blocks;
 mod change;
 mod checkpoint;
 #[cfg(test)]
@@ -19,23 +20,27 @@ mod event;
 mod geometry;
 mod holder;
 mod log_image;
+mod mark;
 mod owner;
 mod seal;
 mod superblock;
 mod tensor;
 mod unfinished;
 
+pub use blocks::BlockFormat;
 pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
 pub use checkpoint::{
     CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, CheckpointError, IndexParts,
 };
 pub use entry::{
-    Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
+    Change, Checksums, EntryError, Runs, TensorEntry, decodable_changes, decode_changes,
+    encode_change, encoded_bytes,
 };
 pub use event::{Events, ShareEvent};
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;
+pub use mark::{LogMark, LogPoint};
 pub use owner::Owner;
 pub use seal::{HeldVersion, Seal};
 pub use superblock::{
@@ -75,9 +80,14 @@ pub const fn blocks_for(bytes: u64) -> u64 {
 /// Whether a block begins with a structure's mark, a few bits of which may have rotted. Of 64 bits
 /// that are anything else, many more differ.
 fn is_marked(block: &[u8], magic: [u8; 8]) -> bool {
+    block.len() >= magic.len() && is_alike(&block[..magic.len()], &magic)
+}
+
+/// Whether bytes differ by no more bits than may have rotted.
+fn is_alike(one: &[u8], other: &[u8]) -> bool {
     const ROTTEN_BITS_MAX: u32 = 8;
     let differ = |(one, other): (&u8, &u8)| (one ^ other).count_ones();
-    block.len() >= 8 && block.iter().zip(&magic).map(differ).sum::<u32>() <= ROTTEN_BITS_MAX
+    one.iter().zip(other).map(differ).sum::<u32>() <= ROTTEN_BITS_MAX
 }
 
 /// CRC32C over several slices as if they were one.

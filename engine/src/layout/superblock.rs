@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
+use super::blocks::BlockFormat;
 use super::endian::{U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
 use super::{BLOCK_BYTES, SHARES_MAX, checksum_of};
@@ -23,8 +24,15 @@ const INDEX_IN_SEGMENTS: u64 = 1 << 2;
 /// The index may have seals.
 const SEALS: u64 = 1 << 3;
 
+/// Blocks of checkpoints and change records have checksums of their own.
+const BLOCK_CHECKSUMS: u64 = 1 << 4;
+
 /// Feature bits that a reader must know, by bit and name.
-const FEATURES: &[(u64, &str)] = &[(INDEX_IN_SEGMENTS, "index-in-segments"), (SEALS, "seals")];
+const FEATURES: &[(u64, &str)] = &[
+    (INDEX_IN_SEGMENTS, "index-in-segments"),
+    (SEALS, "seals"),
+    (BLOCK_CHECKSUMS, "block-checksums"),
+];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
 const FEATURES_FORESEEN: &[(u64, &str)] = &[(1 << 0, "copy-forward"), (1 << 1, "data-placement")];
@@ -92,6 +100,9 @@ pub struct Superblock {
     /// Whether the index may have seals (feature bit 3). Older software does not know them and
     /// refuses the pool.
     pub seals: bool,
+    /// Whether blocks of checkpoints and change records have checksums of their own (feature bit
+    /// 4), from the pool's first on. Older software does not know them and refuses the pool.
+    pub block_checksums: bool,
 }
 
 /// Why a block is not a superblock that this version can use.
@@ -173,6 +184,11 @@ impl Superblock {
         super::is_marked(block, MAGIC)
     }
 
+    /// How checkpoints and change records lie in blocks.
+    pub fn block_format(&self) -> BlockFormat {
+        if self.block_checksums { BlockFormat::Checked } else { BlockFormat::Plain }
+    }
+
     /// The block that stands on the media.
     pub fn encode(&self) -> Vec<u8> {
         let mut block = SuperblockOnMedia::zeroed();
@@ -193,7 +209,9 @@ impl Superblock {
         block.formatted_at = self.formatted_at.into();
         block.depth = self.depth.unwrap_or(0).into();
         let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
-        let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS) | bit(self.seals, SEALS);
+        let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS)
+            | bit(self.seals, SEALS)
+            | bit(self.block_checksums, BLOCK_CHECKSUMS);
         block.features = features.into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
@@ -255,6 +273,7 @@ impl Superblock {
             depth: Some(block.depth.get()).filter(|depth| (1..=DEPTH_MAX).contains(depth)),
             index_in_segments: block.features.get() & INDEX_IN_SEGMENTS != 0,
             seals: block.features.get() & SEALS != 0,
+            block_checksums: block.features.get() & BLOCK_CHECKSUMS != 0,
         })
     }
 }
@@ -338,6 +357,7 @@ mod tests {
             depth: None,
             index_in_segments: false,
             seals: false,
+            block_checksums: false,
         }
     }
 

@@ -10,6 +10,7 @@
 //! There is one such write at a time: a record behind a gap is damage to recovery, never a crash's
 //! doing.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -19,7 +20,10 @@ use super::index_room::CheckpointRoom;
 use super::stripe::StripeMap;
 #[cfg(test)]
 use crate::layout::TensorEntry;
-use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, IndexParts, ShareArea, SlotArea};
+use crate::layout::{
+    BlockFormat, Change, ChangeRecord, Checkpoint, Geometry, IndexParts, LogMark, LogPoint,
+    RecordHead, ShareArea, SlotArea, Superblock,
+};
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
@@ -27,6 +31,9 @@ pub trait LogMedia {
     /// What a device returns when it fails.
     type Error: std::error::Error + Send + Sync + 'static;
 
+    /// Whether a read failed for some of its blocks alone, so that others of the device may well be
+    /// readable.
+    fn is_of_block(error: &Self::Error) -> bool;
     /// Reads `length` bytes at `offset` of a device of the pool.
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Self::Error>;
     /// Writes at `offset` of a device of the pool.
@@ -46,6 +53,8 @@ pub struct LogPlace {
     pub area: ShareArea,
     /// How segments lie over the devices.
     pub stripes: StripeMap,
+    /// How checkpoints and records lie in blocks.
+    pub format: BlockFormat,
     /// How many copies there are: one on each of the devices 0.., which carry the metadata.
     pub devices: u8,
     /// The one copy to read, as if there were no other.
@@ -54,9 +63,16 @@ pub struct LogPlace {
 
 impl LogPlace {
     /// Where a share of a pool has its metadata; `None` if there is no such share.
-    pub fn new(pool: u128, share: u32, geometry: &Geometry) -> Option<Self> {
+    pub fn new(pool: u128, share: u32, geometry: &Geometry, format: BlockFormat) -> Option<Self> {
         let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
-        Some(Self { pool, share, area, stripes, devices: geometry.metadata_devices(), only: None })
+        let (devices, only) = (geometry.metadata_devices(), None);
+        Some(Self { pool, share, area, stripes, format, devices, only })
+    }
+
+    /// The same, of a pool of which a device has this superblock.
+    pub fn of(superblock: &Superblock, share: u32) -> Option<Self> {
+        let Superblock { pool, geometry, .. } = superblock;
+        Self::new(*pool, share, geometry, superblock.block_format())
     }
 
     /// The copies to look at, each named by the device on which it begins.
@@ -66,8 +82,28 @@ impl LogPlace {
 
     /// The room that a checkpoint of this share can have.
     pub fn checkpoint_room(&self) -> CheckpointRoom {
-        let slot_bytes = self.area.slots[0].checkpoint_bytes;
-        CheckpointRoom { slot_bytes, segment_bytes: self.stripes.index_bytes(self.devices) }
+        let slot = self.area.slots[0].checkpoint_bytes;
+        let segment = self.stripes.index_bytes(self.devices);
+        let [slot_bytes, segment_bytes] = [slot, segment].map(|it| self.format.content_of(it));
+        CheckpointRoom { slot_bytes, segment_bytes }
+    }
+
+    /// Whether a record says that it belongs to this share.
+    pub(super) fn is_ours(&self, head: &RecordHead) -> bool {
+        (head.pool, head.share) == (self.pool, self.share)
+    }
+
+    /// Whether a checkpoint of this share may go on in these segments.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn check_segments(&self, segments: &[u32]) -> Result<(), String> {
+        let distinct: HashSet<&u32> = segments.iter().collect();
+        if let Some(other) = segments.iter().find(|it| !self.segments().contains(it)) {
+            return Err(format!("the index goes on in segment {other} outside of its share"));
+        }
+        let twice = "the index goes on in one segment twice".to_owned();
+        if distinct.len() == segments.len() { Ok(()) } else { Err(twice) }
     }
 
     /// The segments of the share.
@@ -169,11 +205,19 @@ impl Append {
 /// Where a change log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
-    slot: usize,
-    epoch: u64,
-    sequence: u64,
+    pub(super) slot: usize,
+    pub(super) epoch: u64,
+    pub(super) sequence: u64,
     /// Where the next record goes, within the slot's log.
-    position: u64,
+    pub(super) position: u64,
+    /// The last commit that may stand in it.
+    pub(super) commit: LogPoint,
+}
+
+impl LogEnd {
+    pub(super) fn point(&self) -> LogPoint {
+        LogPoint { epoch: self.epoch, sequence: self.sequence }
+    }
 }
 
 /// The change log of a share, ready to be continued.
@@ -189,14 +233,7 @@ pub struct ChangeLog {
 
 impl ChangeLog {
     /// Continues the log in `slot` behind the records that recovery read.
-    pub(super) fn resume(
-        place: LogPlace,
-        slot: usize,
-        epoch: u64,
-        sequence: u64,
-        position: u64,
-    ) -> Self {
-        let end = LogEnd { slot, epoch, sequence, position };
+    pub(super) fn resume(place: LogPlace, end: LogEnd) -> Self {
         Self { place, end, ended: false, stopped: None }
     }
 
@@ -211,18 +248,22 @@ impl ChangeLog {
     /// A device failed.
     pub fn format<M: LogMedia>(place: LogPlace, media: &M) -> Result<(), AppendError<M::Error>> {
         // The epoch before the first; its slot holds nothing.
-        Self::resume(place, 1, 0, 0, 0).checkpoint(media, IndexParts::default(), &[]).map(drop)
+        let commit = LogPoint::default();
+        let end = LogEnd { slot: 1, epoch: 0, sequence: 0, position: 0, commit };
+        Self::resume(place, end).checkpoint(media, IndexParts::default(), &[]).map(drop)
     }
 
     /// The record of these changes, for which there must be room. Once it is on media,
     /// [`Self::complete`] must be told; until then there may be no other.
     pub fn record(&self, changes: Vec<Change>) -> Append {
-        let LogEnd { slot, epoch, sequence, position } = self.end;
+        let LogEnd { slot, epoch, sequence, position, .. } = self.end;
         let LogPlace { pool, share, .. } = self.place;
         let sequence = sequence + 1;
         let record = ChangeRecord { pool, share, epoch, sequence, changes };
-        let bytes = record.encode();
-        let end = LogEnd { slot, epoch, sequence, position: position + bytes.len() as u64 };
+        let bytes = self.place.format.lay_out(record.encode());
+        let commit = LogPoint { epoch, sequence };
+        let position_behind = position + bytes.len() as u64;
+        let end = LogEnd { slot, epoch, sequence, position: position_behind, commit };
         let offset = self.place.area.slots[slot].log_offset + position;
         let writes = vec![MetaWrite { devices: 0..self.place.devices, offset, bytes }];
         Append { writes, checkpoint: None, end }
@@ -231,7 +272,8 @@ impl ChangeLog {
     /// Whether the record of these changes would fit, and may be there.
     pub fn has_room_for(&self, changes: &[Change]) -> bool {
         let room = self.place.area.slots[self.end.slot].log_bytes - self.end.position;
-        !self.ended && ChangeRecord::bytes_for(changes) <= room
+        let needed = self.place.format.blocks_for(ChangeRecord::bytes_for(changes));
+        !self.ended && needed <= room
     }
 
     /// The slot that the next checkpoint goes to.
@@ -239,8 +281,8 @@ impl ChangeLog {
         1 - self.end.slot
     }
 
-    /// The whole index as the next checkpoint, into the other slot and as many of `segments`, which
-    /// are that slot's, as it needs. As with [`Self::record`], it counts once [`Self::complete`]
+    /// The whole index, with a commit, as the next checkpoint, into the other slot and as many of
+    /// `segments`, which are that slot's, as it needs. As with [`Self::record`], it counts once [`Self::complete`]
     /// was told.
     ///
     /// # Errors
@@ -258,7 +300,8 @@ impl ChangeLog {
             let room = ByteCount(room.with(segments.len() as u64));
             return Err(IndexFull { needed: ByteCount(payload), room });
         };
-        let mut bytes = Checkpoint::encode(pool, share, epoch, segments, index);
+        let content = Checkpoint::encode(pool, share, epoch, segments, index);
+        let mut bytes = self.place.format.lay_out(content);
         let parts: Vec<_> = self.place.parts(0, slot, segments, bytes.len() as u64).collect();
         // From the last on, so that the part in the slot, mostly the only one, is never copied.
         let writes = parts.into_iter().rev().map(|(device, offset, length)| {
@@ -268,7 +311,8 @@ impl ChangeLog {
         });
         let mut writes: Vec<MetaWrite> = writes.collect();
         writes.reverse();
-        let end = LogEnd { slot, epoch, sequence: 0, position: 0 };
+        let commit = LogPoint { epoch, sequence: 0 };
+        let end = LogEnd { slot, epoch, sequence: 0, position: 0, commit };
         Ok(Append { writes, checkpoint: Some((slot, used)), end })
     }
 
@@ -292,13 +336,14 @@ impl ChangeLog {
     ) -> Result<(), AppendError<M::Error>> {
         self.refuse_if_stopped()?;
         if !self.has_room_for(&changes) {
-            return self.checkpoint(media, &after(&changes), &[]).map(drop);
+            let append = self.next_checkpoint(&(&after(&changes)).into(), &[])?;
+            return self.write(media, append);
         }
         self.write(media, self.record(changes))
     }
 
-    /// Writes the whole index into the other slot, which is then current, and its `segments`, and
-    /// waits for it. Answers how many of these it goes on in.
+    /// Writes the whole index as it is into the other slot, which is then current, and its
+    /// `segments`, and waits for it. Answers how many of these it goes on in.
     ///
     /// # Errors
     /// See [`AppendError`].
@@ -309,7 +354,8 @@ impl ChangeLog {
         segments: &[u32],
     ) -> Result<usize, AppendError<M::Error>> {
         self.refuse_if_stopped()?;
-        let append = self.next_checkpoint(&index.into(), segments)?;
+        let mut append = self.next_checkpoint(&index.into(), segments)?;
+        append.end.commit = self.end.commit;
         let used = append.checkpoint.map_or(0, |(_, used)| used);
         self.write(media, append)?;
         Ok(used)
@@ -328,6 +374,12 @@ impl ChangeLog {
     /// Records since the checkpoint.
     pub fn records(&self) -> u64 {
         self.end.sequence
+    }
+
+    /// How far it goes. It is `closed` if nothing that was begun may be behind it.
+    pub fn mark(&self, closed: bool) -> LogMark {
+        let closed = closed && !self.ended && self.stopped.is_none();
+        LogMark { end: self.end.point(), commit: self.end.commit, closed }
     }
 
     /// Records that nothing may be added any more, because a commit is in doubt.

@@ -35,7 +35,7 @@ use seals::Seals;
 use spares::SpareVersions;
 
 use super::index_room::IndexRoom;
-use super::recovery::RecoveredIndex;
+use super::recovered::RecoveredIndex;
 use super::space::{AllocationReach, Durability, Full, Space, SpaceUse};
 use super::version::{BeginError, PutRequest, RemoveError, Reservation, Version};
 use crate::layout::{HeldVersion, Run, Runs, TensorEntry, TensorId, TensorKey};

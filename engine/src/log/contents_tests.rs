@@ -13,7 +13,9 @@ fn contents(segments: u32) -> Contents {
     let slot =
         SlotArea { checkpoint_offset: 0, checkpoint_bytes: 1 << 20, log_offset: 0, log_bytes: 0 };
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
-    let place = LogPlace { pool: 1, share: 0, area, stripes: stripes(), devices: 1, only: None };
+    let format = crate::layout::BlockFormat::Checked;
+    let (stripes, only) = (stripes(), None);
+    let place = LogPlace { pool: 1, share: 0, area, stripes, format, devices: 1, only };
     let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
     Contents::recovered(Space::new(&area, 4), room, RecoveredIndex::default())
 }

@@ -14,9 +14,9 @@ use crate::units::ByteCount;
 /// The room that checkpoints can have.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointRoom {
-    /// Bytes of a slot.
+    /// Bytes of content in a slot.
     pub slot_bytes: u64,
-    /// Bytes that each segment adds.
+    /// Bytes of content that each segment adds.
     pub segment_bytes: u64,
 }
 

@@ -5,9 +5,12 @@
 
 mod change_log;
 mod contents;
+mod copies;
 mod index_room;
+mod lost;
 #[cfg(test)]
 pub(crate) mod random;
+mod recovered;
 mod recovery;
 mod space;
 mod stripe;
@@ -17,8 +20,11 @@ pub use change_log::{
     Append, AppendError, ChangeLog, IndexFull, LogEnd, LogMedia, LogPlace, MetaWrite,
 };
 pub use contents::{ComingSeal, Contents, Reclamation, Relocation, RunGroup, SealRefusal, SealUse};
+pub use copies::Unread;
 pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
-pub use recovery::{EPOCHS_END, Recovered, RecoveredIndex, RecoveryError, recover};
+pub use lost::LostCommits;
+pub use recovered::RecoveredIndex;
+pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover, recover_rest};
 pub use space::{AllocationReach, Durability, Full, LANES, Lane, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
 pub use version::{

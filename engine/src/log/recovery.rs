@@ -1,24 +1,28 @@
 //! Recovery: what a share contains, from what stands on the media.
 //!
 //! The newest valid checkpoint of both slots and both devices holds; the records of its change log
-//! are applied in order up to the first that is whole on neither device, which a crash tore. What a
-//! crash cannot have done (a gap in the log, a log without its checkpoint) is damage and is
-//! reported, never taken for the end.
+//! are applied in order up to the first that no copy has, which a crash tore. What a crash cannot
+//! have done (a gap in the log, a log without its checkpoint, one that ends before the mark which
+//! the share's last event left) is damage and is reported, never taken for the end. Nor is a block
+//! that cannot be read.
 //!
 //! Whatever stands there, recovery costs a few times the bytes that it reads: headers say whether a
-//! record is of interest, a [`LogImage`] whether it is whole, and only what is applied is decoded.
+//! record is of interest, a [`LogImage`](crate::layout::LogImage) or the checksum of its block
+//! whether it is whole, and only what is applied is decoded.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 
 use thiserror::Error;
 
-use super::change_log::{ChangeLog, LogMedia, LogPlace};
+use super::change_log::{ChangeLog, LogEnd, LogMedia, LogPlace};
+use super::copies::{CheckpointRead, Head, LogCopies, Unread};
+use super::lost::{LostCommits, Remains};
+use super::recovered::RecoveredIndex;
 use crate::layout::{
-    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointClaim,
-    CheckpointError, HeldVersion, LogImage, RecordHead, Run, Seal, TensorEntry, TensorId,
+    BlockFormat, CHECKPOINT_HEADER_BYTES, Change, Checkpoint, CheckpointClaim, CheckpointError,
+    LogMark, LogPoint, RecordHead,
 };
 
 /// What stood on the media.
@@ -33,60 +37,61 @@ pub struct Recovered {
     /// Newer checkpoints that devices claim to have and that are not whole: torn by a crash before
     /// anything followed them, or damaged since. A device and an epoch each.
     pub passed_over: Vec<(u8, u64)>,
+    /// Devices on which the record behind the last one is claimed to stand, and is not whole on any
+    /// device.
+    pub torn: Vec<u8>,
+    /// What could not be read.
+    pub unread: Vec<Unread>,
+    /// Commits that it goes on without, if it was to.
+    pub lost: Option<LostCommits>,
     /// Whether the next commit may follow directly. If not, a checkpoint must be written first:
     /// records stand in the log that may be on one device only, or not yet on media.
     pub settled: bool,
 }
 
-/// What a share contains.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecoveredIndex {
-    /// Every durable tensor, by id.
-    pub tensors: Vec<TensorEntry>,
-    /// Every version that a seal holds, by number. One that lies where its tensor lies is its
-    /// tensor.
-    pub held: Vec<HeldVersion>,
-    /// Every seal, by name.
-    pub seals: Vec<Seal>,
-    /// Where all of it lies, by place.
-    pub runs: Vec<(Run, TensorId)>,
-}
-
 /// Why a share cannot be recovered.
-#[derive(Debug, Error)]
-pub enum RecoveryError<E: fmt::Display> {
-    /// A device failed, and the other copy does not help.
-    #[error("the metadata could not be read: {0}")]
-    Device(E),
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum RecoveryError {
     /// No valid checkpoint on any device.
     #[error(
-        "share {share} has no valid index checkpoint on any of its {devices} metadata device(s)"
+        "share {share} has no valid index checkpoint on any of its {devices} metadata device(s){}",
+        unread.as_ref().map(|unread| format!(": {unread}")).unwrap_or_default()
     )]
     NoCheckpoint {
         /// The share.
         share: u32,
         /// Devices that were tried.
         devices: u8,
+        /// The first of what could not be read.
+        unread: Option<Unread>,
     },
-    /// The checkpoint that a change log continues is damaged: commits would be lost.
+    /// A checkpoint is damaged that brought a commit or that commits continue: they would be lost.
     #[error(
-        "the index checkpoint of epoch {epoch} is damaged on every metadata device, and commits continue it"
+        "the index checkpoint of epoch {epoch} is damaged on every metadata device, and commits need it"
     )]
     CheckpointDamaged {
         /// The checkpoint's epoch.
         epoch: u64,
     },
-    /// A record in the middle of the change log is damaged: commits would be lost.
+    /// Records of the change log are damaged: commits would be lost.
     #[error(
-        "change record {expected} of epoch {epoch} is damaged on every metadata device, and record {found} follows it"
+        "change record {expected} of epoch {epoch} is damaged or missing on every metadata device, and the log had reached record {last}"
     )]
     LogDamaged {
         /// The epoch.
         epoch: u64,
-        /// The damaged record.
+        /// The first damaged record.
         expected: u64,
-        /// A whole one behind it.
-        found: u64,
+        /// The last one known to have been there, which may be whole.
+        last: u64,
+    },
+    /// What cannot be read may be commits that no other copy has.
+    #[error("{unread}, where {what} may stand that no other copy has as a whole")]
+    Unreadable {
+        /// What may stand there.
+        what: String,
+        /// The first of it.
+        unread: Unread,
     },
     /// Checksums are right and the content cannot be: the media did not do this.
     #[error("the index contradicts itself: {0}")]
@@ -96,51 +101,33 @@ pub enum RecoveryError<E: fmt::Display> {
 /// Epochs end here: counting from 1, no share lives to see it, and there is always a next one.
 pub const EPOCHS_END: u64 = 1 << 63;
 
-/// Reads a share's index.
+/// Reads a share's index, of which `mark` says how far it went at least.
 ///
 /// # Errors
 /// See [`RecoveryError`]. A share that cannot be recovered whole is not recovered at all.
 pub fn recover<M: LogMedia>(
     place: LogPlace,
+    mark: LogMark,
     media: &M,
-) -> Result<Recovered, RecoveryError<M::Error>> {
-    Reader::new(place, media).recover()
+) -> Result<Recovered, RecoveryError> {
+    Reader::new(place, mark, media).recover()
 }
 
-/// The index once the log's changes are applied to the checkpoint, in the order of ids, numbers and
-/// names. A version that no seal names any more is not held.
-fn apply(checkpoint: Checkpoint, changes: Vec<Change>) -> RecoveredIndex {
-    let Checkpoint { mut tensors, held, seals, .. } = checkpoint;
-    // The last change of an id, of a number, of a name decides.
-    let mut last: HashMap<TensorId, Option<TensorEntry>> = HashMap::new();
-    let mut held: BTreeMap<u64, HeldVersion> = held.into_iter().map(|it| (it.number, it)).collect();
-    let mut seals: BTreeMap<Box<str>, Seal> =
-        seals.into_iter().map(|it| (it.name.clone(), it)).collect();
-    for change in changes {
-        match change {
-            Change::Put(entry) => drop(last.insert(entry.id, Some(entry))),
-            Change::Delete(id) => drop(last.insert(id, None)),
-            Change::Hold(version) => drop(held.insert(version.number, version)),
-            Change::Seal(seal) => drop(seals.insert(seal.name.clone(), seal)),
-            Change::Drop(name) => drop(seals.remove(&name)),
-        }
-    }
-    tensors.retain(|entry| !last.contains_key(&entry.id));
-    tensors.extend(last.into_values().flatten());
-    tensors.sort_by_key(|entry| entry.id);
-    let named: HashSet<u64> = seals.values().flat_map(|seal| &seal.versions).copied().collect();
-    held.retain(|number, _| named.contains(number));
-    let (held, seals) = (held.into_values().collect(), seals.into_values().collect());
-    RecoveredIndex { tensors, held, seals, runs: Vec::new() }
+/// The same, and where commits are lost what is there without them, with the first of them and all
+/// that came after gone.
+///
+/// # Errors
+/// There is nothing to go back to, or it contradicts itself.
+pub fn recover_rest<M: LogMedia>(
+    place: LogPlace,
+    mark: LogMark,
+    media: &M,
+) -> Result<Recovered, RecoveryError> {
+    Reader { goes_back: true, ..Reader::new(place, mark, media) }.recover()
 }
 
-/// What a slot's header says, which may not be true.
-struct Claim {
-    of: CheckpointClaim,
-    slot: usize,
-    /// On which copy.
-    device: u8,
-}
+/// What begins the slots, in each copy.
+type Heads = [Vec<(u8, Head)>; 2];
 
 /// The checkpoint that holds.
 struct Newest {
@@ -153,388 +140,301 @@ struct Newest {
     copies: usize,
     /// Newer ones that are not whole, by device and epoch.
     passed_over: Vec<(u8, u64)>,
+    /// A part of these that cannot be read.
+    hidden: Option<Unread>,
+    unread: Vec<Unread>,
 }
 
 struct Reader<'a, M> {
     place: LogPlace,
+    mark: LogMark,
     media: &'a M,
+    /// Whether it goes on without commits that are lost.
+    goes_back: bool,
     /// Bytes of change logs that were checksummed.
     checksummed: Cell<u64>,
 }
 
 struct LogRead {
     changes: Vec<Change>,
-    records: u64,
+    end: LogPoint,
     position: u64,
-    failed_reads: bool,
 }
 
 impl<'a, M: LogMedia> Reader<'a, M> {
-    fn new(place: LogPlace, media: &'a M) -> Self {
-        Self { place, media, checksummed: Cell::new(0) }
+    fn new(place: LogPlace, mark: LogMark, media: &'a M) -> Self {
+        Self { place, mark, media, goes_back: false, checksummed: Cell::new(0) }
     }
 
     /// See [`recover`].
-    fn recover(&self) -> Result<Recovered, RecoveryError<M::Error>> {
+    fn recover(&self) -> Result<Recovered, RecoveryError> {
         let place = self.place;
-        let Newest { slot, checkpoint, copies, passed_over, .. } = self.newest_checkpoint()?;
-        let (epoch, segments) = (checkpoint.epoch, checkpoint.segments.clone());
+        let heads = [0, 1].map(|slot| {
+            let head = |copy| (copy, Head::read(&place, self.media, copy, slot));
+            place.copies().map(head).collect::<Vec<_>>()
+        });
+        let newest = self.newest_checkpoint(&heads)?;
+        let (slot, epoch) = (newest.slot, newest.checkpoint.epoch);
         if epoch >= EPOCHS_END {
             let what = format!("no share has written {epoch} checkpoints");
             return Err(RecoveryError::Contradiction(what));
         }
-        if let Some(newer) = self.epoch_of_other_log(1 - slot, epoch) {
-            return Err(RecoveryError::CheckpointDamaged { epoch: newer });
-        }
-        let log = self.read_log(slot, epoch)?;
+        let mut other = self.other_log(&heads[1 - slot], 1 - slot, epoch);
+        let mut log = LogCopies::read(&place, self.media, slot, place.copies());
+        let read = self.read_log(&mut log, epoch)?;
+        let damage = self
+            .damage(&mut log, &mut other, &read)
+            .or_else(|| self.hidden(&heads[1 - slot], &newest, (&mut log, &other), &read));
+        self.checksummed.update(|all| all + log.checksummed() + other.checksummed());
+        let lost = match damage {
+            Some(damage) if !self.goes_back => return Err(damage),
+            Some(damage) => {
+                let logs = (&mut log, read.position, &mut other);
+                let remains = Remains::read(&place, self.media, &heads, logs, read.end);
+                Some((damage, remains))
+            }
+            None => None,
+        };
 
-        let mut index = apply(checkpoint, log.changes);
-        index.runs = checked_runs(&place, &index).map_err(RecoveryError::Contradiction)?;
-        let runs = &index.runs;
-        if let Some(both) = segments.iter().find(|&&it| holds_tensors(runs, it)) {
+        let Newest { checkpoint, copies, passed_over, mut unread, .. } = newest;
+        let (segments, end) = (checkpoint.segments.clone(), read.end);
+        let mut index = RecoveredIndex::of(checkpoint, read.changes);
+        index.check(&place).map_err(RecoveryError::Contradiction)?;
+        if let Some(both) = segments.iter().find(|&&it| index.is_in(it)) {
             let what = format!("segment {both} holds tensors and the index");
             return Err(RecoveryError::Contradiction(what));
         }
         let mut index_segments = [Vec::new(), Vec::new()];
-        index_segments[1 - slot] = self.segments_before(slot, epoch, &segments, runs);
+        index_segments[1 - slot] =
+            self.segments_before(&heads[1 - slot], (1 - slot, epoch), &segments, &index);
         index_segments[slot] = segments;
+        let is_next = self.next(end);
+        let torn = log.begun(read.position as usize, is_next);
+        unread.extend([log.unread, other.unread].into_iter().flatten());
         let all_copies = copies == place.copies().len() && passed_over.is_empty();
-        let settled = log.records == 0 && all_copies && !log.failed_reads;
-        let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-        Ok(Recovered { index, index_segments, log, passed_over, settled })
+        let settled = end.sequence == 0
+            && all_copies
+            && unread.is_empty()
+            && torn.is_empty()
+            && lost.is_none()
+            && end >= self.mark.end;
+        // A checkpoint that the mark does not know may have brought a commit.
+        let commit = if end == self.mark.end { self.mark.commit } else { end };
+        let epoch = match &lost {
+            Some((_, remains)) => self.epoch_behind(remains.newest, epoch)?,
+            None => epoch,
+        };
+        let (sequence, position) = (end.sequence, read.position);
+        let log = ChangeLog::resume(place, LogEnd { slot, epoch, sequence, position, commit });
+        let lost = lost.map(|(why, remains)| LostCommits {
+            why,
+            kept: end,
+            last: remains.last.max(self.mark.commit),
+            changes: remains.lacking(&index),
+        });
+        Ok(Recovered { index, index_segments, log, passed_over, torn, unread, lost, settled })
+    }
+
+    /// The epoch whose next is beyond everything that was lost, and lies in the slot that the next
+    /// after `holds` would: nothing of what was lost may ever continue it.
+    fn epoch_behind(&self, newest: u64, holds: u64) -> Result<u64, RecoveryError> {
+        let newest = newest.max(self.mark.end.epoch);
+        if newest >= EPOCHS_END - 2 {
+            let what = format!("no share has written {newest} checkpoints");
+            return Err(RecoveryError::Contradiction(what));
+        }
+        Ok(newest + (newest - holds) % 2)
     }
 
     /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the
     /// newest on until one is whole; its other copies are not decoded.
-    fn newest_checkpoint(&self) -> Result<Newest, RecoveryError<M::Error>> {
-        let mut claims = Vec::new();
-        let mut failure = None;
-        for slot in 0..2 {
-            for device in self.place.copies() {
-                match self.claim(device, slot) {
-                    Ok(claim) => claims.extend(claim),
-                    Err(error) => failure = Some(error),
-                }
-            }
-        }
-        claims.sort_by_key(|claim| Reverse(claim.of.epoch));
+    fn newest_checkpoint(&self, heads: &Heads) -> Result<Newest, RecoveryError> {
+        let claims = heads.iter().zip(0..).flat_map(|(heads, slot)| {
+            heads.iter().filter_map(move |(copy, head)| Some((head.claim()?, *copy, slot)))
+        });
+        let mut claims: Vec<(&CheckpointClaim, u8, usize)> = claims.collect();
+        claims.sort_by_key(|(claim, ..)| Reverse(claim.epoch));
+        let all_heads = heads.iter().flatten();
+        let mut unread: Vec<Unread> =
+            all_heads.filter_map(|(_, head)| head.unread().cloned()).collect();
         let mut newest: Option<Newest> = None;
-        let mut passed_over = Vec::new();
-        for Claim { of: claim, slot: in_slot, device } in &claims {
+        let (mut passed_over, mut hidden) = (Vec::new(), None);
+        for (claim, copy, in_slot) in claims {
             let wanted = newest.as_ref().map(|newest| newest.checkpoint.epoch);
             if wanted.is_some_and(|epoch| claim.epoch < epoch) {
                 break;
             }
-            let bytes = match self.read_checkpoint(*device, *in_slot, claim) {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    failure = Some(error);
-                    passed_over.push((*device, claim.epoch));
-                    continue;
-                }
-            };
+            let read = CheckpointRead::of(&self.place, self.media, (copy, in_slot), claim);
+            unread.extend_from_slice(&read.unread);
             if let Some(Newest { slot, header, copies, .. }) = &mut newest {
-                *copies += usize::from(slot == in_slot && Checkpoint::is_copy(&bytes, header));
-            } else if let Some(checkpoint) = self.decode(&bytes)? {
-                let (slot, passed_over) = (*in_slot, Vec::new());
-                let header = bytes[..CHECKPOINT_HEADER_BYTES].to_vec();
-                newest = Some(Newest { slot, checkpoint, header, copies: 1, passed_over });
+                let same = *slot == in_slot && read.is_copy && self.is_copy(&read.bytes, header);
+                *copies += usize::from(same);
+                continue;
+            }
+            let header = read.bytes[..CHECKPOINT_HEADER_BYTES].to_vec();
+            let (copies, first) = (usize::from(read.is_copy), read.unread.into_iter().next());
+            if let Some(checkpoint) = self.decode(read.bytes)? {
+                let (slot, passed_over, hidden, unread) = (in_slot, Vec::new(), None, Vec::new());
+                let found =
+                    Newest { slot, checkpoint, header, copies, passed_over, hidden, unread };
+                newest = Some(found);
             } else {
-                passed_over.push((*device, claim.epoch));
+                passed_over.push((copy, claim.epoch));
+                hidden = hidden.or(first);
             }
         }
-        match (newest, failure) {
-            (Some(newest), _) => {
-                // A damaged copy of the one that holds is counted by the copies there are.
-                passed_over.retain(|(_, epoch)| *epoch > newest.checkpoint.epoch);
-                Ok(Newest { passed_over, ..newest })
-            }
-            (None, Some(error)) => Err(RecoveryError::Device(error)),
-            (None, None) => Err(RecoveryError::NoCheckpoint {
-                share: self.place.share,
-                devices: self.place.copies().len() as u8,
-            }),
-        }
-    }
-
-    /// What the first bytes of a slot claim to be the start of.
-    fn claim(&self, device: u8, slot: usize) -> Result<Option<Claim>, M::Error> {
-        let area = &self.place.area.slots[slot];
-        let head = self.media.read(device, area.checkpoint_offset, BLOCK_BYTES)?;
-        let room = self.place.checkpoint_room();
-        let is_possible = |claim: &CheckpointClaim| {
-            let segments = u64::from(claim.segments);
-            claim.segments <= self.place.area.segments
-                && room.lists(segments)
-                && claim.payload_bytes <= room.with(segments)
-                && room.segments_for(claim.payload_bytes) == segments
+        let Some(newest) = newest else {
+            let (share, devices) = (self.place.share, self.place.copies().len() as u8);
+            let unread = unread.into_iter().next();
+            return Err(RecoveryError::NoCheckpoint { share, devices, unread });
         };
-        let claimed = Checkpoint::claim(&head).filter(is_possible);
-        Ok(claimed.map(|claim| Claim { of: claim, slot, device }))
+        // A damaged copy of the one that holds is counted by the copies there are.
+        passed_over.retain(|(_, epoch)| *epoch > newest.checkpoint.epoch);
+        let hidden = hidden.filter(|_| !passed_over.is_empty());
+        Ok(Newest { passed_over, hidden, unread, ..newest })
     }
 
-    /// The bytes of a claimed checkpoint, from its slot and the segments that it lists. Where they
-    /// cannot be those of one, less.
-    fn read_checkpoint(
-        &self,
-        copy: u8,
-        slot: usize,
-        claim: &CheckpointClaim,
-    ) -> Result<Vec<u8>, M::Error> {
-        let area = &self.place.area.slots[slot];
-        let in_slot = claim.bytes.min(area.checkpoint_bytes);
-        let mut bytes = self.media.read(copy, area.checkpoint_offset, in_slot)?;
-        let segments = Checkpoint::claimed_segments(&bytes).unwrap_or_default();
-        let rest = (claim.bytes - in_slot) as usize;
-        // The claim may be anybody's. What lists a segment twice, or asks for more than there is
-        // memory, is none of ours.
-        if self.check_segments(&segments).is_ok() && bytes.try_reserve_exact(rest).is_ok() {
-            let parts = self.place.parts(copy, slot, &segments, claim.bytes);
-            for (device, offset, length) in parts.skip(1) {
-                bytes.extend(self.media.read(device, offset, length)?);
-            }
+    /// Whether these blocks, of which each is whole if it has a checksum, are those of the
+    /// checkpoint with this header.
+    fn is_copy(&self, bytes: &[u8], header: &[u8]) -> bool {
+        match self.place.format {
+            BlockFormat::Plain => Checkpoint::is_copy(bytes, header),
+            BlockFormat::Checked => bytes.starts_with(header),
         }
-        Ok(bytes)
     }
 
-    /// The segments that the checkpoint before this one goes on in, to which a reader goes back if
-    /// this one is lost. Nothing says that its list is whole, so only what can be is believed.
-    fn segments_before(
-        &self,
-        slot: usize,
-        epoch: u64,
-        segments: &[u32],
-        runs: &[(Run, TensorId)],
-    ) -> Vec<u32> {
-        let list = |device| {
-            let Claim { of: claim, .. } = self.claim(device, 1 - slot).ok().flatten()?;
-            if claim.epoch.checked_add(1) != Some(epoch) {
-                return None;
-            }
-            let offset = self.place.area.slots[1 - slot].checkpoint_offset;
-            let length = Checkpoint::payload_start(claim.segments.into());
-            let length = length.next_multiple_of(BLOCK_BYTES);
-            let list =
-                Checkpoint::claimed_segments(&self.media.read(device, offset, length).ok()?)?;
-            let taken: HashSet<u32> = segments.iter().chain(&list).copied().collect();
-            let distinct = taken.len() == segments.len() + list.len();
-            let is_free = |segment: &u32| {
-                self.place.segments().contains(segment) && !holds_tensors(runs, *segment)
-            };
-            (distinct && list.iter().all(is_free)).then_some(list)
-        };
-        self.place.copies().find_map(list).unwrap_or_default()
-    }
-
-    /// The checkpoint of this pool and share, if a whole one stands at the start of `bytes`.
-    fn decode(&self, bytes: &[u8]) -> Result<Option<Checkpoint>, RecoveryError<M::Error>> {
-        match Checkpoint::decode(bytes) {
-            Ok(found) if found.pool == self.place.pool && found.share == self.place.share => {
-                self.check_segments(&found.segments).map_err(RecoveryError::Contradiction)?;
+    /// The checkpoint of this pool and share, if a whole one stands in these blocks.
+    fn decode(&self, blocks: Vec<u8>) -> Result<Option<Checkpoint>, RecoveryError> {
+        match Checkpoint::decode(&self.place.format.take_out(blocks)) {
+            Ok(found) => {
+                let segments = self.place.check_segments(&found.segments);
+                segments.map_err(RecoveryError::Contradiction)?;
                 Ok(Some(found))
             }
-            Ok(_) | Err(CheckpointError::Absent) => Ok(None),
+            Err(CheckpointError::Absent) => Ok(None),
             Err(error @ CheckpointError::Content { .. }) => {
                 Err(RecoveryError::Contradiction(error.to_string()))
             }
         }
     }
 
-    fn check_segments(&self, segments: &[u32]) -> Result<(), String> {
-        let distinct: HashSet<&u32> = segments.iter().collect();
-        if let Some(other) = segments.iter().find(|it| !self.place.segments().contains(it)) {
-            return Err(format!("the index goes on in segment {other} outside of its share"));
-        }
-        let twice = "the index goes on in one segment twice".to_owned();
-        if distinct.len() == segments.len() { Ok(()) } else { Err(twice) }
+    /// The segments that the checkpoint before this one goes on in, to which a reader goes back if
+    /// this one is lost. Nothing says that its list is whole, so only what can be is believed.
+    fn segments_before(
+        &self,
+        heads: &[(u8, Head)],
+        (slot, epoch): (usize, u64),
+        segments: &[u32],
+        index: &RecoveredIndex,
+    ) -> Vec<u32> {
+        let list = |(copy, head): &(u8, Head)| {
+            let is_before = |it: &&CheckpointClaim| it.epoch.checked_add(1) == Some(epoch);
+            let claim = head.claim().filter(is_before)?;
+            let list = CheckpointRead::list(&self.place, self.media, (*copy, slot), claim)?;
+            let taken: HashSet<u32> = segments.iter().chain(&list).copied().collect();
+            let distinct = taken.len() == segments.len() + list.len();
+            let is_free =
+                |segment: &u32| self.place.segments().contains(segment) && !index.is_in(*segment);
+            (distinct && list.iter().all(is_free)).then_some(list)
+        };
+        heads.iter().find_map(list).unwrap_or_default()
     }
 
-    /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written
-    /// only once their checkpoint is on media, so such a record's checkpoint must have been there.
-    fn epoch_of_other_log(&self, slot: usize, epoch: u64) -> Option<u64> {
-        let area = &self.place.area.slots[slot];
-        self.place.copies().find_map(|device| {
-            // Where the checkpoint before this one still begins the slot, nothing newer ever stood
-            // there. Elsewhere any record of the log may be the one that is left.
-            let before = |claim: Option<Claim>| claim.is_some_and(|it| it.of.epoch < epoch);
-            if self.claim(device, slot).is_ok_and(before) {
-                return None;
-            }
-            let log = self.media.read(device, area.log_offset, area.log_bytes);
-            let mut log = LogImage::new(log.unwrap_or_default());
-            self.find(&mut log, 0, |head| head.epoch > epoch).map(|head| head.epoch)
+    /// The other slot's log, of the copies in which a checkpoint newer than `epoch` may have begun
+    /// the slot. Where the one before still does, nothing newer ever stood there. Elsewhere any
+    /// record of the log may be the one that is left.
+    fn other_log(&self, heads: &[(u8, Head)], slot: usize, epoch: u64) -> LogCopies {
+        let is_before = |head: &Head| head.claim().is_some_and(|claim| claim.epoch < epoch);
+        let copies = heads.iter().filter(|(_, head)| !is_before(head)).map(|(copy, _)| *copy);
+        LogCopies::read(&self.place, self.media, slot, copies)
+    }
+
+    /// Every record of the epoch from the start of the log to the first that no copy has.
+    fn read_log(&self, log: &mut LogCopies, epoch: u64) -> Result<LogRead, RecoveryError> {
+        let end = LogPoint { epoch, sequence: 0 };
+        let mut read = LogRead { changes: Vec::new(), end, position: 0 };
+        // The checksum is right where content is wrong: it cannot be the medium's doing.
+        let wrong = |error: crate::layout::ChangeRecordError| {
+            RecoveryError::Contradiction(error.to_string())
+        };
+        while let Some((record, length)) =
+            log.record(read.position as usize, self.next(read.end)).map_err(wrong)?
+        {
+            read.changes.extend(record.changes);
+            read.end.sequence += 1;
+            read.position += length;
+        }
+        Ok(read)
+    }
+
+    /// Whether a record follows this place in the commits.
+    fn next(&self, end: LogPoint) -> impl Fn(&RecordHead) -> bool + Copy + use<M> {
+        let (place, next) = (self.place, LogPoint { sequence: end.sequence + 1, ..end });
+        move |head| place.is_ours(head) && head.point() == next
+    }
+
+    /// Commits that were there and are not, if the log ends where it does. A record is written only
+    /// once the one before it is on media, and those of a newer epoch once its checkpoint is: so
+    /// nothing may follow the end.
+    fn damage(
+        &self,
+        log: &mut LogCopies,
+        other: &mut LogCopies,
+        read: &LogRead,
+    ) -> Option<RecoveryError> {
+        let LogPoint { epoch, sequence } = read.end;
+        let place = self.place;
+        let is_newer = |head: &RecordHead| place.is_ours(head) && head.epoch > epoch;
+        if let Some((_, head)) = other.find(0, is_newer) {
+            return Some(RecoveryError::CheckpointDamaged { epoch: head.epoch });
+        }
+        let expected = sequence + 1;
+        let follows = |head: &RecordHead| {
+            is_newer(head)
+                || (place.is_ours(head) && head.epoch == epoch && head.sequence > expected)
+        };
+        let found = log.find(read.position as usize, follows).map(|(_, head)| head.point());
+        let commit = Some(self.mark.commit).filter(|commit| *commit > read.end);
+        let known = found.into_iter().chain(commit).max()?;
+        Some(if known.epoch > epoch {
+            RecoveryError::CheckpointDamaged { epoch: known.epoch }
+        } else {
+            RecoveryError::LogDamaged { epoch, expected, last: known.sequence }
         })
     }
 
-    /// Every record of the epoch from the start of the log to the first that no device has whole.
-    fn read_log(&self, slot: usize, epoch: u64) -> Result<LogRead, RecoveryError<M::Error>> {
-        let area = &self.place.area.slots[slot];
-        let mut copies = Vec::new();
-        let mut failure = None;
-        for device in self.place.copies() {
-            match self.media.read(device, area.log_offset, area.log_bytes) {
-                Ok(bytes) => copies.push(LogImage::new(bytes)),
-                Err(error) => failure = Some(error),
-            }
+    /// What cannot be read where commits behind the end may stand.
+    fn hidden(
+        &self,
+        heads: &[(u8, Head)],
+        newest: &Newest,
+        (log, other): (&mut LogCopies, &LogCopies),
+        read: &LogRead,
+    ) -> Option<RecoveryError> {
+        let LogPoint { epoch, sequence } = read.end;
+        if self.mark.ends_at(read.end) {
+            return None;
         }
-        let failed_reads = failure.is_some();
-        if let (true, Some(error)) = (copies.is_empty(), failure) {
-            return Err(RecoveryError::Device(error));
+        let next = LogPoint { epoch, sequence: sequence + 1 };
+        if let Some(unread) = log.hidden(read.position as usize, &self.place, next) {
+            let what = format!("change record {} of epoch {epoch}", next.sequence);
+            return Some(RecoveryError::Unreadable { what, unread });
         }
-        let mut log = LogRead { changes: Vec::new(), records: 0, position: 0, failed_reads };
-        while self.read_record(&mut copies, epoch, &mut log)? {}
-        let checksummed: u64 = copies.iter().map(LogImage::checksummed).sum();
-        self.checksummed.update(|all| all + checksummed);
-        // Nothing may follow the end: a record is written only once the one before it is on media,
-        // and those of a newer epoch once its checkpoint is.
-        let expected = log.records + 1;
-        let follows = |head: &RecordHead| {
-            head.epoch > epoch || (head.epoch == epoch && head.sequence > expected)
+        // Where the checkpoint before still begins the other slot there never was a newer one.
+        let is_newer = |head: &Head| match head {
+            Head::Claim(claim) => claim.epoch > epoch,
+            Head::Rotten => true,
+            Head::Nothing | Head::Unread(_) => false,
         };
-        for copy in &mut copies {
-            match self.find(copy, log.position as usize, follows) {
-                None => (),
-                Some(found) if found.epoch == epoch => {
-                    let found = found.sequence;
-                    return Err(RecoveryError::LogDamaged { epoch, expected, found });
-                }
-                Some(found) => return Err(RecoveryError::CheckpointDamaged { epoch: found.epoch }),
-            }
-        }
-        Ok(log)
+        let is_read = |(_, head): &&(u8, Head)| head.unread().is_none();
+        let mut others = heads.iter().filter(is_read).peekable();
+        let begun = others.peek().is_none() || others.all(|(_, head)| is_newer(head));
+        let unread = heads.iter().find_map(|(_, head)| head.unread());
+        let unread = unread.or(newest.hidden.as_ref()).or(other.lost_start());
+        let what = format!("an index checkpoint newer than that of epoch {epoch}");
+        let unread = unread.filter(|_| begun)?.clone();
+        Some(RecoveryError::Unreadable { what, unread })
     }
-
-    /// Adds the next record of the epoch from the first copy that has it whole; returns whether one
-    /// has.
-    fn read_record(
-        &self,
-        copies: &mut [LogImage],
-        epoch: u64,
-        log: &mut LogRead,
-    ) -> Result<bool, RecoveryError<M::Error>> {
-        let at = log.position as usize;
-        for copy in copies {
-            let claim = copy.claim(at).filter(|head| self.is_ours(head));
-            let is_next =
-                |head: RecordHead| head.epoch == epoch && head.sequence == log.records + 1;
-            if !claim.is_some_and(is_next) {
-                continue;
-            }
-            let (record, length) = match copy.record(at) {
-                Ok(read) => read,
-                Err(ChangeRecordError::Absent) => continue,
-                // The checksum is right: it cannot be the medium's doing.
-                Err(error @ ChangeRecordError::Content { .. }) => {
-                    return Err(RecoveryError::Contradiction(error.to_string()));
-                }
-            };
-            log.changes.extend(record.changes);
-            log.records += 1;
-            log.position += length as u64;
-            return Ok(true);
-        }
-        Ok(false)
-    }
-
-    /// The first whole record of this pool and share from `from` on that is `wanted`. Its content
-    /// is of no interest: that it is there says enough.
-    fn find(
-        &self,
-        log: &mut LogImage,
-        from: usize,
-        wanted: impl Fn(&RecordHead) -> bool,
-    ) -> Option<RecordHead> {
-        let before = log.checksummed();
-        let found = (from..log.len()).step_by(BLOCK_BYTES as usize).find_map(|at| {
-            let claim = log.claim(at).filter(|head| self.is_ours(head) && wanted(head))?;
-            log.is_whole(at).then_some(claim)
-        });
-        self.checksummed.update(|all| all + log.checksummed() - before);
-        found
-    }
-
-    fn is_ours(&self, head: &RecordHead) -> bool {
-        head.pool == self.place.pool && head.share == self.place.share
-    }
-}
-
-/// The runs of all tensors by place, if the index can be: runs inside the share, one checksum per
-/// piece, no two versions in one place, and seals of what is there.
-fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, TensorId)>, String> {
-    let RecoveredIndex { tensors, held, seals, .. } = index;
-    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].id == pair[1].id) {
-        return Err(format!("{} is there twice", pair[0].id));
-    }
-    check_seals(held, seals)?;
-    let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len() + held.len());
-    for entry in tensors {
-        check_entry(place, entry)?;
-        runs.extend(entry.runs.iter().map(|run| (*run, entry.id)));
-    }
-    let mut standing = HashSet::new();
-    for HeldVersion { number, entry } in held {
-        check_entry(place, entry)?;
-        let stands = tensors.binary_search_by_key(&entry.id, |tensor| tensor.id);
-        let stands = stands.ok().map(|at| &tensors[at]).filter(|it| entry.is_at(it));
-        match stands {
-            Some(same) if (same.length, &same.checksums) != (entry.length, &entry.checksums) => {
-                return Err(format!("version {number} of {} lies where another lies", entry.id));
-            }
-            Some(_) if !standing.insert(entry.id) => {
-                return Err(format!("{} is held twice where it lies", entry.id));
-            }
-            Some(_) => (),
-            None => runs.extend(entry.runs.iter().map(|run| (*run, entry.id))),
-        }
-    }
-    runs.sort_unstable_by_key(|(run, _)| (u64::from(run.segment) << 32) | u64::from(run.block));
-    for pair in runs.windows(2) {
-        let ((before, one), (after, other)) = (pair[0], pair[1]);
-        if before.segment == after.segment && before.end() > u64::from(after.block) {
-            return Err(format!("{one} and {other} overlap in segment {}", after.segment));
-        }
-    }
-    Ok(runs)
-}
-
-/// Whether an entry lies inside of its share and has a checksum for each piece.
-fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
-    let (segments, stripes) = (place.segments(), &place.stripes);
-    let is_outside =
-        |run: &&Run| !segments.contains(&run.segment) || run.end() > stripes.segment_blocks();
-    if let Some(run) = entry.runs.iter().find(is_outside) {
-        return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
-    }
-    let (found, pieces) = (entry.checksums.len(), stripes.count(&entry.runs));
-    if found != pieces {
-        return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
-    }
-    Ok(())
-}
-
-/// Whether every seal names versions that are there, and each tensor once.
-fn check_seals(held: &[HeldVersion], seals: &[Seal]) -> Result<(), String> {
-    for Seal { name, versions, .. } in seals {
-        let mut ids = HashSet::with_capacity(versions.len());
-        for number in versions {
-            let Ok(at) = held.binary_search_by_key(number, |it| it.number) else {
-                return Err(format!(
-                    "the seal {name:?} names version {number}, which is not there"
-                ));
-            };
-            let id = held[at].entry.id;
-            if !ids.insert(id) {
-                return Err(format!("the seal {name:?} names {id} twice"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether one of these runs, which stand in their order, lies in a segment.
-fn holds_tensors(runs: &[(Run, TensorId)], segment: u32) -> bool {
-    let first = runs.partition_point(|(run, _)| run.segment < segment);
-    runs.get(first).is_some_and(|(run, _)| run.segment == segment)
 }
 
 #[cfg(test)]

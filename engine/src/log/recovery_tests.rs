@@ -1,12 +1,12 @@
 //! Change log and recovery over two arrays of bytes that forget what was not flushed.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::layout::{
-    ChangeRecord, Checksums, Geometry, GeometryRequest, LifetimeClass, RECORD_HEADER_BYTES, Runs,
-    ShareArea,
+    BLOCK_BYTES, ChangeRecord, Checksums, Geometry, GeometryRequest, HeldVersion, LifetimeClass,
+    RECORD_HEADER_BYTES, Run, Runs, Seal, ShareArea, TensorEntry, TensorId,
 };
 use crate::log::change_log::AppendError;
 use crate::log::random::seeds;
@@ -14,8 +14,12 @@ use crate::units::ByteCount;
 use tidelog_random::Random;
 
 #[derive(Debug, Error)]
-#[error("device {0} failed")]
-struct Failed(u8);
+enum Failed {
+    #[error("device {0} failed")]
+    Device(u8),
+    #[error("device {0} has lost byte {1}")]
+    Block(u8, u64),
+}
 
 /// A block's offset and its bytes.
 type Block = (u64, Vec<u8>);
@@ -28,6 +32,8 @@ struct Disks {
     /// Writes that still succeed; then everything fails.
     writes_left: RefCell<Option<u32>>,
     unreadable: RefCell<Option<u8>>,
+    /// Blocks that cannot be read until they are written, by device and offset.
+    unreadable_blocks: RefCell<BTreeSet<(u8, u64)>>,
 }
 
 impl Disks {
@@ -59,9 +65,17 @@ impl Disks {
 impl LogMedia for Disks {
     type Error = Failed;
 
+    fn is_of_block(error: &Failed) -> bool {
+        matches!(error, Failed::Block(..))
+    }
+
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Failed> {
         if *self.unreadable.borrow() == Some(device) {
-            return Err(Failed(device));
+            return Err(Failed::Device(device));
+        }
+        let lost = self.unreadable_blocks.borrow();
+        if let Some((_, at)) = lost.range((device, offset)..(device, offset + length)).next() {
+            return Err(Failed::Block(device, *at));
         }
         let blocks = (offset..offset + length).step_by(BLOCK_BYTES as usize);
         Ok(blocks.flat_map(|at| self.block(device.into(), at)).collect())
@@ -70,17 +84,18 @@ impl LogMedia for Disks {
     fn write(&self, device: u8, offset: u64, bytes: Vec<u8>) -> Result<(), Failed> {
         for (index, block) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
             if let Some(left) = self.writes_left.borrow_mut().as_mut() {
-                *left = left.checked_sub(1).ok_or(Failed(device))?;
+                *left = left.checked_sub(1).ok_or(Failed::Device(device))?;
             }
             let at = offset + index as u64 * BLOCK_BYTES;
             self.cached[usize::from(device)].borrow_mut().push((at, block.to_vec()));
+            self.unreadable_blocks.borrow_mut().remove(&(device, at));
         }
         Ok(())
     }
 
     fn flush(&self, device: u8) -> Result<(), Failed> {
         if let Some(left) = self.writes_left.borrow_mut().as_mut() {
-            *left = left.checked_sub(1).ok_or(Failed(device))?;
+            *left = left.checked_sub(1).ok_or(Failed::Device(device))?;
         }
         let cached = self.cached[usize::from(device)].borrow_mut().drain(..).collect::<Vec<_>>();
         self.media[usize::from(device)].borrow_mut().extend(cached);
@@ -104,6 +119,10 @@ impl Share {
     }
 
     fn with_log_of(blocks: u64) -> Self {
+        Self::with(blocks, BlockFormat::Checked)
+    }
+
+    fn with(blocks: u64, format: BlockFormat) -> Self {
         let geometry = Geometry::plan(&GeometryRequest {
             devices: 2,
             device_bytes: ByteCount::mib(16),
@@ -116,14 +135,14 @@ impl Share {
         for slot in &mut area.slots {
             slot.log_bytes = blocks * BLOCK_BYTES;
         }
-        let place = LogPlace { area, ..LogPlace::new(77, 0, &geometry).unwrap() };
+        let place = LogPlace { area, ..LogPlace::new(77, 0, &geometry, format).unwrap() };
         let disks = Disks::default();
         ChangeLog::format(place, &disks).unwrap();
         Self { disks, place }
     }
 
-    fn recover(&self) -> Result<Recovered, RecoveryError<Failed>> {
-        recover(self.place, &self.disks)
+    fn recover(&self) -> Result<Recovered, RecoveryError> {
+        recover(self.place, LogMark::NONE, &self.disks)
     }
 
     fn log_offset(&self, slot: usize) -> u64 {
@@ -146,9 +165,10 @@ impl Share {
             let mut record =
                 ChangeRecord { pool, share, epoch, sequence, changes: vec![] }.encode();
             let rest = area.slots[slot].log_bytes - block * BLOCK_BYTES;
-            let claimed = rest as u32 - RECORD_HEADER_BYTES as u32 - 1;
+            let claimed =
+                self.place.format.content_of(rest) as u32 - RECORD_HEADER_BYTES as u32 - 1;
             record[12..16].copy_from_slice(&claimed.to_le_bytes());
-            self.write_log(device, slot, block, record);
+            self.write_log(device, slot, block, self.place.format.lay_out(record));
         }
     }
 }
@@ -251,6 +271,7 @@ fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     let LogPlace { pool, share: number, area, .. } = share.place;
     let Change::Put(entry) = put(1, 1) else { unreachable!() };
     let other = Checkpoint::encode(pool, number, 1, &[], &(&vec![entry]).into());
+    let other = share.place.format.lay_out(other);
     share.disks.write(1, area.slots[0].checkpoint_offset, other).unwrap();
     share.disks.flush(1).unwrap();
 
@@ -332,6 +353,7 @@ fn an_epoch_that_leaves_none_to_come_is_refused() {
     let write = |epoch| {
         let bytes =
             Checkpoint::encode(share.place.pool, share.place.share, epoch, &[], &(&none()).into());
+        let bytes = share.place.format.lay_out(bytes);
         for device in 0..2 {
             let at = share.place.area.slots[1].checkpoint_offset;
             share.disks.write(device, at, bytes.clone()).unwrap();
@@ -442,7 +464,7 @@ fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
 #[test]
 fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
     const BLOCKS: u64 = 256;
-    let share = Share::with_log_of(BLOCKS);
+    let share = Share::with(BLOCKS, BlockFormat::Plain);
     // Both slots have checkpoints, the newer of which is damaged: its log must be searched for
     // records.
     share.recover().unwrap().log.checkpoint(&share.disks, &none(), &[]).unwrap();
@@ -456,9 +478,9 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
     for block in 0..BLOCKS / 2 {
         let changes = vec![put(u128::from(block) % 64, block as u32 % 64)];
         let record = ChangeRecord { pool, share: number, epoch: 1, sequence: block + 1, changes };
-        share.write_log(1, 0, block, record.encode());
+        share.write_log(1, 0, block, share.place.format.lay_out(record.encode()));
     }
-    let reader = Reader::new(share.place, &share.disks);
+    let reader = Reader::new(share.place, LogMark::NONE, &share.disks);
     let recovered = reader.recover().unwrap();
     assert_eq!(recovered.index.tensors.len(), 64, "every record of the other copy counts");
     let (checksummed, logs) = (reader.checksummed.get(), 4 * BLOCKS * BLOCK_BYTES);
@@ -467,15 +489,222 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
 }
 
 #[test]
+fn a_log_full_of_false_claims_in_blocks_with_checksums_costs_a_few_times_its_bytes() {
+    const BLOCKS: u64 = 256;
+    let share = Share::with_log_of(BLOCKS);
+    // One copy claims what the other has; each claim costs itself and the block behind it.
+    share.fill_with_claims(0, 0, |block| (1, block + 1));
+    let LogPlace { pool, share: number, .. } = share.place;
+    for block in 0..BLOCKS {
+        let changes = vec![put(u128::from(block) % 64, block as u32 % 64)];
+        let record = ChangeRecord { pool, share: number, epoch: 1, sequence: block + 1, changes };
+        share.write_log(1, 0, block, share.place.format.lay_out(record.encode()));
+    }
+    let reader = Reader::new(share.place, LogMark::NONE, &share.disks);
+    assert_eq!(reader.recover().unwrap().index.tensors.len(), 64, "every record counts");
+    let (checksummed, logs) = (reader.checksummed.get(), 2 * BLOCKS * BLOCK_BYTES);
+    assert!(checksummed > logs, "{checksummed} of {logs}: the claims were not looked at");
+    assert!(checksummed <= 4 * logs, "{checksummed} of {logs}");
+}
+
+#[test]
 fn a_newer_record_in_the_log_that_holds_is_one_whose_checkpoint_is_lost() {
     let share = Share::with_log_of(8);
     let LogPlace { pool, share: number, .. } = share.place;
     let record = |pool, epoch, sequence| {
-        ChangeRecord { pool, share: number, epoch, sequence, changes: vec![] }.encode()
+        let record = ChangeRecord { pool, share: number, epoch, sequence, changes: vec![] };
+        share.place.format.lay_out(record.encode())
     };
     share.write_log(1, 0, 5, record(pool + 1, 3, 1));
     share.write_log(0, 0, 4, record(pool, 0, 9));
     assert!(share.recover().unwrap().settled, "of another pool, or older");
     share.write_log(1, 0, 5, record(pool, 3, 1));
     assert!(matches!(share.recover(), Err(RecoveryError::CheckpointDamaged { epoch: 3 })));
+}
+
+/// A put of many, each in another place.
+fn spread(id: u128) -> Change {
+    let Change::Put(mut entry) = put(id, id as u32 % 32) else { unreachable!("put() makes puts") };
+    entry.runs[0].segment = id as u32 / 32;
+    Change::Put(entry)
+}
+
+/// A share of two devices with a checkpoint of several blocks and, in its log, a record of three
+/// blocks behind one of one block; and what it contains.
+fn large(format: BlockFormat) -> (Share, BTreeMap<TensorId, TensorEntry>) {
+    let share = Share::with(16, format);
+    let mut model = BTreeMap::new();
+    let mut log = share.recover().unwrap().log;
+    let changes = |ids: std::ops::Range<u128>| ids.map(spread).collect::<Vec<Change>>();
+    apply(&mut model, &changes(0..280));
+    let all: Vec<TensorEntry> = model.values().cloned().collect();
+    log.checkpoint(&share.disks, &all, &[]).unwrap();
+    for ids in [280..281, 281..400] {
+        let changes = changes(ids);
+        apply(&mut model, &changes);
+        log.append(&share.disks, changes, |_| panic!("the log has room")).unwrap();
+    }
+    (share, model)
+}
+
+/// The blocks of [`large`] that count, as offsets on either device.
+fn blocks_of_large(share: &Share) -> Vec<u64> {
+    let slot = share.place.area.slots[1];
+    let blocks = |start: u64, count: u64| (0..count).map(move |it| start + it * BLOCK_BYTES);
+    blocks(slot.checkpoint_offset, 5).chain(blocks(slot.log_offset, 4)).collect()
+}
+
+/// How a block is spoiled.
+#[derive(Clone, Copy, Debug)]
+enum Spoil {
+    Zero,
+    Flip,
+    Unreadable,
+}
+
+impl Share {
+    fn spoil(&self, device: u8, offset: u64, how: Spoil) {
+        let mut media = self.disks.media[usize::from(device)].borrow_mut();
+        let block = media.get_mut(&offset).unwrap();
+        match how {
+            Spoil::Zero => block.fill(0),
+            Spoil::Flip => block[100] ^= 0x10,
+            Spoil::Unreadable => {
+                self.disks.unreadable_blocks.borrow_mut().insert((device, offset));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_share_is_whole_while_one_good_copy_of_each_block_is_there() {
+    for seed in seeds(200) {
+        let mut random = Random::new(seed);
+        let (share, model) = large(BlockFormat::Checked);
+        for offset in blocks_of_large(&share) {
+            let how = [Spoil::Zero, Spoil::Flip, Spoil::Unreadable][random.below(3) as usize];
+            if random.chance(2) {
+                share.spoil(random.below(2) as u8, offset, how);
+            }
+        }
+        let recovered = share.recover().unwrap_or_else(|it| panic!("TIDELOG_SEED={seed}: {it}"));
+        let found: Vec<_> = model.values().cloned().collect();
+        assert_eq!(recovered.index.tensors, found, "TIDELOG_SEED={seed}");
+        assert!(!recovered.settled);
+    }
+}
+
+#[test]
+fn blocks_that_cannot_be_read_are_joined_in_pools_without_block_checksums_too() {
+    let (share, model) = large(BlockFormat::Plain);
+    for (number, offset) in blocks_of_large(&share).into_iter().enumerate() {
+        share.spoil(number as u8 % 2, offset, Spoil::Unreadable);
+    }
+    let recovered = share.recover().unwrap();
+    assert_eq!(recovered.index.tensors, Vec::from_iter(model.into_values()));
+    // Where the first block cannot be read, the rest of that copy is read as far as it is needed.
+    assert_eq!(recovered.unread.len(), 7);
+}
+
+#[test]
+fn a_block_that_no_copy_has_is_told_and_nothing_behind_it_is_dropped() {
+    for format in [BlockFormat::Plain, BlockFormat::Checked] {
+        for how in [Spoil::Zero, Spoil::Flip, Spoil::Unreadable] {
+            for number in 0..9 {
+                let (share, _) = large(format);
+                let end = LogPoint { epoch: 2, sequence: 2 };
+                let mark = LogMark { end, commit: end, closed: true };
+                let offset = blocks_of_large(&share)[number];
+                (0..2).for_each(|device| share.spoil(device, offset, how));
+                match recover(share.place, mark, &share.disks) {
+                    Err(RecoveryError::CheckpointDamaged { epoch: 2 }) if number < 5 => (),
+                    Err(RecoveryError::LogDamaged { epoch: 2, expected, last: 2 }) => {
+                        assert_eq!(expected, if number < 6 { 1 } else { 2 });
+                    }
+                    other => panic!("{format:?} {how:?} {number}: {other:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_that_only_an_unreadable_copy_may_have_whole_is_not_gone_on_without() {
+    for format in [BlockFormat::Plain, BlockFormat::Checked] {
+        // The last record of one copy has rotted in its head, or behind it.
+        for rotten in [0, 1] {
+            let (share, _) = large(format);
+            let last = blocks_of_large(&share)[6];
+            let mut media = share.disks.media[1].borrow_mut();
+            match rotten {
+                0 => media.get_mut(&last).unwrap()[3] ^= 1,
+                _ => media.get_mut(&(last + BLOCK_BYTES)).unwrap()[40] ^= 1,
+            }
+            drop(media);
+            assert_eq!(share.recover().unwrap().index.tensors.len(), 400, "the other has it");
+            let hidden = |found: Result<Recovered, RecoveryError>| match found {
+                Err(RecoveryError::Unreadable { what, unread }) => {
+                    assert!(what.contains("change record 2 of epoch 2"), "{what}");
+                    assert_eq!(unread.device, 0);
+                }
+                other => panic!("{format:?} {rotten}: {other:?}"),
+            };
+            // In all of the log, or where it matters.
+            *share.disks.unreadable.borrow_mut() = Some(0);
+            hidden(share.recover());
+            *share.disks.unreadable.borrow_mut() = None;
+            share.spoil(0, last + rotten * BLOCK_BYTES, Spoil::Unreadable);
+            hidden(share.recover());
+        }
+    }
+}
+
+#[test]
+fn a_block_behind_the_end_that_cannot_be_read_locks_nothing_that_the_log_is_known_not_to_need() {
+    for format in [BlockFormat::Plain, BlockFormat::Checked] {
+        let (mut share, _) = large(format);
+        let log = share.place.area.slots[1].log_offset;
+        let [next, further] = [4, 9].map(|block| log + block * BLOCK_BYTES);
+        share.disks.media[0].borrow_mut().insert(further, vec![0; BLOCK_BYTES as usize]);
+        share.spoil(0, further, Spoil::Unreadable);
+        assert_eq!(share.recover().unwrap().unread.len(), 1);
+        // Exactly where the next record would be: the other copy says that there is none.
+        share.disks.media[0].borrow_mut().insert(next, vec![0; BLOCK_BYTES as usize]);
+        share.spoil(0, next, Spoil::Unreadable);
+        assert_eq!(share.recover().unwrap().index.tensors.len(), 400);
+        // There is no other copy.
+        share.place.devices = 1;
+        let refused = share.recover().unwrap_err();
+        assert!(refused.to_string().contains("change record 3 of epoch 2"), "{refused}");
+        // The share was closed there.
+        let end = LogPoint { epoch: 2, sequence: 2 };
+        let mark = LogMark { end, commit: end, closed: true };
+        assert_eq!(recover(share.place, mark, &share.disks).unwrap().index.tensors.len(), 400);
+        let opened = LogMark { closed: false, ..mark };
+        assert!(recover(share.place, opened, &share.disks).is_err());
+    }
+}
+
+#[test]
+fn a_newer_checkpoint_that_may_be_behind_what_cannot_be_read_is_not_gone_back_from() {
+    for format in [BlockFormat::Plain, BlockFormat::Checked] {
+        let (mut share, model) = large(format);
+        let mut log = share.recover().unwrap().log;
+        log.checkpoint(&share.disks, &Vec::from_iter(model.into_values()), &[]).unwrap();
+        let newest = share.place.area.slots[0].checkpoint_offset;
+        // One copy of it is torn, as far as anybody can see, and the other cannot be read.
+        share.spoil(1, newest + BLOCK_BYTES, Spoil::Flip);
+        share.spoil(0, newest + BLOCK_BYTES, Spoil::Unreadable);
+        let refused = share.recover().unwrap_err();
+        assert!(matches!(refused, RecoveryError::Unreadable { .. }), "{refused}");
+        // A share that was closed before it knows that it brought no commit.
+        let end = LogPoint { epoch: 2, sequence: 2 };
+        let mark = LogMark { end, commit: end, closed: true };
+        assert_eq!(recover(share.place, mark, &share.disks).unwrap().log.epoch(), 2);
+        // Not even its start.
+        share.place.devices = 1;
+        share.spoil(0, newest, Spoil::Unreadable);
+        let refused = share.recover().unwrap_err();
+        assert!(matches!(refused, RecoveryError::Unreadable { .. }), "{refused}");
+    }
 }

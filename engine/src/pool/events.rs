@@ -9,7 +9,7 @@ use super::format::random_id;
 use super::holder::{holder_offset, this_process};
 use super::media::MemberMedia;
 use super::members::{Member, Members};
-use crate::layout::{BLOCK_BYTES, Events, Geometry, Holder, ShareEvent};
+use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock};
 use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
@@ -30,8 +30,8 @@ pub struct OlderCopy {
 /// A share on the devices of its pool.
 #[derive(Clone, Copy)]
 pub(super) struct ShareOnDevices<'a> {
-    pub(super) pool: u128,
-    pub(super) geometry: &'a Geometry,
+    /// Of any of the devices.
+    pub(super) superblock: &'a Superblock,
     /// In stripe order; `None` where one is not at hand.
     pub(super) members: &'a [Option<&'a Member>],
     pub(super) share: u32,
@@ -51,7 +51,7 @@ impl ShareOnDevices<'_> {
         let blocks: Vec<Option<io::Result<Vec<u8>>>> =
             self.members.iter().copied().map(read).collect();
         let decode = |block: &Option<io::Result<Vec<u8>>>| match block {
-            Some(Ok(block)) => Events::decode(block, self.pool, self.share),
+            Some(Ok(block)) => Events::decode(block, self.superblock.pool, self.share),
             _ => None,
         };
         let mut found: Vec<Option<Events>> = blocks.iter().map(decode).collect();
@@ -82,7 +82,7 @@ impl ShareOnDevices<'_> {
     /// Whether a device has, by itself, the index that all copies together have, and another one of
     /// them is of a device that counts events: then nothing was committed without it.
     fn lacks_nothing(&self, device: usize, found: &[Option<Events>]) -> bool {
-        let Some(place) = LogPlace::new(self.pool, self.share, self.geometry) else { return false };
+        let Some(place) = LogPlace::of(self.superblock, self.share) else { return false };
         let counts = |it: &u8| found[usize::from(*it)].is_some_and(|events| events != Events::NONE);
         let (own, others): (Vec<u8>, Vec<u8>) =
             place.copies().partition(|it| usize::from(*it) == device);
@@ -90,8 +90,9 @@ impl ShareOnDevices<'_> {
             return false;
         };
         let media = MemberMedia(self.members);
-        let only = |copy| recover(LogPlace { only: Some(copy), ..place }, &media).ok();
-        let all = recover(place, &media).ok().filter(|it| it.passed_over.is_empty());
+        let mark = last_mark(found);
+        let only = |copy| recover(LogPlace { only: Some(copy), ..place }, mark, &media).ok();
+        let all = recover(place, mark, &media).ok().filter(|it| it.passed_over.is_empty());
         let (Some(own), Some(_), Some(all)) = (only(own), only(other), all) else {
             return false;
         };
@@ -117,20 +118,33 @@ impl ShareOnDevices<'_> {
         }
         Ok(older)
     }
+
+    /// How far the share's log went, by the last event that these devices have seen of it. What an
+    /// older copy lacks is told by that, or has been given up.
+    ///
+    /// # Errors
+    /// A device cannot be read.
+    pub(super) fn mark(&self) -> Result<LogMark, OpenError> {
+        let events = self.events()?;
+        Ok(if self.older()?.is_empty() { last_mark(&events) } else { LogMark::NONE })
+    }
+}
+
+/// How far a share's log went, by the last event that devices have seen of it.
+fn last_mark(found: &[Option<Events>]) -> LogMark {
+    let last = found.iter().flatten().map(|events| events.begun.number).max();
+    let of_last = found.iter().flatten().filter(|events| Some(events.begun.number) == last);
+    of_last.map(|events| events.mark).max_by_key(|mark| mark.end).unwrap_or_default()
 }
 
 /// How often a share is read that somebody else may be opening meanwhile.
 const READS: usize = 3;
 
 /// Refuses a pool of which a share was used without one of these devices.
-pub(super) fn refuse_older(
-    members: &Members,
-    pool: u128,
-    geometry: &Geometry,
-) -> Result<(), OpenError> {
+pub(super) fn refuse_older(members: &Members, superblock: &Superblock) -> Result<(), OpenError> {
     let members = members.each();
-    for share in 0..geometry.shares {
-        let devices = ShareOnDevices { pool, geometry, members: &members, share }.older()?;
+    for share in 0..superblock.geometry.shares {
+        let devices = ShareOnDevices { superblock, members: &members, share }.older()?;
         if !devices.is_empty() {
             return Err(OpenError::OlderCopy { share, devices });
         }
@@ -148,13 +162,13 @@ fn confirmed(found: &[Option<Events>]) -> Option<(usize, ShareEvent)> {
 /// that.
 pub(super) fn accepted(found: &[Option<Events>]) -> Events {
     let confirmed = confirmed(found).map_or(ShareEvent::default(), |(_, event)| event);
-    Events { begun: confirmed, confirmed }
+    Events { begun: confirmed, confirmed, mark: last_mark(found) }
 }
 
 /// The devices that lack an event which another one confirms, of those with these names.
 fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
     let Some((newest, last)) = confirmed(found) else { return Vec::new() };
-    let why = |Events { begun, confirmed }: Events| {
+    let why = |Events { begun, confirmed, .. }: Events| {
         let (number, other) = (begun.number, &names[newest]);
         if number == 0 && last.number > 0 {
             let last = last.number;
@@ -202,14 +216,18 @@ impl EventCount {
     /// or signed.
     pub(super) fn begin(
         members: &Members,
-        pool: u128,
-        geometry: &Geometry,
+        superblock: &Superblock,
         (share, accept): (u32, bool),
     ) -> Result<Self, OpenError> {
-        if !accept {
-            refuse_older(members, pool, geometry)?;
-        }
-        let found = ShareOnDevices { pool, geometry, members: &members.each(), share }.events()?;
+        let is_older = match refuse_older(members, superblock) {
+            Err(OpenError::OlderCopy { .. }) if accept => true,
+            refused => {
+                refused?;
+                false
+            }
+        };
+        let pool = superblock.pool;
+        let found = ShareOnDevices { superblock, members: &members.each(), share }.events()?;
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };
         let accepted = accepted(&found);
         let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());
@@ -224,13 +242,20 @@ impl EventCount {
         }
         let begun = found.iter().flatten().map(|events| events.begun);
         let begun = begun.max_by_key(|event| event.number).unwrap_or_default();
-        let last = Events { begun, ..accepted };
+        // What an older copy lacks has been given up.
+        let mark = if is_older { LogMark::NONE } else { accepted.mark };
+        let last = Events { begun, mark, ..accepted };
         let devices = (0..members.0.len() as u8).map(DeviceIndex).collect();
         Ok(Self { pool, share, holder, devices, last })
     }
 
-    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed
-    /// on every device. Returns the bytes written.
+    /// How far the share's log went at the last event.
+    pub(super) fn mark(&self) -> LogMark {
+        self.last.mark
+    }
+
+    /// Counts an event up to which the log went as far as `mark` says, and waits at most `patience`
+    /// for each step: on every device, then confirmed on every device. Returns the bytes written.
     ///
     /// # Errors
     /// A device failed, or took too long. The event is then on some devices, and confirmed on none
@@ -238,10 +263,11 @@ impl EventCount {
     pub(super) fn count(
         &mut self,
         reactor: &Reactor,
+        mark: LogMark,
         patience: Duration,
     ) -> Result<u64, ControlError> {
         let id = random_id().map_err(|error| stopped(error.to_string()))?;
-        self.last = self.last.next(id);
+        self.last = self.last.next(id, mark);
         self.write(reactor, patience)?;
         self.last = self.last.confirm();
         self.write(reactor, patience)?;
@@ -267,7 +293,7 @@ mod tests {
     /// number and an id.
     fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Events {
         let [begun, confirmed] = [begun, confirmed].map(|(number, id)| ShareEvent { number, id });
-        Events { begun, confirmed }
+        Events { begun, confirmed, mark: LogMark::NONE }
     }
 
     fn all_had(number: u64) -> Events {
@@ -310,6 +336,19 @@ mod tests {
         // A block that rotted says nothing.
         assert!(older_of_known(&[Some(all_had(8)), None]).is_empty());
         assert!(older([all_had(8)]).is_empty());
+    }
+
+    #[test]
+    fn the_mark_is_that_of_the_last_event() {
+        let mark = |sequence| {
+            let end = crate::layout::LogPoint { epoch: 3, sequence };
+            LogMark { end, commit: end, closed: false }
+        };
+        let with = |number, sequence| Some(Events { mark: mark(sequence), ..all_had(number) });
+        assert_eq!(last_mark(&[with(7, 2), with(8, 5), None]), mark(5));
+        // Older software has counted since.
+        assert_eq!(last_mark(&[with(7, 2), Some(all_had(8))]), LogMark::NONE);
+        assert_eq!(last_mark(&[None, None]), LogMark::NONE);
     }
 
     #[test]

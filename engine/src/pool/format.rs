@@ -321,6 +321,7 @@ fn write(
         formatted_at,
         depth,
         index_in_segments: true,
+        block_checksums: true,
         seals: false,
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
@@ -395,7 +396,8 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
     let Superblock { pool, geometry, .. } = *superblock;
     let devices = 0..members.0.len() as u8;
     for share in 0..geometry.shares {
-        let place = LogPlace::new(pool, share, &geometry).ok_or("the geometry lacks a share")?;
+        let place = LogPlace::new(pool, share, &geometry, superblock.block_format());
+        let place = place.ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
     // What they lead to is there before them. Each takes the place of its device's mark.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::members::Member;
 use crate::log::LogMedia;
-use crate::schedule::{ControlError, Reactor, ReactorOptions};
+use crate::path::Status;
+use crate::schedule::{ControlError, Reactor, ReactorOptions, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// What a reactor needs that moves nothing else. The structures are small: more staging memory
@@ -29,6 +30,15 @@ pub(super) struct MetadataIo<'a> {
 impl LogMedia for MetadataIo<'_> {
     type Error = ControlError;
 
+    fn is_of_block(error: &ControlError) -> bool {
+        match error {
+            ControlError::Transfer(TransferError::Device { error, .. }) => {
+                !error.status.is_removal()
+            }
+            _ => false,
+        }
+    }
+
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, ControlError> {
         self.reactor.read_meta(DeviceIndex(device), ByteCount(offset), length as usize)
     }
@@ -49,6 +59,10 @@ pub(super) struct MemberMedia<'a>(pub(super) &'a [Option<&'a Member>]);
 
 impl LogMedia for MemberMedia<'_> {
     type Error = io::Error;
+
+    fn is_of_block(error: &io::Error) -> bool {
+        error.raw_os_error().is_some_and(|errno| !Status::Errno(errno).is_removal())
+    }
 
     fn read(&self, device: u8, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let Some(Some(member)) = self.0.get(usize::from(device)) else {

@@ -441,7 +441,7 @@ impl Inner {
         // So that a copy of a device that was made while the pool was open is told from the device.
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(events) = &mut *events {
-            let _ = events.count(&reactor, events::TIMEOUT);
+            let _ = events.count(&reactor, self.commits.mark(), events::TIMEOUT);
         }
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
         let closed = reactor.close();

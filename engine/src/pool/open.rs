@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::arrangement::{Damaged, arrange};
 use super::error::OpenError;
-use super::events::{self, EventCount};
+use super::events::{self, EventCount, ShareOnDevices};
 use super::lanes::Handles;
 use super::media::MetadataIo;
 use super::members::{Member, MemberAccess, Members, MembersReactor};
@@ -15,9 +15,10 @@ use super::owner;
 use super::settle;
 use super::superblock_copies::DamagedCopy;
 use super::{start, superblocks};
-use crate::layout::{BLOCK_BYTES, DEVICES_MAX, Geometry, SUPERBLOCK_OFFSET, Superblock};
+use crate::layout::{BLOCK_BYTES, DEVICES_MAX, LogMark, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap, recover,
+    recover_rest,
 };
 use crate::path::{MemberSource, OpenMode, PathRequest};
 use crate::schedule::{Reactor, ReactorOptions};
@@ -62,9 +63,9 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
-    let place = LogPlace::new(pool, share, &geometry).ok_or(no_share)?;
+    let place = LogPlace::of(&superblocks[0], share).ok_or(no_share)?;
     start::refuse_overwritten(&members, &superblocks)?;
-    let mut events = enter(&members, pool, &geometry, options)?;
+    let mut events = enter(&members, &superblocks[0], options)?;
     let request = PathRequest {
         choice: options.path,
         backend: options.backend.as_deref(),
@@ -124,20 +125,19 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
 /// Refuses devices that are not as the share was left, and signs it where it is to be written.
 fn enter(
     members: &Members,
-    pool: u128,
-    geometry: &Geometry,
+    superblock: &Superblock,
     options: &OpenOptions,
 ) -> Result<Option<EventCount>, OpenError> {
     let accept = options.accept_older_copies;
     if options.read_only {
         owner::refuse_other(members)?;
         if !accept {
-            events::refuse_older(members, pool, geometry)?;
+            events::refuse_older(members, superblock)?;
         }
         return Ok(None);
     }
-    owner::claim(members, pool)?;
-    EventCount::begin(members, pool, geometry, (options.share, accept)).map(Some)
+    owner::claim(members, superblock.pool)?;
+    EventCount::begin(members, superblock, (options.share, accept)).map(Some)
 }
 
 /// A share as its devices have it.
@@ -175,17 +175,20 @@ impl Found<'_> {
         let failed = |what: String| OpenError::Recovery { share, what };
         let (mut repaired_superblocks, writes) = (Vec::new(), events.is_some());
         let recovered = if let Some(events) = events {
+            let recovered = self.read(&media, events.mark()).map_err(failed)?;
             // Before anything else is written: what was written without a device must show on the
             // others.
-            let counted = events.count(reactor, Duration::MAX)?;
+            let counted = events.count(reactor, recovered.log.mark(false), Duration::MAX)?;
             metadata_written.fetch_add(counted, Ordering::Relaxed);
             repaired_superblocks = self.repair_superblocks(&media)?;
-            settle::read(&media, &geometry, place).map_err(failed)?
+            recovered
         } else {
+            let (superblock, members) = (&superblocks[0], self.members.each());
+            let mark = ShareOnDevices { superblock, members: &members, share }.mark()?;
             // What stands in a device's cache alone is shown, too: a flush would be a write.
-            recover(place, &media).map_err(|error| failed(error.to_string()))?
+            recover(place, mark, &media).map_err(|error| failed(error.to_string()))?
         };
-        let Recovered { index, index_segments, mut log, settled, .. } = recovered;
+        let Recovered { index, index_segments, mut log, unread, settled, .. } = recovered;
         let mut space = Space::new(&place.area, geometry.segment_blocks());
         let handles = Handles::of(reactor.capabilities(), options.lanes);
         if !handles.by_lifetime() {
@@ -201,8 +204,11 @@ impl Found<'_> {
             // Segments that the slot before needs no more come back, too, once something else
             // stands there.
             if !settled || contents.index_has_surplus(log.next_slot()) {
-                settle::settle(&media, &mut log, &mut contents)
+                let written = settle::settle(&media, &mut log, &mut contents)
                     .map_err(|error| failed(error.to_string()))?;
+                if written {
+                    settle::heal(&media, &place, &log, &unread)?;
+                }
             }
         }
         let metadata_written = metadata_written.into_inner();
@@ -214,6 +220,17 @@ impl Found<'_> {
             metadata_written,
             seals_announced,
         })
+    }
+
+    /// What stands on the media; without commits that are lost, if they are those that may be.
+    fn read(&self, media: &MetadataIo<'_>, mark: LogMark) -> Result<Recovered, String> {
+        let (geometry, place) = (&self.superblocks[0].geometry, self.place);
+        let Some(accepted) = &self.options.accept_lost_commits else {
+            return settle::read(media, geometry, place, mark, recover);
+        };
+        let recovered = settle::read(media, geometry, place, mark, recover_rest)?;
+        let same = recovered.lost.as_ref().is_some_and(|lost| lost.loses_the_same(accepted));
+        if same { Ok(recovered) } else { Err("other commits are lost than were accepted".into()) }
     }
 
     /// Has the superblocks say what older software does not understand, before any of it is

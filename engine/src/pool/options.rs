@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
-use crate::log::{IndexUse, Lane, SealUse, SpaceUse};
+use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
@@ -135,6 +135,10 @@ pub struct OpenOptions {
     /// Whether a device may be an older copy of itself. What was written since is lost, and what
     /// was not stays damaged or whole as its checksums say; from then on that copy counts.
     pub accept_older_copies: bool,
+    /// The commits without which the share may be opened because they are lost, as
+    /// [`inspect::lost_commits`](super::inspect::lost_commits) tells them. Where others are lost,
+    /// or none, it is refused.
+    pub accept_lost_commits: Option<LostCommits>,
     /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so
     /// that what happens on them is for the test to decide.
     pub housekeeping: Option<Housekeeping>,
@@ -157,6 +161,7 @@ impl Default for OpenOptions {
             stepped: false,
             lanes: Lanes::ByLifetime,
             accept_older_copies: false,
+            accept_lost_commits: None,
             housekeeping: Some(Housekeeping::default()),
         }
     }

@@ -1,13 +1,12 @@
-//! Makes the committed pool of the present format version: `tidelog-fixture`. Only while that
-//! version is unreleased; a fixture of a released version never changes.
+//! Makes the committed pool of the present format version and features: `tidelog-fixture`. Only
+//! while those are unreleased; a fixture of what was released never changes.
 
 use std::process::ExitCode;
 
-use tidelog_engine::layout::FORMAT_VERSION;
 use tidelog_tests::fixture;
 
 fn main() -> ExitCode {
-    let into = fixture::directory().join(format!("pool-v{FORMAT_VERSION}"));
+    let into = fixture::directory().join(fixture::PRESENT);
     match fixture::make(&into) {
         Ok(made) => {
             let tensors: usize = made.shares.iter().map(Vec::len).sum();

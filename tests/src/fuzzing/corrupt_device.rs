@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder,
-    METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
+    BLOCK_BYTES, Change, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder, LogMark,
+    LogPoint, METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
 };
 use tidelog_engine::log::{EPOCHS_END, StripeMap};
 use tidelog_engine::units::ByteCount;
@@ -97,6 +97,7 @@ impl CorruptDevice {
             depth,
             index_in_segments,
             seals: index_in_segments,
+            block_checksums: self.block_checksums(),
         }
         .encode()
     }
@@ -125,7 +126,8 @@ impl CorruptDevice {
         for device in self.devices_of(copies) {
             self.checkpoints.insert((share, slot, device), epoch);
         }
-        self.put_copies(copies, area.checkpoint_offset, &frame::checkpoint(&head, &payload));
+        let blocks = frame::blocks(&frame::checkpoint(&head, &payload), self.block_checksums());
+        self.put_copies(copies, area.checkpoint_offset, &blocks);
         Ok(())
     }
 
@@ -140,12 +142,15 @@ impl CorruptDevice {
         let head = RecordHead { pool: POOL, share, epoch, sequence };
         let highest = self.records.entry(share).or_default();
         *highest = epoch.max(*highest);
-        self.put_copies(
-            copies,
-            area.log_offset + block * BLOCK_BYTES,
-            &frame::record(&head, &payload),
-        );
+        let blocks = frame::blocks(&frame::record(&head, &payload), self.block_checksums());
+        self.put_copies(copies, area.log_offset + block * BLOCK_BYTES, &blocks);
         Ok(())
+    }
+
+    /// Whether blocks of its index have checksums. A pool that is older than those is older than an
+    /// index in segments, or seals.
+    fn block_checksums(&self) -> bool {
+        self.index_in_segments
     }
 
     /// Index entries and how many, or bytes that are none.
@@ -191,7 +196,11 @@ impl CorruptDevice {
         let number = if process % 8 == 0 { since } else { u64::from(process % 4) };
         let event = |number| ShareEvent { number, id: (since % 3).into() };
         let confirmed = event(number.saturating_sub(since % 2));
-        let event = Events { begun: event(number), confirmed };
+        // Mostly of no log, or of what may well stand there.
+        let point = |word: u64| LogPoint { epoch: word % 4, sequence: word / 4 % 3 };
+        let commit = point(since / 8).min(point(since / 256));
+        let mark = LogMark { end: point(since / 8), commit, closed: since % 2 == 0 };
+        let event = Events { begun: event(number), confirmed, mark };
         let block = Holder { process, command, since }.encode(POOL, share, event);
         self.put(device, HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES, block);
         Ok(())

@@ -60,10 +60,28 @@ pub(super) fn record(head: &RecordHead, payload: &[u8]) -> Vec<u8> {
     finish(bytes, payload)
 }
 
-/// Header and payload, sealed, then zeroes up to a whole block.
+/// Header and payload, sealed.
 fn finish(mut bytes: Vec<u8>, payload: &[u8]) -> Vec<u8> {
     bytes.extend(payload);
     seal(&mut bytes, CHECKSUM);
-    bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
     bytes
+}
+
+/// A structure in blocks, with zeroes up to the end of the last one; with checksums, each block has
+/// its own.
+pub(super) fn blocks(structure: &[u8], checksums: bool) -> Vec<u8> {
+    let block_bytes = BLOCK_BYTES as usize;
+    let room = if checksums { block_bytes - 4 } else { block_bytes };
+    let of_structure = &structure[CHECKSUM..CHECKSUM + 4];
+    let block = |(number, content): (u64, &[u8])| {
+        let mut block = content.to_vec();
+        block.resize(room, 0);
+        if checksums {
+            let number = number.to_le_bytes();
+            let checksum = crc32c::crc32c(&[of_structure, &number, &block].concat());
+            block.extend(checksum.to_le_bytes());
+        }
+        block
+    };
+    (0..).zip(structure.chunks(room)).flat_map(block).collect()
 }

@@ -2,9 +2,9 @@
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, ChangeRecord, Checkpoint, HeldVersion, IndexParts, LifetimeClass,
-    LogImage, RECORD_HEADER_BYTES, Run, Runs, Seal, TensorEntry, TensorId, blocks_for,
-    encode_change,
+    BLOCK_BYTES, BlockFormat, Change, ChangeRecord, Checkpoint, HeldVersion, IndexParts,
+    LifetimeClass, LogImage, RECORD_HEADER_BYTES, Run, Runs, Seal, TensorEntry, TensorId,
+    blocks_for, encode_change,
 };
 use tidelog_engine::log::StripeMap;
 
@@ -33,14 +33,26 @@ fn check_record(bytes: &[u8]) {
     let decoded = ChangeRecord::decode(bytes);
     let mut log = LogImage::new(bytes.to_vec());
     assert_eq!(log.record(0), decoded, "either way");
-    let Ok((record, length)) = decoded else { return };
-    assert!(length.is_multiple_of(BLOCK_BYTES as usize));
-    assert!(length - bytes.len().min(length) < BLOCK_BYTES as usize, "it ends where the bytes do");
-    assert_eq!(log.claim(0).map(|head| head.epoch), Some(record.epoch));
-    assert_eq!(length as u64, ChangeRecord::bytes_for(&record.changes));
+    let Ok(record) = decoded else { return };
+    let head = log.claim(0).expect("what is decoded claims to be there");
+    assert_eq!(head.epoch, record.epoch);
+    assert!(head.bytes() <= bytes.len() as u64, "it ends where the bytes do");
+    assert_eq!(head.bytes(), ChangeRecord::bytes_for(&record.changes));
     let again = record.encode();
-    assert_eq!(again.len(), length);
-    assert_eq!(ChangeRecord::decode(&again), Ok((record, length)));
+    assert_eq!(again.len() as u64, head.bytes());
+    assert_eq!(ChangeRecord::decode(&in_blocks_and_back(again)), Ok(record));
+}
+
+/// A structure as it comes back from blocks with checksums, which are as the format says.
+fn in_blocks_and_back(structure: Vec<u8>) -> Vec<u8> {
+    let (format, seal) = (BlockFormat::Checked, BlockFormat::seal(&structure));
+    assert_eq!(BlockFormat::Plain.lay_out(structure.clone()), frame::blocks(&structure, false));
+    let expected = frame::blocks(&structure, true);
+    let blocks = format.lay_out(structure);
+    assert_eq!(blocks, expected);
+    let mut each = (0..).zip(blocks.chunks(BLOCK_BYTES as usize));
+    assert!(each.all(|(number, block)| format.is_whole(block, number, seal)));
+    format.take_out(blocks)
 }
 
 /// As [`run_record`], for a checkpoint; here the second byte is the number of tensors that it
@@ -83,7 +95,7 @@ fn check_checkpoint(bytes: &[u8]) {
     let claim = claim.expect("what is decoded claims to be there");
     assert_eq!((claim.epoch, claim.bytes), (*epoch, again.len() as u64));
     assert_eq!(Checkpoint::claimed_segments(bytes).as_ref(), Some(segments));
-    assert_eq!(Checkpoint::decode(&again), Ok(found));
+    assert_eq!(Checkpoint::decode(&in_blocks_and_back(again)), Ok(found));
 }
 
 /// The bytes that stand for changes.

@@ -91,6 +91,7 @@ fn superblock() -> Vec<u8> {
         depth: None,
         index_in_segments: true,
         seals: true,
+        block_checksums: true,
     }
     .encode()
 }

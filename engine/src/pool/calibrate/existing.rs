@@ -3,10 +3,11 @@
 use std::sync::atomic::AtomicU64;
 
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
-use crate::layout::{Geometry, Superblock};
-use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space};
+use crate::layout::Superblock;
+use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space, recover};
 use crate::path::{Extent, MemberSource, OpenMode};
 use crate::pool::arrangement::arrange;
+use crate::pool::events::ShareOnDevices;
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
@@ -40,22 +41,23 @@ fn calibrate(
         return Err(OpenError::Devices(0).into());
     }
     let (members, superblocks, _) = arrange(members)?;
-    let Superblock { pool, geometry, .. } = superblocks[0];
     start::refuse_overwritten(&members, &superblocks)?;
     let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
+    let Superblock { pool, geometry, .. } = superblocks[0];
     owner::claim(&members, pool)?;
-    let calibrated = with_media(&members, buffered, |media| free(media, pool, &geometry, grows))
-        .and_then(|area| {
-            let unit = [ByteCount(geometry.stripe_unit)];
-            measure(&members, &area, &unit, buffered, progress)
-        })
-        .and_then(|found| {
-            with_media(&members, buffered, |media| {
-                let depth = Some(found.depth);
-                Ok(superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?)
-            })?;
-            Ok(found)
-        });
+    let calibrated =
+        with_media(&members, buffered, |media| free(media, &members, &superblocks[0], grows))
+            .and_then(|area| {
+                let unit = [ByteCount(geometry.stripe_unit)];
+                measure(&members, &area, &unit, buffered, progress)
+            })
+            .and_then(|found| {
+                with_media(&members, buffered, |media| {
+                    let depth = Some(found.depth);
+                    Ok(superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?)
+                })?;
+                Ok(found)
+            });
     owner::release(&members, pool);
     calibrated
 }
@@ -77,18 +79,20 @@ fn with_media<T>(
 /// Slices of segments in which nothing lives, by the index of every share.
 fn free(
     media: &MetadataIo<'_>,
-    pool: u128,
-    geometry: &Geometry,
+    members: &Members,
+    superblock: &Superblock,
     grows: bool,
 ) -> Result<Vec<Extent>, CalibrateError> {
+    let geometry = &superblock.geometry;
     let mut taken = vec![false; geometry.segments as usize];
     for share in 0..geometry.shares {
         let failed = |what| OpenError::Recovery { share, what };
-        let place = LogPlace::new(pool, share, geometry);
+        let place = LogPlace::of(superblock, share);
         let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
         // What has been read must not disappear when the power goes, as what was free then might
         // not be.
-        let recovered = settle::read(media, geometry, place).map_err(failed)?;
+        let mark = ShareOnDevices { superblock, members: &members.each(), share }.mark()?;
+        let recovered = settle::read(media, geometry, place, mark, recover).map_err(failed)?;
         let Recovered { index, index_segments, mut log, settled, .. } = recovered;
         for (run, _) in &index.runs {
             taken[run.segment as usize] = true;

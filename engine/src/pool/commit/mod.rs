@@ -28,7 +28,7 @@ use std::time::Duration;
 use super::Shared;
 use super::error::{CommitError, Unusable};
 use super::options::CommitStats;
-use crate::layout::TensorId;
+use crate::layout::{LogMark, TensorId};
 use crate::log::{ChangeLog, StripeMap};
 use crate::memory::process;
 use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError, TransferOutcome};
@@ -207,6 +207,12 @@ impl Commits {
     pub(super) fn doubt(self: &Arc<Self>) -> Option<String> {
         self.catch_up();
         self.pipeline().doubt()
+    }
+
+    /// How far the change log goes.
+    pub(super) fn mark(self: &Arc<Self>) -> LogMark {
+        self.catch_up();
+        self.pipeline().mark()
     }
 
     fn touched(&self, work: &Work) -> DeviceSet {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::flight::CommitIo;
 use super::work::{Before, Work};
 use super::{Commit, Commits, Pending};
-use crate::layout::{Change, TensorId};
+use crate::layout::{Change, LogMark, TensorId};
 use crate::log::{Append, ChangeLog, IndexFull, LogEnd, MetaWrite};
 use crate::path::{Capabilities, Feature};
 use crate::pool::error::CommitError;
@@ -125,6 +125,11 @@ impl Pipeline {
     /// Why only opening the pool again shows what is on the media, if that is so.
     pub(super) fn doubt(&self) -> Option<String> {
         self.log.stopped().map(str::to_owned)
+    }
+
+    /// How far the change log goes, for an event to come.
+    pub(super) fn mark(&self) -> LogMark {
+        self.log.mark(self.in_flight().next().is_none())
     }
 
     /// Takes everything on as far as it goes without waiting.

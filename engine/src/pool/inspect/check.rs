@@ -276,27 +276,17 @@ fn check_members(
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<CheckReport, OpenError> {
     let (members, superblocks, damaged) = arrange(members)?;
-    let Some(&Superblock { pool, geometry, .. }) = superblocks.first() else {
-        return Err(OpenError::Devices(0));
-    };
-    let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
-    // Two windows; a small pool never fills them.
-    let pool_bytes = geometry.device_bytes * members.0.len() as u64;
-    let staging = (2 * WINDOW_BYTES).min(pool_bytes).max(2 * geometry.stripe_unit);
-    let options = ReactorOptions {
-        chunk: ByteCount(geometry.stripe_unit),
-        staging: ByteCount(staging),
-        huge_pages: false,
-        ..ReactorOptions::default()
-    };
-    let reactor = Reactor::start(members.best_provider(mode)?, options)?;
-    let reactor = MembersReactor::new(&members, reactor);
+    let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
+    let Superblock { pool, geometry, .. } = *superblock;
+    let reactor = reactor_to_read(&members, &geometry, buffered)?;
     let names = members.names();
     let mut damage = damage_of_devices(&members, &superblocks, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
     let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
-        let counts = damage_of_count(&members, pool, &geometry, share);
+        let each = members.each();
+        let devices = ShareOnDevices { superblock, members: &each, share };
+        let counts = damage_of_count(&members, devices);
         // What is overwritten has no damage of its blocks besides.
         let is_overwritten = |name: &String| {
             damage
@@ -307,7 +297,7 @@ fn check_members(
             .into_iter()
             .filter(|it| !matches!(it, Damage::Holder { device, .. } if is_overwritten(device)));
         damage.extend(counts.collect::<Vec<_>>());
-        match read_index(pool, share, &geometry, &media) {
+        match read_index(superblock, share, devices.mark().unwrap_or_default(), &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
                 tensors.extend(Read::all(share, &index));
@@ -332,7 +322,7 @@ fn check_members(
             }
         }
     }
-    let bytes = ByteCount(tensors.iter().map(|read| read.entry.length).sum());
+    let bytes = ByteCount(tensors.iter().map(Read::bytes).sum());
     let sealed = tensors.iter().filter(|read| !read.current).count() as u64;
     let reader = Reader { reactor: &reactor, stripes: StripeMap::new(&geometry), bytes };
     damage.extend(reader.damaged(&tensors, progress).into_iter().map(Damage::Tensor));
@@ -347,6 +337,26 @@ fn check_members(
         bytes,
         path: reactor.capabilities().kind.to_string(),
     })
+}
+
+/// A reactor to read a pool's metadata and tensors.
+pub(super) fn reactor_to_read<'a>(
+    members: &'a Members,
+    geometry: &Geometry,
+    buffered: bool,
+) -> Result<MembersReactor<'a>, OpenError> {
+    let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
+    // Two windows; a small pool never fills them.
+    let pool_bytes = geometry.device_bytes * members.0.len() as u64;
+    let staging = (2 * WINDOW_BYTES).min(pool_bytes).max(2 * geometry.stripe_unit);
+    let options = ReactorOptions {
+        chunk: ByteCount(geometry.stripe_unit),
+        staging: ByteCount(staging),
+        huge_pages: false,
+        ..ReactorOptions::default()
+    };
+    let reactor = Reactor::start(members.best_provider(mode)?, options)?;
+    Ok(MembersReactor::new(members, reactor))
 }
 
 fn damage_of_devices(
@@ -377,9 +387,8 @@ fn damage_of_devices(
 }
 
 /// What is wrong with the event counts of a share.
-fn damage_of_count(members: &Members, pool: u128, geometry: &Geometry, share: u32) -> Vec<Damage> {
-    let each = members.each();
-    let devices = ShareOnDevices { pool, geometry, members: &each, share };
+fn damage_of_count(members: &Members, devices: ShareOnDevices<'_>) -> Vec<Damage> {
+    let share = devices.share;
     let events = devices.events().ok();
     // Where one that cannot be read is all that is known.
     let is_unreadable =
@@ -388,7 +397,7 @@ fn damage_of_count(members: &Members, pool: u128, geometry: &Geometry, share: u3
         Some(events) => events[*place].is_none(),
         None => is_unreadable(*place),
     };
-    let damaged = (0..each.len()).filter(is_damaged);
+    let damaged = (0..members.0.len()).filter(is_damaged);
     let damaged = damaged.map(|place| Damage::Holder { share, device: members.0[place].name() });
     let older = devices.older().unwrap_or_default().into_iter();
     let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
@@ -396,7 +405,7 @@ fn damage_of_count(members: &Members, pool: u128, geometry: &Geometry, share: u3
 }
 
 /// What is read of a share.
-struct Read {
+pub(super) struct Read {
     share: u32,
     entry: TensorEntry,
     /// The seals that hold it.
@@ -406,20 +415,25 @@ struct Read {
 }
 
 impl Read {
-    fn all(share: u32, index: &IndexView) -> impl Iterator<Item = Self> {
+    pub(super) fn all(share: u32, index: &IndexView) -> impl Iterator<Item = Self> {
         let readable = index.readable();
         readable.map(move |(entry, seals, current)| {
             let entry = entry.clone();
             Self { share, entry, seals, current }
         })
     }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.entry.length
+    }
 }
 
 /// Reads tensors back and compares them with their checksums.
-struct Reader<'a> {
-    reactor: &'a Reactor,
-    stripes: StripeMap,
-    bytes: ByteCount,
+pub(super) struct Reader<'a> {
+    pub(super) reactor: &'a Reactor,
+    pub(super) stripes: StripeMap,
+    /// Of all tensors.
+    pub(super) bytes: ByteCount,
 }
 
 /// Some neighbouring pieces of one tensor, on their way.
@@ -430,7 +444,7 @@ struct Window {
 }
 
 impl Reader<'_> {
-    fn damaged(
+    pub(super) fn damaged(
         &self,
         tensors: &[Read],
         progress: &mut dyn FnMut(CheckProgress),

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, Seal, TensorEntry, TensorId};
+use crate::layout::{
+    BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, LogMark, LogPoint, Seal, Superblock,
+    TensorEntry, TensorId,
+};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, SealUse, Space,
     SpaceUse, recover,
@@ -54,6 +57,24 @@ pub enum CopyState {
 }
 
 impl IndexView {
+    pub(super) fn of(
+        place: &LogPlace,
+        geometry: &Geometry,
+        recovered: Recovered,
+        copies: Vec<IndexCopy>,
+    ) -> Self {
+        let Recovered { index, index_segments, log, .. } = recovered;
+        let (tensors, held) = (index.tensors.clone(), index.held.clone());
+        let sealed = index.seals.clone();
+        let space = Space::new(&place.area, geometry.segment_blocks());
+        let room = IndexRoom::new(place, index_segments, false);
+        let contents = Contents::recovered(space, room, index);
+        let (space, usage) = (contents.space_use(), contents.index_use());
+        let seals = sealed.iter().map(|seal| SealDescription::of(&contents, seal)).collect();
+        let (epoch, seal_use) = (log.epoch(), contents.seal_use());
+        Self { epoch, tensors, held, seals, sealed, seal_use, space, usage, copies }
+    }
+
     /// Everything that can be read: every tensor, then every version that seals alone hold; each
     /// with the names of the seals that hold it, and whether it stands under its id.
     pub fn readable(&self) -> impl Iterator<Item = (&TensorEntry, Vec<String>, bool)> {
@@ -79,86 +100,134 @@ impl IndexView {
     }
 }
 
-/// Reads the index of a share.
+/// Reads the index of a share, of which `mark` says how far it went.
 ///
 /// # Errors
 /// Why it cannot be read from any copy.
 pub(super) fn read_index<M: LogMedia>(
-    pool: u128,
+    superblock: &Superblock,
     share: u32,
-    geometry: &Geometry,
+    mark: LogMark,
     media: &M,
 ) -> Result<IndexView, String> {
-    let place = LogPlace::new(pool, share, geometry).ok_or("there is no such share")?;
-    let all = recover(place, media).map_err(|error| error.to_string())?;
-    let alone = |device| {
-        let one = LogPlace { only: Some(device), ..place };
-        let found = match recover(one, media) {
+    let place = LogPlace::of(superblock, share).ok_or("there is no such share")?;
+    let all = recover(place, mark, media).map_err(|error| error.to_string())?;
+    let copies = Copies { place, mark, media, all: &all };
+    let copies = place.copies().map(|device| copies.copy(device)).collect();
+    Ok(IndexView::of(&place, &superblock.geometry, all, copies))
+}
+
+/// The copies of an index, beside what all together say.
+struct Copies<'a, M> {
+    place: LogPlace,
+    mark: LogMark,
+    media: &'a M,
+    all: &'a Recovered,
+}
+
+impl<M: LogMedia> Copies<'_, M> {
+    fn copy(&self, device: u8) -> IndexCopy {
+        let state = self.unread(device).or_else(|| self.newer_checkpoint(device));
+        let state = state.unwrap_or_else(|| match self.alone(device) {
+            CopyState::Whole => self.next_record(device).unwrap_or(CopyState::Whole),
+            other => other,
+        });
+        IndexCopy { device, state }
+    }
+
+    /// What cannot be read of a copy.
+    fn unread(&self, copy: u8) -> Option<CopyState> {
+        let mut unread = self.all.unread.iter().filter(|it| it.device % self.place.devices == copy);
+        let (first, others) = (unread.next()?, unread.count());
+        let others = if others == 0 { String::new() } else { format!(", and {others} more") };
+        Some(CopyState::Damaged(format!("{first}{others}")))
+    }
+
+    /// What is wrong with a copy of a checkpoint that is newer than the one that holds. Where all
+    /// copies of it are damaged, an older one with its change log may well give the same index.
+    fn newer_checkpoint(&self, device: u8) -> Option<CopyState> {
+        let holds = self.all.log.epoch();
+        let claimed = self.all.passed_over.iter().find(|(at, _)| *at == device);
+        let known = Some(self.mark.end.epoch).filter(|epoch| *epoch > holds);
+        let epoch = known.or(claimed.map(|(_, epoch)| *epoch))?;
+        Some(if self.is_known() && epoch > self.mark.end.epoch {
+            CopyState::Behind(format!(
+                "a checkpoint of epoch {epoch} was on its way when a process ended; the one of epoch {holds} and its change log hold"
+            ))
+        } else {
+            CopyState::Damaged(format!(
+                "its newest checkpoint, of epoch {epoch}, is not whole; the one of epoch {holds} and its change log hold"
+            ))
+        })
+    }
+
+    /// What this copy says without the others.
+    fn alone(&self, device: u8) -> CopyState {
+        let one = LogPlace { only: Some(device), ..self.place };
+        let found = match recover(one, self.mark, self.media) {
             Ok(found) => found,
             Err(error) => return CopyState::Damaged(error.to_string()),
         };
-        let same = found.log.epoch() == all.log.epoch() && found.index == all.index;
-        match (same, lacks_the_last(media, (&place, device), &found.log, &all.log)) {
-            (true, _) => CopyState::Whole,
-            (false, true) => CopyState::Behind(
+        if found.log.epoch() == self.all.log.epoch() && found.index == self.all.index {
+            CopyState::Whole
+        } else if self.lacks_the_last(device, &found.log) {
+            CopyState::Behind(
                 "it lacks the last commit, which was on its way when a process ended; the next open writes it"
                     .to_owned(),
-            ),
-            (false, false) => {
-                CopyState::Damaged("it lacks commits that another copy has, or has others".to_owned())
-            }
+            )
+        } else {
+            CopyState::Damaged("it lacks commits that another copy has, or has others".to_owned())
         }
-    };
-    let whole = |device| {
-        // Where all copies are damaged, an older checkpoint with its change log may well give the
-        // same.
-        match all.passed_over.iter().find(|(at, _)| *at == device) {
-            Some((_, epoch)) => CopyState::Damaged(format!(
-                "its newest checkpoint, of epoch {epoch}, is not whole; the one of epoch {} and its change log hold",
-                all.log.epoch()
-            )),
-            None => alone(device),
-        }
-    };
-    let copies = place.copies().map(|device| IndexCopy { device, state: whole(device) });
-    let copies = copies.collect();
-    let Recovered { index, index_segments, log, .. } = all;
-    let (tensors, held, sealed) = (index.tensors.clone(), index.held.clone(), index.seals.clone());
-    let space = Space::new(&place.area, geometry.segment_blocks());
-    let room = IndexRoom::new(&place, index_segments, false);
-    let contents = Contents::recovered(space, room, index);
-    let (space, usage) = (contents.space_use(), contents.index_use());
-    let seals = sealed.iter().map(|seal| SealDescription::of(&contents, seal)).collect();
-    let (epoch, seal_use) = (log.epoch(), contents.seal_use());
-    Ok(IndexView { epoch, tensors, held, seals, sealed, seal_use, space, usage, copies })
-}
-
-/// Whether a copy is as all are but for what is written last. A record is written once the one
-/// before it is on the media of all devices, and so is a checkpoint: after a crash copies differ by
-/// one of them.
-fn lacks_the_last<M: LogMedia>(
-    media: &M,
-    (place, copy): (&LogPlace, u8),
-    one: &ChangeLog,
-    all: &ChangeLog,
-) -> bool {
-    if one.epoch() == all.epoch() {
-        return one.records() + 1 == all.records();
     }
-    one.epoch() + 1 == all.epoch()
-        && all.records() == 0
-        && has_older(media, (place, copy), all.epoch())
-}
 
-/// Whether the checkpoint before the last one still begins the slot of that of this epoch, or
-/// nothing ever did: then it was not yet begun there. What is neither was damaged.
-fn has_older<M: LogMedia>(media: &M, (place, copy): (&LogPlace, u8), epoch: u64) -> bool {
-    let slot = &place.area.slots[(epoch + 1) as usize % 2];
-    let Ok(head) = media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {
-        return false;
-    };
-    match Checkpoint::claim(&head) {
-        Some(claim) => claim.epoch.checked_add(2) == Some(epoch),
-        None => epoch == 2 && head.iter().all(|byte| *byte == 0),
+    /// What a copy has of a record behind the last one that is whole.
+    fn next_record(&self, device: u8) -> Option<CopyState> {
+        let (epoch, next) = (self.all.log.epoch(), self.all.log.records() + 1);
+        if !self.all.torn.contains(&device) {
+            return None;
+        }
+        Some(if self.mark.ends_at(LogPoint { epoch, sequence: next - 1 }) {
+            CopyState::Damaged(format!(
+                "change record {next} of epoch {epoch} seems to follow the last one, and no commit did"
+            ))
+        } else {
+            CopyState::Behind(format!(
+                "change record {next} of epoch {epoch} is not whole: it was on its way when a process ended, or was damaged since; the next open goes on without it"
+            ))
+        })
+    }
+
+    /// Whether anything is known of how far the log went.
+    fn is_known(&self) -> bool {
+        self.mark != LogMark::NONE
+    }
+
+    /// Whether a copy is as all are but for what is written last, as a crash leaves it. A record is
+    /// written once the one before it is on the media of all devices, and so is a checkpoint: after
+    /// a crash copies differ by one of them. What the mark knows was on the media of all.
+    fn lacks_the_last(&self, copy: u8, one: &ChangeLog) -> bool {
+        let (epoch, sequence) = (self.all.log.epoch(), self.all.log.records());
+        if (LogPoint { epoch, sequence }) <= self.mark.end {
+            return false;
+        }
+        if one.epoch() == epoch {
+            return one.records() + 1 == sequence;
+        }
+        let is_last = one.epoch() + 1 == epoch && sequence == 0;
+        is_last && (self.is_known() || self.has_older(copy, epoch))
+    }
+
+    /// Whether the checkpoint before the last one still begins the slot of that of this epoch, or
+    /// nothing ever did: then it was not yet begun there. What is neither was damaged, where nothing
+    /// else is known.
+    fn has_older(&self, copy: u8, epoch: u64) -> bool {
+        let slot = &self.place.area.slots[(epoch + 1) as usize % 2];
+        let Ok(head) = self.media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {
+            return false;
+        };
+        match Checkpoint::claim(&head) {
+            Some(claim) => claim.epoch.checked_add(2) == Some(epoch),
+            None => epoch == 2 && head.iter().all(|byte| *byte == 0),
+        }
     }
 }

@@ -7,6 +7,7 @@
 mod check;
 mod index;
 mod lost;
+mod lost_commits;
 mod older;
 mod overwritten;
 mod repair;
@@ -18,6 +19,7 @@ mod wipe;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use lost::{DropError, DropName, Lost};
+pub use lost_commits::{LostShare, accept_lost_commits, lost_commits};
 pub use older::{AcceptError, accept_older_copies};
 pub use overwritten::{OverwrittenStart, accept_overwritten_start};
 pub use repair::{RepairError, RepairReport, repair};

@@ -1,6 +1,6 @@
 //! Devices that are older copies of themselves: taking them as they are.
 
-use crate::layout::{Geometry, Superblock};
+use crate::layout::Geometry;
 use crate::path::MemberSource;
 use crate::pool::arrangement::arrange;
 use crate::pool::events::{OlderCopy, ShareOnDevices};
@@ -55,12 +55,11 @@ fn find<Source: MemberSource>(
     let members = Members::open(sources, &MemberAccess::to_read(buffered))?;
     let (members, superblocks, _) = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
-    let Superblock { pool, geometry, .. } = superblock;
     let members = members.each();
-    let older = (0..geometry.shares).flat_map(|share| {
+    let older = (0..superblock.geometry.shares).flat_map(|share| {
         // What cannot be read is told as damage.
-        let found = ShareOnDevices { pool: *pool, geometry, members: &members, share }.older();
+        let found = ShareOnDevices { superblock, members: &members, share }.older();
         found.unwrap_or_default().into_iter().map(move |it| (share, it))
     });
-    Ok((*geometry, older.collect()))
+    Ok((superblock.geometry, older.collect()))
 }

@@ -70,18 +70,18 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
             write(offset, &zeroes)?;
         }
     }
-    let (pool, geometry, each) = (superblock.pool, &superblock.geometry, members.each());
+    let each = members.each();
     for share in 0..crate::layout::SHARES_MAX {
         let offset = holder_offset(share);
-        let seen = ShareOnDevices { pool, geometry, members: &each, share }.events()?;
-        let is_share = share < geometry.shares;
+        let seen = ShareOnDevices { superblock, members: &each, share }.events()?;
+        let is_share = share < superblock.geometry.shares;
         // Zeroes would say that the device was there for no event, which makes it an older copy of
         // itself.
         let is_lost = seen[place].is_none_or(|events| events == Events::NONE);
         let others = seen.iter().enumerate().filter(|(at, _)| *at != place);
         let counted = events::accepted(&others.map(|(_, events)| *events).collect::<Vec<_>>());
         if is_share && is_lost && counted != Events::NONE {
-            write(offset, &Holder::nobody().encode(pool, share, counted))?;
+            write(offset, &Holder::nobody().encode(superblock.pool, share, counted))?;
         } else if (is_lost || !is_share) && start::foreign_at(member, offset).is_some() {
             write(offset, &zeroes)?;
         }
@@ -90,7 +90,7 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
     for Foreign { block, .. } in foreign::beyond_start(member, superblock) {
         write(block, &zeroes)?;
     }
-    write(geometry.second_superblock_offset(), &superblock.encode())?;
+    write(superblock.geometry.second_superblock_offset(), &superblock.encode())?;
     if member.is_block_device() {
         write(0, &protective_mbr(member.size().0))?;
     }

@@ -2,7 +2,8 @@
 
 use super::index::{IndexView, read_index};
 use crate::layout::{
-    Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError, protective_mbr,
+    Holder, LogMark, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
+    protective_mbr,
 };
 use crate::path::MemberSource;
 use crate::pool::OpenError;
@@ -116,14 +117,15 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
             let area = geometry.share(share)?;
             let held = first.is_locked_elsewhere(share);
             let holder = places.iter().find_map(|it| last_holder(&*it.member, share));
-            let index = read_index(superblock.pool, share, &geometry, &media).map(|mut index| {
+            let devices = ShareOnDevices { superblock: &superblock, members: &members, share };
+            // Before the log, which may be longer meanwhile. What cannot be read shows elsewhere.
+            let mark = devices.mark().unwrap_or_default();
+            let mark = LogMark { closed: mark.closed && !held, ..mark };
+            let older = devices.older().unwrap_or_default();
+            let index = read_index(&superblock, share, mark, &media).map(|mut index| {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index
             });
-            let pool = superblock.pool;
-            let devices = ShareOnDevices { pool, geometry: &geometry, members: &members, share };
-            // What cannot be read shows elsewhere.
-            let older = devices.older().unwrap_or_default();
             Some(ShareView { share, area, held, holder, index, older })
         })
         .collect();

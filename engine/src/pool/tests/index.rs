@@ -4,7 +4,8 @@ use std::convert::Infallible;
 
 use super::*;
 use crate::layout::{
-    BLOCK_BYTES, Change, Checksums, Geometry, Run, Runs, SUPERBLOCK_OFFSET, Superblock, TensorEntry,
+    BLOCK_BYTES, BlockFormat, Change, Checksums, Geometry, LogMark, Run, Runs, SUPERBLOCK_OFFSET,
+    Superblock, TensorEntry,
 };
 use crate::log::{ChangeLog, IndexUse, LogMedia, LogPlace, recover};
 use crate::pool::inspect;
@@ -231,8 +232,8 @@ fn each_copy_of_a_grown_index_is_enough_and_the_one_before_it_is_kept() {
     // Settled: a checkpoint that nothing continues, and the one before it in the other slot.
     drop(open(&disks));
     let Superblock { pool, geometry, .. } = superblocks(&disks)[0];
-    let place = LogPlace::new(pool, 0, &geometry).unwrap();
-    let recovered = recover(place, &Raw(&disks)).unwrap();
+    let place = LogPlace::new(pool, 0, &geometry, BlockFormat::Checked).unwrap();
+    let recovered = recover(place, LogMark::NONE, &Raw(&disks)).unwrap();
     let newest = 1 - recovered.log.next_slot();
     let segments = &recovered.index_segments[newest];
     assert!(!segments.is_empty());
@@ -247,7 +248,7 @@ fn each_copy_of_a_grown_index_is_enough_and_the_one_before_it_is_kept() {
     drop(open(&disks));
     assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
 
-    let recovered = recover(place, &Raw(&disks)).unwrap();
+    let recovered = recover(place, LogMark::NONE, &Raw(&disks)).unwrap();
     let newest = 1 - recovered.log.next_slot();
     let (offset, _) = place.stripes.slice(recovered.index_segments[newest][0]);
     for disk in &disks[..2] {
@@ -297,7 +298,7 @@ fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
     assert!(index(&pool).segments > 0);
     empty(&pool, 0..230).unwrap();
     pool.close().unwrap();
-    assert!(recover(place, &Raw(&disks)).unwrap().index.tensors.is_empty());
+    assert!(recover(place, LogMark::NONE, &Raw(&disks)).unwrap().index.tensors.is_empty());
 
     // The same where no segment is free.
     let disks = super::disks(2, ByteCount::mib(4));
@@ -321,9 +322,10 @@ fn overfull(disks: &[SimDisk], crowded: bool) -> LogPlace {
     set_index_in_segments(disks, false);
     let superblock = superblocks(disks)[0];
     let geometry = superblock.geometry;
-    let place = LogPlace::new(superblock.pool, 0, &geometry).unwrap();
+    let format = superblock.block_format();
+    let place = LogPlace::new(superblock.pool, 0, &geometry, format).unwrap();
     let raw = Raw(disks);
-    let mut log: ChangeLog = recover(place, &raw).unwrap().log;
+    let mut log: ChangeLog = recover(place, LogMark::NONE, &raw).unwrap().log;
     let entry = |number| TensorEntry {
         id: TensorId::from_name(&filler(number)),
         name: Some(filler(number).into()),
@@ -368,10 +370,14 @@ fn set_index_in_segments(disks: &[SimDisk], index_in_segments: bool) {
 }
 
 /// What lies on the disks, without a reactor.
-struct Raw<'a>(&'a [SimDisk]);
+pub(super) struct Raw<'a>(pub(super) &'a [SimDisk]);
 
 impl LogMedia for Raw<'_> {
     type Error = Infallible;
+
+    fn is_of_block(error: &Infallible) -> bool {
+        match *error {}
+    }
 
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Infallible> {
         Ok(self.0[usize::from(device)].peek(offset, length as usize))

@@ -8,6 +8,8 @@ mod format;
 mod housekeeping;
 mod in_doubt;
 mod index;
+mod log_end;
+mod lost;
 mod names;
 mod own_puts;
 mod puts;
@@ -18,6 +20,7 @@ mod seal_moves;
 mod seals;
 mod start;
 mod superblocks;
+mod unreadable;
 mod workload;
 
 use std::time::Duration;
