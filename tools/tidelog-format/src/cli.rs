@@ -190,6 +190,7 @@ pub struct PoolArgs {
 
 /// Arguments of `repair`.
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct RepairArgs {
     /// The pool.
     #[command(flatten)]
@@ -208,6 +209,15 @@ pub struct RepairArgs {
     /// is lost then
     #[arg(long)]
     pub accept_overwritten_start: bool,
+    /// Show which commits a share has lost that cannot be opened; with --yes go on without them
+    #[arg(long)]
+    pub accept_lost_commits: bool,
+    /// Give up what --accept-lost-commits shows
+    #[arg(long, requires = "accept_lost_commits", conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Only show what --accept-lost-commits would give up
+    #[arg(long, requires = "accept_lost_commits")]
+    pub dry_run: bool,
 }
 
 /// Arguments of `wipe`, `calibrate` and `take-over`.

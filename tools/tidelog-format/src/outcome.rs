@@ -190,7 +190,7 @@ impl From<OpenError> for FormatFailure {
             OpenError::OverwrittenStart { .. } => (FormatExit::Refused, OVERWRITTEN_HELP),
             OpenError::Recovery { .. } => (
                 FormatExit::Damaged,
-                "`check` says what is damaged; what it lists as lost cannot be repaired",
+                "`check` says what is damaged; `repair --accept-lost-commits` shows what is lost and what is left",
             ),
             OpenError::Device(DeviceOpenError::InUse { .. } | DeviceOpenError::Used { .. }) => {
                 (FormatExit::Refused, "unmount it, or stop what holds it")

@@ -211,6 +211,41 @@ fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
 }
 
 #[test]
+fn lost_commits_are_shown_and_given_up_only_with_yes() {
+    let directory = temporary("lost");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
+    put(&[&a, &b], &["one"]);
+    put(&[&a, &b], &["two"]);
+    let view = tool(&["inspect", &a, &b, "--output", "json"]).expect(0).json();
+    // The second opening wrote the first commit as a checkpoint; the second one continues it.
+    let slot = view["geometry"]["slot_bytes"].as_u64().unwrap();
+    let record = (256 << 10) + slot + slot / 4 * 3;
+    rot(&a, record + 70);
+    tool(&["check", &a, &b]).expect(2);
+    rot(&b, record + 70);
+    let checked = tool(&["check", &a, &b]).expect(2);
+    assert!(checked.out.contains("change record 1 of epoch 2 is damaged"), "{checked}");
+    assert!(checked.out.contains("repair --accept-lost-commits"), "{checked}");
+    tool(&["repair", &a, &b, "--yes"]).expect(64);
+    tool(&["repair", &a, &b, "--accept-lost-commits"]).expect(64);
+    let before = fs::read(&a).unwrap();
+    let shown = tool(&["repair", &a, &b, "--accept-lost-commits", "--dry-run"]).expect(2);
+    assert!(shown.out.contains("after record 0 of epoch 2"), "{shown}");
+    assert!(shown.out.contains("left: 1 durable tensor(s)"), "{shown}");
+    assert!(shown.out.contains("Nothing was written"), "{shown}");
+    assert!(fs::read(&a).unwrap() == before);
+    let arguments = ["repair", &a, &b, "--accept-lost-commits", "--yes", "--output", "json"];
+    let repaired = tool(&arguments).expect(1).json();
+    assert_eq!(repaired["lost"][0]["kept"]["record"], 0);
+    assert_eq!(repaired["after"]["clean"], true);
+    let inspected = tool(&["inspect", &a, &b]).expect(0);
+    assert!(inspected.out.contains("one") && !inspected.out.contains("two"), "{inspected}");
+    let none = tool(&["repair", &a, &b, "--accept-lost-commits", "--yes"]).expect(0);
+    assert!(!none.out.contains("lost:"), "{none}");
+}
+
+#[test]
 fn a_wiped_pool_is_none_any_more() {
     let directory = temporary("wipe");
     let [a, b] = two(&directory);

@@ -79,6 +79,11 @@ pub(super) fn text(report: &CheckReport) -> String {
         };
         let _ = writeln!(text, "{kind}: {}", printable(&damage.to_string()));
     }
+    if report.damage.iter().any(|it| matches!(it, Damage::Index { .. })) {
+        text.push_str(
+            "what is lost of it and what is left: tidelog-format repair --accept-lost-commits\n",
+        );
+    }
     text
 }
 
