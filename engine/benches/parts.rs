@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
+    BLOCK_BYTES, BlockFormat, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
 use tidelog_engine::log::{
     AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, RecoveredIndex,
