@@ -282,8 +282,8 @@ impl ChangeLog {
     }
 
     /// The whole index, with a commit, as the next checkpoint, into the other slot and as many of
-    /// `segments`, which are that slot's, as it needs. As with [`Self::record`], it counts once [`Self::complete`]
-    /// was told.
+    /// `segments`, which are that slot's, as it needs. As with [`Self::record`], it counts once
+    /// [`Self::complete`] was told.
     ///
     /// # Errors
     /// It is too large.

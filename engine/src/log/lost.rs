@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::change_log::{LogMedia, LogPlace};
-use super::copies::{CheckpointRead, Head, LogCopies};
+use super::copies::{CheckpointRead, Head};
+use super::log_copies::LogCopies;
 use super::recovered::RecoveredIndex;
 use super::recovery::RecoveryError;
 use crate::layout::{

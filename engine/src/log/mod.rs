@@ -7,6 +7,7 @@ mod change_log;
 mod contents;
 mod copies;
 mod index_room;
+mod log_copies;
 mod lost;
 #[cfg(test)]
 pub(crate) mod random;

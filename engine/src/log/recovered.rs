@@ -20,8 +20,8 @@ pub struct RecoveredIndex {
 }
 
 impl RecoveredIndex {
-    /// The index once the log's changes are applied to the checkpoint, in the order of ids, numbers and
-    /// names. A version that no seal names any more is not held.
+    /// The index once the log's changes are applied to the checkpoint, in the order of ids, numbers
+    /// and names. A version that no seal names any more is not held.
     pub(super) fn of(checkpoint: Checkpoint, changes: Vec<Change>) -> Self {
         let Checkpoint { mut tensors, held, seals, .. } = checkpoint;
         // The last change of an id, of a number, of a name decides.

@@ -17,7 +17,8 @@ use std::collections::HashSet;
 use thiserror::Error;
 
 use super::change_log::{ChangeLog, LogEnd, LogMedia, LogPlace};
-use super::copies::{CheckpointRead, Head, LogCopies, Unread};
+use super::copies::{CheckpointRead, Head, Unread};
+use super::log_copies::LogCopies;
 use super::lost::{LostCommits, Remains};
 use super::recovered::RecoveredIndex;
 use crate::layout::{

@@ -192,7 +192,8 @@ impl<M: LogMedia> Copies<'_, M> {
             ))
         } else {
             CopyState::Behind(format!(
-                "change record {next} of epoch {epoch} is not whole: it was on its way when a process ended, or was damaged since; the next open goes on without it"
+                "change record {next} of epoch {epoch} is not whole: it was on its way when a \
+                 process ended, or was damaged since; the next open goes on without it"
             ))
         })
     }
@@ -218,8 +219,8 @@ impl<M: LogMedia> Copies<'_, M> {
     }
 
     /// Whether the checkpoint before the last one still begins the slot of that of this epoch, or
-    /// nothing ever did: then it was not yet begun there. What is neither was damaged, where nothing
-    /// else is known.
+    /// nothing ever did: then it was not yet begun there. What is neither was damaged, where
+    /// nothing else is known.
     fn has_older(&self, copy: u8, epoch: u64) -> bool {
         let slot = &self.place.area.slots[(epoch + 1) as usize % 2];
         let Ok(head) = self.media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {
