@@ -2,8 +2,10 @@
 //!
 //! A superblock may be another device's: a write went astray, or somebody copied one. So what a
 //! device's two superblocks say counts where they agree. Where they do not, the device's own count
-//! of openings says which pool it is of, and the places that are taken which device it is not.
+//! of openings says which pool it is of, and the places that are taken which device it is not. If
+//! that leaves two orders of the devices, the tensors that lie on them speak for one.
 
+use super::device_order;
 use super::error::OpenError;
 use super::members::{Member, Members};
 use super::superblock_copies::{DamagedCopy, SuperblockClaim, known_geometries};
@@ -53,7 +55,10 @@ pub(super) fn place(members: Vec<Member>) -> Result<Vec<PlacedMember>, OpenError
     let known = known_geometries(members.iter());
     let absent = |member: &Member, source| OpenError::Superblock { device: member.name(), source };
     let claims = members.iter().map(|it| it.claims(&known).map_err(|error| absent(it, error)));
-    let claims = settled(claims.collect::<Result<_, _>>()?);
+    let mut claims = settled(claims.collect::<Result<_, _>>()?);
+    if claims.iter().any(|claims| claims.len() > 1) {
+        device_order::settle(&members, &mut claims);
+    }
     let mut places: Vec<PlacedMember> = Vec::new();
     for (member, claims) in members.into_iter().zip(claims) {
         let found = SuperblockClaim::only(claims).map_err(|error| absent(&member, error))?;

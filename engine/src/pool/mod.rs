@@ -27,6 +27,7 @@ mod arrangement;
 mod batch;
 mod calibrate;
 mod commit;
+mod device_order;
 mod discard;
 mod error;
 mod events;

@@ -98,12 +98,33 @@ fn superblocks_of_which_nothing_tells_which_is_right_are_refused_and_nothing_is_
     let others = self::disks(1, ByteCount::mib(4));
     disks[0].overwrite(SUPERBLOCK_OFFSET, &others[0].peek(SUPERBLOCK_OFFSET, 4096));
     shows_it_is_refused(&disks);
-    // Each is the other by its first superblock, and itself by its second.
-    let (disks, _, [first, _]) = closed(2);
-    let blocks = [0, 1].map(|disk: usize| disks[disk].peek(first, 4096));
-    disks[0].overwrite(first, &blocks[1]);
-    disks[1].overwrite(first, &blocks[0]);
+    // Each is the other by its first superblock, and itself by its second, and no tensor tells.
+    let disks = self::disks(2, ByteCount::mib(4));
+    open(&disks).close().unwrap();
+    exchange(&disks, SUPERBLOCK_OFFSET);
     shows_it_is_refused(&disks);
+}
+
+/// Each of the first two devices has the other's block.
+fn exchange(disks: &[SimDisk], place: u64) {
+    let blocks = [0, 1].map(|disk: usize| disks[disk].peek(place, 4096));
+    disks[0].overwrite(place, &blocks[1]);
+    disks[1].overwrite(place, &blocks[0]);
+}
+
+#[test]
+fn superblocks_that_two_devices_have_of_each_other_are_told_by_the_tensors() {
+    for devices in [2, 3] {
+        for copy in [0, 1] {
+            let (disks, content, places) = closed(devices);
+            exchange(&disks, places[copy]);
+            let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
+            assert_eq!(report.damage.len(), 2, "{:?}", report.damage);
+            let repaired = inspect::repair(&disks, &[], false, &mut |_| ()).unwrap();
+            assert_eq!(repaired.after.damage, []);
+            assert_eq!(get(&open(&disks), 1).unwrap(), content);
+        }
+    }
 }
 
 #[test]
