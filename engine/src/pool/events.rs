@@ -73,6 +73,15 @@ impl ShareOnDevices<'_> {
         Ok(found)
     }
 
+    /// The same as far as anything can be read, for devices that are made the pool's again.
+    pub(super) fn readable_events(&self) -> Vec<Option<Events>> {
+        let read = |member: Option<&Member>| {
+            let block = member?.read(holder_offset(self.share), BLOCK_BYTES as usize).ok()?;
+            Events::decode(&block, self.pool, self.share)
+        };
+        self.members.iter().copied().map(read).collect()
+    }
+
     fn unreadable(&self, place: usize, source: io::Error) -> OpenError {
         let device = self.members[place].map_or(String::new(), |it| it.name());
         let what = format!("cannot read the event count of share {} on {device}", self.share);

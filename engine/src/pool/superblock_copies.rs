@@ -134,14 +134,24 @@ pub(super) struct SuperblockClaim {
 pub(super) struct DamagedCopy {
     /// `A` or `B`.
     pub(super) copy: char,
-    /// What stands there, whole, if it is another device's.
-    pub(super) other: Option<Superblock>,
+    pub(super) why: CopyFault,
+}
+
+/// Why a copy of a superblock is to be written again.
+#[derive(Clone, Debug)]
+pub(super) enum CopyFault {
+    /// It is not whole, or not there.
+    Damaged,
+    /// It is this one, of another device.
+    Foreign(Superblock),
+    /// It is the first one, and older than the second, which is written before it: a process ended
+    /// between the two.
+    Behind,
 }
 
 impl SuperblockClaim {
-    fn new(superblock: Superblock, damaged: Option<char>, other: Option<Superblock>) -> Self {
-        let damaged = damaged.into_iter().map(|copy| DamagedCopy { copy, other }).collect();
-        Self { superblock, damaged }
+    fn new(superblock: Superblock, copy: char, why: CopyFault) -> Self {
+        Self { superblock, damaged: vec![DamagedCopy { copy, why }] }
     }
 
     /// The one that is left, or why there is more than one.
@@ -167,17 +177,19 @@ impl SuperblockCopies {
                 Err(newer.clone())
             }
             (Ok(first), Ok(second)) if first == second => {
-                Ok(vec![SuperblockClaim::new(*first, None, None)])
+                Ok(vec![SuperblockClaim { superblock: *first, damaged: Vec::new() }])
             }
             (Ok(first), Ok(second)) if !first.is_of_the_same_device(second) => Ok(vec![
-                SuperblockClaim::new(*first, Some('B'), Some(*second)),
-                SuperblockClaim::new(*second, Some('A'), Some(*first)),
+                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(*second)),
+                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(*first)),
             ]),
             (Ok(first), Ok(second)) if second.generation > first.generation => {
-                Ok(vec![SuperblockClaim::new(*second, Some('A'), None)])
+                Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Behind)])
             }
-            (Ok(first), _) => Ok(vec![SuperblockClaim::new(*first, Some('B'), None)]),
-            (Err(_), Ok(second)) => Ok(vec![SuperblockClaim::new(*second, Some('A'), None)]),
+            (Ok(first), _) => Ok(vec![SuperblockClaim::new(*first, 'B', CopyFault::Damaged)]),
+            (Err(_), Ok(second)) => {
+                Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Damaged)])
+            }
             // What stands at the first place says more than what does not stand at the second.
             (Err(SuperblockError::Absent), Err(second)) => Err(second.clone()),
             (Err(first), Err(_)) => Err(first.clone()),

@@ -18,7 +18,7 @@ use crate::pool::media::MetadataIo;
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::pieces::{self, PieceGroup};
 use crate::pool::start;
-use crate::pool::superblock_copies::DamagedCopy;
+use crate::pool::superblock_copies::{CopyFault, DamagedCopy};
 use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
 
@@ -111,6 +111,11 @@ pub struct DamagedTensor {
 /// What the next open will write, though nothing is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
+    /// A first superblock that is older than the second, which is written before it.
+    Superblock {
+        /// The device.
+        device: String,
+    },
     /// A copy of a share's index that lacks what was written last, as after a process that was
     /// killed.
     Copy {
@@ -136,6 +141,11 @@ pub enum Unsettled {
 impl fmt::Display for Unsettled {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Superblock { device } => write!(
+                out,
+                "{device}: superblock copy A is older than copy B, as after a process that was killed; \
+                 the next open writes it"
+            ),
             Self::Copy { share, device, what } => {
                 write!(out, "{device}: the index of share {share} in this copy: {what}")
             }
@@ -282,7 +292,11 @@ fn check_members(
     let names = members.names();
     let mut damage = damage_of_devices(&members, &superblocks, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
-    let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
+    let behind = damaged.iter().filter(|(_, copy)| matches!(copy.why, CopyFault::Behind));
+    let behind = behind.map(|(place, _)| names[usize::from(*place)].clone());
+    let mut unsettled: Vec<Unsettled> =
+        behind.map(|device| Unsettled::Superblock { device }).collect();
+    let mut tensors = Vec::new();
     for share in 0..geometry.shares {
         let each = members.each();
         let devices = ShareOnDevices { superblock, members: &each, share };
@@ -374,10 +388,13 @@ fn damage_of_devices(
         // What is overwritten has no damage besides.
         let copies = damaged.iter().filter(|(at, _)| *at == place).map(|(_, copy)| copy);
         let copies = copies.filter(|_| !is_overwritten);
-        damage.extend(copies.map(|DamagedCopy { copy, other }| Damage::Superblock {
-            device: device(),
-            copy: *copy,
-            other: other.map(|it| it.whose()),
+        damage.extend(copies.filter_map(|DamagedCopy { copy, why }| {
+            let other = match why {
+                CopyFault::Damaged => None,
+                CopyFault::Foreign(other) => Some(other.whose()),
+                CopyFault::Behind => return None,
+            };
+            Some(Damage::Superblock { device: device(), copy: *copy, other })
         }));
         if !is_overwritten && member.is_block_device() && !has_protective_mbr(member) {
             damage.push(Damage::ProtectiveMbr { device: device() });

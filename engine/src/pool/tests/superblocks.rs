@@ -140,3 +140,22 @@ fn one_that_came_while_the_pool_was_open_is_not_written_again_by_the_first_seal(
     assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
     assert_eq!(get(&open(&disks), 1).unwrap(), content);
 }
+
+#[test]
+fn a_first_superblock_that_a_crash_left_behind_the_second_is_no_damage() {
+    for operations in 0..16 {
+        let (disks, content, _) = closed(2);
+        let pool = open(&disks);
+        SimDisk::cut_power_at(&disks, operations, PowerCut::Torn(operations));
+        let mut batch = pool.batch();
+        // The first seal has the superblocks written again.
+        let _ = batch.seal("x", [TensorId(1)]).map(|()| batch.commit());
+        drop(pool);
+        cut_power(&disks, PowerCut::Torn(operations));
+        let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
+        assert_eq!(report.damage, [], "operation {operations}");
+        assert_eq!(get(&open(&disks), 1).unwrap(), content);
+        let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
+        assert_eq!((report.damage, report.unsettled.len()), (vec![], 0));
+    }
+}
