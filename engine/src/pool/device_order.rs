@@ -6,7 +6,7 @@
 use super::media::MemberMedia;
 use super::members::Member;
 use super::superblock_copies::SuperblockClaim;
-use crate::layout::{Superblock, TensorEntry};
+use crate::layout::{LogMark, Superblock, TensorEntry};
 use crate::log::{LogPlace, StripeMap, recover};
 use crate::memory::checksum;
 
@@ -52,10 +52,10 @@ fn is_told(members: &[Member], order: &[(Superblock, bool)]) -> bool {
     if places.iter().any(Option::is_none) {
         return false;
     }
-    let shares = (0..geometry.shares).filter_map(|it| LogPlace::new(first.pool, it, geometry));
+    let shares = (0..geometry.shares).filter_map(|it| LogPlace::of(first, it));
     let (mut right, mut wrong) = (0, 0);
     for share in shares {
-        let Ok(found) = recover(share, &MemberMedia(&places)) else { continue };
+        let Ok(found) = recover(share, LogMark::NONE, &MemberMedia(&places)) else { continue };
         let held = found.index.held.iter().map(|held| &held.entry);
         let entries = found.index.tensors.iter().chain(held);
         let samples = entries.flat_map(|entry| pieces(&share.stripes, entry));

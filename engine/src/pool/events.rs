@@ -77,7 +77,7 @@ impl ShareOnDevices<'_> {
     pub(super) fn readable_events(&self) -> Vec<Option<Events>> {
         let read = |member: Option<&Member>| {
             let block = member?.read(holder_offset(self.share), BLOCK_BYTES as usize).ok()?;
-            Events::decode(&block, self.pool, self.share)
+            Events::decode(&block, self.superblock.pool, self.share)
         };
         self.members.iter().copied().map(read).collect()
     }

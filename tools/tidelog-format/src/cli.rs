@@ -215,7 +215,7 @@ pub struct RepairArgs {
     /// Give up what --accept-lost-commits shows
     #[arg(long, requires = "accept_lost_commits", conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only show what --accept-lost-commits would give up
+    /// Only show what --accept-lost-commits would give up, as without --yes
     #[arg(long, requires = "accept_lost_commits")]
     pub dry_run: bool,
 }

@@ -10,18 +10,13 @@ use tidelog_engine::pool::inspect::{
     accept_overwritten_start, lost_commits, repair,
 };
 
-use super::{advance, check, progress_bar, shall_write, specs};
-use crate::cli::{Intent, RepairArgs};
+use super::{advance, check, progress_bar, specs};
+use crate::cli::RepairArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
 pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, FormatFailure> {
-    let gives_up = if args.accept_lost_commits {
-        Some(shall_write(Intent { yes: args.yes, dry_run: args.dry_run })?)
-    } else {
-        None
-    };
     super::wipe::refuse_users(&args.pool.devices, system)?;
-    if gives_up == Some(false) {
+    if args.accept_lost_commits && !args.yes {
         return Ok(dry_run(&lost(args)?));
     }
     let overwritten = if args.accept_overwritten_start {
