@@ -13,7 +13,7 @@ use common::{
 };
 use tidelog_device_safety::{DeviceNumber, Reason, System};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{self, FormatOptions, Pool};
+use tidelog_engine::pool::{FormatOptions, OpenOptions as PoolOptions, Pool};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
@@ -278,7 +278,7 @@ fn a_block_device_that_a_program_has_locked_is_refused_and_a_pool_on_it_not_open
         assert!(text.contains(device.node()) && text.contains("locked by another"), "{text}");
     };
     let shows_it_is_not_opened = || {
-        let text = Pool::open(&specs, &pool::OpenOptions::default()).err().unwrap().to_string();
+        let text = Pool::open(&specs, &PoolOptions::default()).err().unwrap().to_string();
         assert!(text.contains(device.node()) && text.contains("locked by another"), "{text}");
     };
     let byte = nix::libc::flock {
@@ -308,7 +308,7 @@ fn a_block_device_that_a_program_has_locked_is_refused_and_a_pool_on_it_not_open
             tool(&["format", device.node(), "--yes"]).expect(0);
         }
     }
-    Pool::open(&specs, &pool::OpenOptions::default()).unwrap().close().unwrap();
+    Pool::open(&specs, &PoolOptions::default()).unwrap().close().unwrap();
 }
 
 #[test]

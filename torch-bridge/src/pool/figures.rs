@@ -203,11 +203,11 @@ mod tests {
         for counted in ["reads", "writes", "flushes", "bytes_read", "bytes_written"] {
             assert!(healthy[counted].as_u64().unwrap() > 0, "{counted}: {healthy}");
         }
-        assert_eq!(
-            (healthy["checksum_retries"].as_u64(), healthy["errors"].as_u64()),
-            (Some(1), Some(0))
-        );
-        assert_eq!(healthy["checksum_failures"], 1);
+        assert_eq!(healthy["errors"], 0);
+        // A scrub looks again at what did not match.
+        for counted in ["checksum_retries", "checksum_failures"] {
+            assert!(healthy[counted].as_u64().unwrap() > 0, "{counted}: {healthy}");
+        }
         for kind in ["read", "write", "flush"] {
             assert!(healthy["latency"][kind]["usual_ns"].is_u64(), "{kind}: {healthy}");
         }
