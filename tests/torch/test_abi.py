@@ -256,6 +256,7 @@ ARGUMENTS = {
     "name": (1, _native.Kind.BUFFER, "a name"),
     "next_action": (),
     "op_begin": (-1, 0, b"an op", {1: 0}, 0),
+    "nest": (1,),
     "op_end": (),
     "part_begin": (1,),
     "pin": (1, 1),

@@ -837,6 +837,20 @@ int32_t tide_session_op_begin(uint64_t session,
 int32_t tide_session_op_end(uint64_t session);
 
 /**
+ * Says how many ops are around those that begin from here on, for a caller that has code of others
+ * run in the middle of an op or of a request (a signal handler, a finalizer), which runs ops
+ * itself. One more than before: the next op is inside the one that was begun last, which stays as
+ * it is, and what that uses stays where it is. One less: what was inside is over, and the op
+ * around goes on; so does a wait for it, by `tide_session_resume`. A step that begins or ends has
+ * none around it.
+ *
+ * A request that was handed out is handed out again only where no more ops are around than there
+ * were: inside of the op in which it was begun, others are. Where an op waits for what the caller
+ * has begun around it, it is refused (`TIDE_INVALID_ARGUMENT`), and the op around goes on.
+ */
+int32_t tide_session_nest(uint64_t session, uint32_t depth);
+
+/**
  * Processes what completed and evicts until the budget holds.
  */
 int32_t tide_session_settle(uint64_t session);

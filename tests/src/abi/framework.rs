@@ -81,7 +81,13 @@ pub struct CallerBehaviour {
     pub host_memory: u64,
     /// Whether parts of storages may move.
     pub parts: bool,
+    /// Of 100 times that an op runs, or a request is being done, in how many another op runs
+    /// inside.
+    pub nested: u64,
 }
+
+/// The most ops that are around one.
+const DEPTH_MAX: u32 = 3;
 
 /// A session and the framework's side of it.
 pub struct Framework {
@@ -96,6 +102,8 @@ pub struct Framework {
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
     parked: Vec<(Option<Room>, Option<Event>)>,
     parked_numbers: BTreeSet<u32>,
+    /// How many ops and requests are around what is done now.
+    depth: u32,
     births: Vec<tide_birth>,
     deaths: Vec<u32>,
     /// That of the pool, if it has one.
@@ -156,6 +164,7 @@ impl Framework {
             storages: BTreeMap::new(),
             parked: Vec::new(),
             parked_numbers: BTreeSet::new(),
+            depth: 0,
             births: Vec::new(),
             deaths: Vec::new(),
             _folder: folder,
@@ -256,14 +265,17 @@ impl Framework {
                 TIDE_READY => return false,
                 error => panic!("next action: {error}: {}", last_error()),
             }
+            self.nested_op();
             let address = self.perform(&action);
+            self.nested_op();
             if !again || !self.choices.percent(self.manners.redelivered) {
                 let storage = self.storages.get(&action.storage);
                 break (address, raw(storage.and_then(|storage| storage.after.as_ref())));
             }
             again = false;
         };
-        if self.choices.percent(self.manners.misreported) {
+        // What was begun around it is not to be reported here.
+        if self.depth == 0 && self.choices.percent(self.manners.misreported) {
             let earlier = self.choices.percent(50);
             let sequence = if earlier { action.sequence - 1 } else { action.sequence + 5 };
             // SAFETY: the number is not the next one's: nothing is done with the address.
@@ -343,6 +355,11 @@ impl Framework {
                 self.check_refusal(uses, outputs);
                 return false;
             }
+            // It needs what the caller has begun to move around it.
+            TIDE_INVALID_ARGUMENT if self.depth > 0 => {
+                assert!(last_error().contains("inside another op"), "{}", last_error());
+                return false;
+            }
             TIDE_DEVICE_FAILED => {
                 let text = last_error();
                 assert!(self.manners.refused > 0 && text.contains("no memory"), "{text}");
@@ -350,6 +367,7 @@ impl Framework {
             }
             status => panic!("op begin: {status}: {}", last_error()),
         }
+        self.nested_op();
         for &(number, modifies) in uses {
             let seed = self.choices.content();
             let storage = self.storages.get_mut(&number).unwrap();
@@ -368,10 +386,33 @@ impl Framework {
         }
         self.sync();
         let status = self.drive(tide_session_op_end(self.session));
-        if status == TIDE_READY {
+        // What is around has memory yet that it is about to give up.
+        if status == TIDE_READY && self.depth == 0 {
             self.check_budget();
         }
         true
+    }
+
+    /// Runs an op in the middle of another, or of a request, as a signal handler or a finalizer
+    /// may.
+    fn nested_op(&mut self) {
+        if self.depth == DEPTH_MAX || !self.choices.percent(self.manners.nested) {
+            return;
+        }
+        let numbers = self.numbers();
+        let mut uses = BTreeMap::new();
+        for _ in 0..self.choices.below(3).min(numbers.len() as u64) {
+            let number = numbers[self.choices.below(numbers.len() as u64) as usize];
+            uses.insert(number, self.choices.percent(50));
+        }
+        let uses: Vec<_> = uses.into_iter().collect();
+        self.depth += 1;
+        let entered = tide_session_nest(self.session, self.depth);
+        assert!(entered >= 0, "{}", last_error());
+        self.op((i64::from(self.depth) - 2, "nested", 0), &uses, &[]);
+        self.depth -= 1;
+        let left = tide_session_nest(self.session, self.depth);
+        assert!(left >= 0 || left == TIDE_BUDGET_EXCEEDED, "{}", last_error());
     }
 
     /// Begins an op, and returns what the session said.
@@ -409,8 +450,8 @@ impl Framework {
         let held: usize = needed.iter().map(|number| self.storages[number].size).sum();
         let made: usize = outputs.iter().map(|&(_, size)| size).sum();
         let text = last_error();
-        if self.manners.refused > 0 {
-            return; // what was declined stays in the way of the op
+        if self.manners.refused > 0 || self.manners.nested > 0 {
+            return; // what was declined, or an op around uses, stays in the way of the op
         }
         assert!((held + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
     }

@@ -445,6 +445,21 @@ pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
     with_session(session, Session::op_end)
 }
 
+/// Says how many ops are around those that begin from here on, for a caller that has code of others
+/// run in the middle of an op or of a request (a signal handler, a finalizer), which runs ops
+/// itself. One more than before: the next op is inside the one that was begun last, which stays as
+/// it is, and what that uses stays where it is. One less: what was inside is over, and the op
+/// around goes on; so does a wait for it, by `tide_session_resume`. A step that begins or ends has
+/// none around it.
+///
+/// A request that was handed out is handed out again only where no more ops are around than there
+/// were: inside of the op in which it was begun, others are. Where an op waits for what the caller
+/// has begun around it, it is refused (`TIDE_INVALID_ARGUMENT`), and the op around goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_nest(session: u64, depth: u32) -> i32 {
+    with_session(session, |session| session.nest(depth))
+}
+
 /// Processes what completed and evicts until the budget holds.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_settle(session: u64) -> i32 {

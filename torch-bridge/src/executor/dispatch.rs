@@ -122,7 +122,44 @@ impl Executor {
         Ok(())
     }
 
+    /// So many ops are around those that begin from here on. What was inside is over; the op that
+    /// was begun last goes on after those that begin inside it.
+    pub(super) fn nest(&mut self, depth: usize) -> Result<OpProgress, Failure> {
+        let now = self.ops.depth();
+        if depth > now + 1 {
+            return Err(Failure::invalid(format!(
+                "{depth} ops around the next one, where {now} are: they are entered one by one"
+            )));
+        }
+        self.transfers.nest(depth);
+        if depth > now {
+            let parts = &self.parts;
+            self.ops.enter(&mut self.machine, |uses, into| parts.uses(uses, into));
+            return Ok(OpProgress::Ready);
+        }
+        if depth == now {
+            return Ok(OpProgress::Ready);
+        }
+        self.evicting.clear();
+        self.ops.retry_declined(&mut self.machine);
+        self.machine.op_end();
+        let mut waits = false;
+        while self.ops.depth() > depth {
+            waits = self.ops.leave(&mut self.machine);
+        }
+        Ok(if waits { self.op_waits_again() } else { OpProgress::Ready })
+    }
+
+    /// The op that is begun waited for what it uses when another began inside it. In the plan's
+    /// time, and in the step, it has begun.
+    fn op_waits_again(&mut self) -> OpProgress {
+        let progress = self.op_begins_in_machine(None);
+        self.ops.unpin(&mut self.machine);
+        progress
+    }
+
     pub(super) fn step_begins(&mut self) -> OpProgress {
+        self.leave_ops();
         self.history.step_begins();
         self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
@@ -134,7 +171,17 @@ impl Executor {
         self.machine.settle()
     }
 
+    /// Nothing that was begun goes on.
+    fn leave_ops(&mut self) {
+        self.transfers.nest(0);
+        while self.ops.depth() > 0 {
+            self.ops.leave(&mut self.machine);
+        }
+        self.ops.unpin(&mut self.machine);
+    }
+
     pub(super) fn step_ends(&mut self, complete: bool) -> OpProgress {
+        self.leave_ops();
         self.machine.step_end();
         self.sample(Instant::now());
         self.history.step_ends(complete, self.transfers.under_way());
@@ -150,25 +197,32 @@ impl Executor {
         self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
         self.ops.begins(op, uses);
-        let uses = self.ops.uses();
-        let index = op.index.map(|index| {
-            self.planning.op_begins(&mut self.machine, index, op.fingerprint, (op.name, uses))
+        // Inside another op it is no op of the step: there is one place for the two.
+        let index = op.index.filter(|_| self.ops.depth() == 0).map(|index| {
+            let uses = (op.name, self.ops.uses());
+            self.planning.op_begins(&mut self.machine, index, op.fingerprint, uses)
         });
+        let progress = self.op_begins_in_machine(index);
+        self.ops.unpin(&mut self.machine);
+        progress
+    }
+
+    fn op_begins_in_machine(&mut self, index: Option<OpIndex>) -> OpProgress {
         self.uses.clear();
-        self.parts.uses(uses, &mut self.uses);
-        self.machine.op_begin(&OpBegin {
-            index,
-            uses: &self.uses,
-            needs: Bytes(op.needs.min(BYTES_MAX)),
-        })
+        self.parts.uses(self.ops.uses(), &mut self.uses);
+        let needs = Bytes(self.ops.needs().min(BYTES_MAX));
+        self.machine.op_begin(&OpBegin { index, uses: &self.uses, needs })
     }
 
     pub(super) fn op_ends(&mut self) -> OpProgress {
         let now = Instant::now();
-        self.planning.op_ends(now);
+        if self.ops.depth() == 0 {
+            self.planning.op_ends(now);
+        }
         if let Some((op, since)) = self.ops.ends() {
             self.history.op_ran(op, since, now);
         }
+        self.ops.unpin(&mut self.machine);
         self.machine.op_end();
         self.parts.cut_waiting(&mut self.machine);
         self.machine.settle()
@@ -282,8 +336,11 @@ impl Executor {
 
     fn readiness(&mut self, progress: OpProgress, now: Instant) -> Result<Readiness, Failure> {
         match progress {
+            OpProgress::Ready if self.uses_what_moves_around() => Err(self.in_the_middle()),
             OpProgress::Ready => {
-                self.planning.op_runs(now);
+                if self.ops.depth() == 0 {
+                    self.planning.op_runs(now);
+                }
                 self.ops.runs(now);
                 Ok(Readiness::Ready)
             }
@@ -292,6 +349,7 @@ impl Executor {
             {
                 Err(Failure::internal("the op waits, but nothing is in flight"))
             }
+            OpProgress::Waiting if self.transfers.wait_for_op_around() => Err(self.in_the_middle()),
             OpProgress::Waiting => Ok(Readiness::Waiting),
             OpProgress::Refused(refusal) => {
                 let name = |storage| self.storages.text(self.parts.whole(storage));
@@ -304,6 +362,24 @@ impl Executor {
                 Err(Failure::new(kind, failure.info.message).about(storage.0))
             }
         }
+    }
+
+    /// Whether the op uses something of which the caller has begun to do what was asked for around
+    /// it.
+    fn uses_what_moves_around(&self) -> bool {
+        let is_asked_for = |one: &OpUse| self.transfers.is_asked_for(one.storage.0);
+        self.ops.depth() > 0 && self.ops.open_uses().any(is_asked_for)
+    }
+
+    /// The error of an op that needs what the caller is in the middle of around it. The op around
+    /// goes on once this one has ended, and this one could once the other has done what it was
+    /// asked for. So this one ends, and by that neither waits for good.
+    fn in_the_middle(&self) -> Failure {
+        let name = self.ops.last().map_or("an access", |(name, _)| name);
+        Failure::invalid(format!(
+            "{name} is inside another op, which is in the middle of moving what it needs: let it run \
+             when that has ended"
+        ))
     }
 
     /// Carries out the machine's actions until it has none left.
@@ -363,7 +439,9 @@ impl Executor {
     pub(super) fn request_done(&mut self, memory: &CallerMemory) -> Result<(), Failure> {
         let answered = self.transfers.take_answered(memory.sequence())?;
         if let Some(QueuedRequest { request, transfer: Some(id) }) = answered {
-            if memory.is_none() {
+            if self.transfers.was_stopped(id) {
+                self.end(id, MigrationOutcome::Cancelled);
+            } else if memory.is_none() {
                 self.decline(id, &request);
             } else {
                 self.submit(id, &request, memory);

@@ -1,4 +1,5 @@
-//! The op that runs, or waits to: what it uses, and what its caller has not heard yet.
+//! The ops that run, or wait to, one inside the other: what they use, and what their caller has not
+//! heard yet.
 
 use std::time::Instant;
 
@@ -20,15 +21,26 @@ pub(crate) struct OpCall<'a> {
 /// An op as reports name it, and its place in the step.
 pub(super) type OpName<'a> = (&'a str, Option<u32>);
 
-/// The op that was begun last.
+/// The op that was begun last, where no other is around it or in it.
 #[derive(Default)]
-pub(super) struct Ops {
+struct Op {
     name: String,
     index: Option<u32>,
     uses: Vec<OpUse>,
+    needs: u64,
     /// Begun, and not ended yet.
     open: bool,
     running_since: Option<Instant>,
+    /// What of it is pinned since another op began inside it.
+    pinned: Vec<StorageId>,
+}
+
+/// The op that was begun last, and those around it.
+#[derive(Default)]
+pub(super) struct Ops {
+    current: Op,
+    /// The outermost first. They go on once those inside them are over.
+    around: Vec<Op>,
     /// Pinned until the next op, because the caller could not let them go.
     declined: Vec<StorageId>,
     /// An error of the machine that waits until the caller's requests are done.
@@ -37,51 +49,101 @@ pub(super) struct Ops {
 
 impl Ops {
     pub(super) fn begins(&mut self, op: &OpCall<'_>, uses: impl Iterator<Item = OpUse>) {
-        self.name.clear();
-        self.name.push_str(op.name);
-        self.index = op.index;
-        self.uses.clear();
-        self.uses.extend(uses);
-        self.open = true;
-        self.running_since = None;
+        let current = &mut self.current;
+        current.name.clear();
+        current.name.push_str(op.name);
+        current.index = op.index;
+        current.uses.clear();
+        current.uses.extend(uses);
+        current.needs = op.needs;
+        current.open = true;
+        current.running_since = None;
         self.held = None;
     }
 
     /// What the op uses.
     pub(super) fn uses(&self) -> &[OpUse] {
-        &self.uses
+        &self.current.uses
+    }
+
+    /// Bytes of its outputs.
+    pub(super) fn needs(&self) -> u64 {
+        self.current.needs
     }
 
     /// The op may run.
     pub(super) fn runs(&mut self, now: Instant) {
-        if self.open {
-            self.running_since.get_or_insert(now);
+        if self.current.open {
+            self.current.running_since.get_or_insert(now);
         }
     }
 
     /// The op has ended. Returns which one, and since when it ran, if it did.
     pub(super) fn ends(&mut self) -> Option<(OpName<'_>, Instant)> {
-        self.open = false;
-        self.running_since.take().map(|since| ((self.name.as_str(), self.index), since))
+        let Op { name, index, open, running_since, .. } = &mut self.current;
+        *open = false;
+        running_since.take().map(|since| ((name.as_str(), *index), since))
     }
 
     /// A step begins: no op of it has.
     pub(super) fn step_begins(&mut self) {
-        self.name.clear();
-        self.index = None;
-        self.open = false;
-        self.running_since = None;
+        self.current = Op::default();
     }
 
     /// The op that was begun last, if any was in this step.
     pub(super) fn last(&self) -> Option<OpName<'_>> {
-        (!self.name.is_empty()).then_some((self.name.as_str(), self.index))
+        let Op { name, index, .. } = &self.current;
+        (!name.is_empty()).then_some((name.as_str(), *index))
     }
 
     /// The first storage of the op that is begun which is not in memory.
     pub(super) fn missing(&self, is_away: impl Fn(StorageId) -> bool) -> Option<StorageId> {
-        let mut uses = self.uses.iter().filter(|_| self.open);
-        uses.find(|used| is_away(used.storage)).map(|used| used.storage)
+        self.open_uses().find(|used| is_away(used.storage)).map(|used| used.storage)
+    }
+
+    /// What the op uses, if it has not ended.
+    pub(super) fn open_uses(&self) -> impl Iterator<Item = &OpUse> {
+        self.current.uses.iter().filter(|_| self.current.open)
+    }
+
+    // -- ops inside ops --
+
+    /// How many ops are around the one that was begun last.
+    pub(super) fn depth(&self) -> usize {
+        self.around.len()
+    }
+
+    /// What begins from here on is inside the op that was begun last. That stays as it is, and what
+    /// it uses, which these are to the machine, stays where it is.
+    pub(super) fn enter(
+        &mut self,
+        machine: &mut Residency,
+        uses: impl FnOnce(&[OpUse], &mut Vec<OpUse>),
+    ) {
+        let mut outer = std::mem::take(&mut self.current);
+        if outer.open {
+            let mut used = Vec::new();
+            uses(&outer.uses, &mut used);
+            for one in used {
+                machine.pin(one.storage);
+                outer.pinned.push(one.storage);
+            }
+        }
+        self.around.push(outer);
+    }
+
+    /// What was inside the op around is over. Returns whether that waits to run.
+    pub(super) fn leave(&mut self, machine: &mut Residency) -> bool {
+        self.unpin(machine);
+        self.current = self.around.pop().unwrap_or_default();
+        self.current.open && self.current.running_since.is_none()
+    }
+
+    /// What the op uses is held by the machine alone, or the op is over.
+    pub(super) fn unpin(&mut self, machine: &mut Residency) {
+        for storage in self.current.pinned.drain(..) {
+            machine.unpin(storage);
+        }
     }
 
     /// Keeps an error until the caller's requests are done.
@@ -109,6 +171,9 @@ impl Ops {
 
     pub(super) fn died(&mut self, storage: StorageId) {
         self.declined.retain(|&each| each != storage);
+        for op in self.around.iter_mut().chain([&mut self.current]) {
+            op.pinned.retain(|&each| each != storage);
+        }
     }
 
     /// The error where the op does not fit the budget.
@@ -131,7 +196,7 @@ impl Ops {
                  {} that it uses, {} of outputs, {} pinned or not movable, {}{} of staging; \
                  the largest: {}. The smallest budget that would do is {} bytes: raise memory= to it, \
                  or make the op smaller (a smaller batch, fewer tensors at once)",
-                self.name,
+                self.current.name,
                 refusal.smallest_budget,
                 refusal.budget,
                 refusal.uses,

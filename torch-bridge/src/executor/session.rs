@@ -304,8 +304,20 @@ impl Session {
         self.resume()
     }
 
+    /// So many ops are around those that begin from here on.
+    pub(crate) fn nest(&self, depth: u32) -> Result<Readiness, Failure> {
+        let mut refused = None;
+        let readiness = self.lock().advance(|executor| {
+            executor.nest(depth as usize).unwrap_or_else(|error| {
+                refused = Some(error);
+                OpProgress::Ready
+            })
+        });
+        refused.map_or(readiness, Err)
+    }
+
     pub(crate) fn next_request(&self) -> Option<MemoryRequest> {
-        self.lock().transfers.next_request()
+        self.lock().transfers.hand_out()
     }
 
     /// The caller has done what a request asked for.

@@ -46,6 +46,24 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
 }
 
 #[test]
+fn no_byte_is_lost_when_ops_run_inside_ops_and_requests() {
+    for seed in 200..224 {
+        let careless = seed % 2 * 10;
+        walk(
+            seed,
+            400,
+            CallerBehaviour {
+                nested: 15,
+                redelivered: careless,
+                refused: careless,
+                misreported: careless,
+                ..CallerBehaviour::default()
+            },
+        );
+    }
+}
+
+#[test]
 fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
     let moved: u64 = (0..12)
         .map(|seed| walk_pool(&format!("pool-walk-{seed}"), Choices::of_seed(seed), 400))

@@ -150,6 +150,7 @@ SIGNATURES: Signatures = {
     "tide_session_step": (_i32, [_u64, _i32]),
     "tide_session_op_begin": (_i32, [_u64, _i64, _u64, _text, _pointer, _size, _u64]),
     "tide_session_op_end": (_i32, [_u64]),
+    "tide_session_nest": (_i32, [_u64, _u32]),
     "tide_session_settle": (_i32, [_u64]),
     "tide_session_resume": (_i32, [_u64]),
     "tide_session_resume_or_refuse": (_i32, [_u64]),
@@ -301,6 +302,10 @@ class Session:
     def op_end(self) -> int:
         """The op has run."""
         return self._library.tide_session_op_end(self._flushed())
+
+    def nest(self, depth: int) -> int:
+        """So many ops are around those that begin from here on."""
+        return self._library.tide_session_nest(self._flushed(), depth)
 
     def evict(self, storage: int) -> int:
         """A storage is to be moved out now."""

@@ -1,8 +1,10 @@
 //! Transfers that are under way, and the requests to the caller that they need.
 //!
 //! A transfer begins with a request for the storage's memory. Once the caller has passed that
-//! memory, the pool or the host memory moves the bytes. Requests are answered in their order, and
-//! the first is handed out again until it is answered.
+//! memory, the pool or the host memory moves the bytes. Requests are handed out in their order, and
+//! the first again until it is answered. Inside an op others are handed out than what the caller
+//! has begun around it: that is done by whoever has begun it, and what comes after it for the same
+//! storage waits.
 
 mod backing_store;
 
@@ -28,6 +30,12 @@ pub(super) struct Transfers {
     in_flight: FxHashMap<TransferId, InFlight>,
     requests: VecDeque<QueuedRequest>,
     last_sequence: u64,
+    /// How many ops are around the one that is begun.
+    depth: usize,
+    /// Requests that were handed out and are not answered yet, and how deep that was.
+    begun: Vec<(u64, usize)>,
+    /// Transfers that are to stop once the caller has done what it has begun for them.
+    stopping: FxHashSet<TransferId>,
     /// Bytes of storages on which a transfer is in flight.
     moving: u64,
     /// Storages whose transfer the pool did not accept: it is full, not broken.
@@ -54,6 +62,9 @@ impl Transfers {
             in_flight: FxHashMap::default(),
             requests: VecDeque::new(),
             last_sequence: 0,
+            depth: 0,
+            begun: Vec::new(),
+            stopping: FxHashSet::default(),
             moving: 0,
             not_accepted: FxHashSet::default(),
         }
@@ -87,9 +98,43 @@ impl Transfers {
         self.requests.push_back(QueuedRequest { request, transfer });
     }
 
-    /// The first request that is not answered yet.
+    /// So many ops are around the one that is begun. What was begun inside of one that is over was
+    /// cut short: it is handed out again.
+    pub(super) fn nest(&mut self, depth: usize) {
+        self.depth = depth;
+        self.begun.retain(|(_, at)| *at <= depth);
+    }
+
+    /// The first request that is not answered yet, of those that the caller can answer here.
     pub(super) fn next_request(&self) -> Option<MemoryRequest> {
-        self.requests.front().map(|queued| queued.request)
+        let mut requests = self.requests.iter().map(|queued| queued.request);
+        if self.depth == 0 {
+            return requests.next();
+        }
+        let is_begun = |storage| {
+            let mut others = self.requests.iter().map(|queued| queued.request);
+            others.any(|other| other.of.storage == storage && self.is_begun_around(other.sequence))
+        };
+        requests.find(|request| !is_begun(request.of.storage))
+    }
+
+    /// The same, for the caller to begin.
+    pub(super) fn hand_out(&mut self) -> Option<MemoryRequest> {
+        let next = self.next_request()?;
+        if !self.begun.iter().any(|(sequence, _)| *sequence == next.sequence) {
+            self.begun.push((next.sequence, self.depth));
+        }
+        Some(next)
+    }
+
+    /// Whether a request is about this storage, or a part of it.
+    pub(super) fn is_asked_for(&self, storage: u32) -> bool {
+        self.requests.iter().any(|queued| queued.request.of.storage == storage)
+    }
+
+    /// Whether the caller has begun to do what a request asks for before the op that is begun.
+    fn is_begun_around(&self, sequence: u64) -> bool {
+        self.begun.iter().any(|(begun, at)| *begun == sequence && *at < self.depth)
     }
 
     /// Takes the request that the caller has answered. `None` where that answer came before: an
@@ -101,14 +146,33 @@ impl Transfers {
         if sequence > self.last_sequence {
             return Err(Failure::invalid(format!("request {sequence} was never handed out")));
         }
-        match self.next_request() {
-            Some(next) if sequence > next.sequence => Err(Failure::invalid(format!(
-                "request {sequence} was not handed out yet; the next is {}",
-                next.sequence
-            ))),
-            Some(next) if sequence == next.sequence => Ok(self.requests.pop_front()),
-            _ => Ok(None),
+        let at = self.requests.iter().position(|queued| queued.request.sequence == sequence);
+        let next = self.next_request().map(|next| next.sequence);
+        let is_begun = self.begun.contains(&(sequence, self.depth));
+        if !is_begun && next != Some(sequence) {
+            if at.is_none() && next.is_none_or(|next| sequence < next) {
+                return Ok(None);
+            }
+            let next = next.map_or("none".to_owned(), |next| next.to_string());
+            return Err(Failure::invalid(format!(
+                "request {sequence} was not handed out here yet; the next is {next}"
+            )));
         }
+        self.begun.retain(|(begun, _)| *begun != sequence);
+        Ok(at.and_then(|at| self.requests.remove(at)))
+    }
+
+    /// Whether nothing in flight goes on before the caller has answered what it has begun around
+    /// the op that waits.
+    pub(super) fn wait_for_op_around(&self) -> bool {
+        self.depth > 0
+            && !self.in_flight.is_empty()
+            && self.in_flight.values().all(|in_flight| in_flight.ticket.is_none())
+    }
+
+    /// Whether the transfer, whose request was answered, was to stop before.
+    pub(super) fn was_stopped(&mut self, id: TransferId) -> bool {
+        self.stopping.remove(&id)
     }
 
     /// Begins to move a transfer's bytes, and returns the transfer. What was cancelled meanwhile
@@ -149,7 +213,13 @@ impl Transfers {
                 false
             }
             Some(InFlight { ticket: None, .. }) => {
-                self.requests.retain(|queued| queued.transfer != Some(id));
+                let of_transfer = |queued: &QueuedRequest| queued.transfer == Some(id);
+                let request = self.requests.iter().find(|queued| of_transfer(queued));
+                if request.is_some_and(|it| self.is_begun_around(it.request.sequence)) {
+                    self.stopping.insert(id);
+                    return false;
+                }
+                self.requests.retain(|queued| !of_transfer(queued));
                 true
             }
             None => false,
