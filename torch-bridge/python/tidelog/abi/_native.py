@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Any, NoReturn, Protocol, cast
 
 from tidelog import _errors
+from tidelog._whole import whole
 from tidelog.abi._library import Signatures, Status, declare, last_error, load_library, read_json
 from tidelog.output._figures import RegionChoice, Simulated, Stats, StrPath
 
@@ -252,6 +253,7 @@ class Session:
         """Raises the error of a status below zero that one of those has returned."""
         raise self._last_error(status)
 
+    @whole
     def flush(self) -> None:
         """Sends now what is pending."""
         self._flushed()
@@ -414,10 +416,12 @@ class Session:
         """What the plan's simulation expects of a step; None: the last step followed no plan."""
         return cast("Simulated | None", self._json(self._library.tide_session_simulate))
 
+    @whole
     def write_report(self, path: StrPath) -> None:
         """Writes the HTML report."""
         self._library.tide_session_report(self._flushed(), os.fsencode(path))
 
+    @whole
     def write_trace(self, path: StrPath) -> None:
         """Writes the trace of the step that the plan is for."""
         self._library.tide_session_trace(self._flushed(), os.fsencode(path))
@@ -434,6 +438,7 @@ class Session:
         """The exception for a status below zero."""
         return last_error(self._library, status, self._reporter.name_of)
 
+    @whole
     def _json(self, function: Callable[..., int]) -> Any:
         """What a function says of the session."""
         handle = self._flushed()

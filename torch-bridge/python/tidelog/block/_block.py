@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tidelog import _errors
+from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
@@ -32,6 +33,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.dispatch._performer import Performer
 from tidelog.dispatch._steps import Steps
 from tidelog.escapes import _compiled, _escape, _threads
+from tidelog.escapes._handlers import Handlers
 from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
 from tidelog.memory._movers import Mover
@@ -119,6 +121,7 @@ class Tide:
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
+        self._handlers = Handlers(self.access, self._hook, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
         self._recompute = None
@@ -138,6 +141,7 @@ class Tide:
 
     # -- the block ------------------------------------------------------------------------------
 
+    @whole
     def __enter__(self) -> Tide:
         global _active
         if _active is not None:
@@ -176,6 +180,7 @@ class Tide:
                 self._heap.take_over()
             ledger.restart_peak()
             self.steps.judge_quiet()
+            self._handlers.begin()
             with contextlib.ExitStack() as entered:
                 entered.enter_context(self.loop)
                 self._open_kernels()
@@ -230,6 +235,7 @@ class Tide:
             if not earlier.ledger.has_away():
                 earlier._close()
 
+    @whole
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
@@ -269,6 +275,7 @@ class Tide:
             self._stop_watching()
             self._at_work.close()
             self._heap.end()
+            self._handlers.end()
             _escape.remove()
             _active = None
             if self.ledger.has_away():
@@ -312,6 +319,7 @@ class Tide:
             if self.access.is_live():
                 self._end_step(completed, started, is_planned)
 
+    @whole
     def _end_step(self, completed: bool, started: float, is_planned: bool) -> None:
         if not self.ledger.quiet:
             self._names.name_states()
@@ -340,6 +348,7 @@ class Tide:
         if not self._is_named:
             self.name(owner_of(optimizer), optimizer)
 
+    @whole
     def name(self, model: nn.Module | None, optimizer: Optimizer | None = None) -> None:
         """Names tensors in errors and reports, as the arguments of `offload` do, where model and
         optimizer are made inside the block. Neither is kept alive by it."""
@@ -348,6 +357,7 @@ class Tide:
         stepped = weakref.ref(optimizer) if optimizer is not None else lambda: None
         self._names.follow(lambda: (named(), stepped()))
 
+    @whole
     def evict(self, tensor: Tensor) -> None:
         """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
         the next op."""
@@ -410,6 +420,7 @@ class Tide:
         records = [storage._tide for storage in memory_of(tensor)]
         return not any(record is not None and record.state & _record.AWAY for record in records)
 
+    @whole
     def restore(self, *tensors: Tensor) -> None:
         """Brings tensors back; without arguments, all that is out, whatever the budget says."""
         if tensors:
@@ -438,6 +449,7 @@ class Tide:
         return self.access.is_open
 
     @property
+    @whole
     def live_bytes(self) -> int:
         """Bytes of storages in memory, staging included where that is in the same memory."""
         return self.ledger.live + self._settings.buffers

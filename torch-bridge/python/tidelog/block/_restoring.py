@@ -92,7 +92,7 @@ class Restoring:
             "ends; touching one raises an error. Enter another offload block to use them, or call "
             "restore() on this one to bring them back.",
             _errors.LeftBehindWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _progress(self) -> Progress:

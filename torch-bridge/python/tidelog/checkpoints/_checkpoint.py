@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from tidelog import _devices, _errors
+from tidelog._whole import whole
 from tidelog.abi._native import Session
 from tidelog.abi._seals import Pool, Seal, Tickets
 from tidelog.checkpoints import _safetensors
@@ -48,6 +49,7 @@ class Block(Protocol):
     access: Access
 
 
+@whole
 def write(tide: Block, name: str, state: object) -> None:
     """Writes the state of a program as a checkpoint of its block's pool."""
     with contextlib.closing(Pool.of_session(tide.session)) as pool:
@@ -62,6 +64,7 @@ def write(tide: Block, name: str, state: object) -> None:
             copied.forget()
 
 
+@whole
 def hold(tide: Block, pool: Pool, name: str, storages: list[Storage]) -> list[str]:
     """Seals what storages of a block have now; returns their ids. It is no checkpoint, but one can be
     made of it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tidelog._whole import whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
@@ -57,6 +58,11 @@ class Access:
         """Whether it is one that does the work of the block's own."""
         return threading.get_ident() != self._thread
 
+    def is_replaced(self) -> bool:
+        """Whether another thread does the work of the block's own right now."""
+        return self._thread_instead is not None
+
+    @whole
     def goes_on_in(self, thread: int | None) -> None:
         """Meanwhile another thread, which has the same modes, does the work of the block's own, which waits."""
         self._thread_instead = thread
@@ -65,6 +71,7 @@ class Access:
         """Whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
+    @whole
     def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
         """Makes storages resident, together, for an access that does not go through the dispatcher.
         `written`: the one that it writes or gives other memory; a copy of it that is being written
@@ -92,6 +99,7 @@ class Access:
         self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
         self.await_copies()
 
+    @whole
     def adopt_what_is_new(self) -> None:
         """Tensors were made where the hook is off: from now on they count, and room is made for them."""
         self._ledger.adopt_what_lives()
@@ -100,6 +108,7 @@ class Access:
         else:
             self._hook.end_touch()
 
+    @whole
     def wrote(self, storage: Storage) -> None:
         """A storage was written by a call that is no op."""
         record = storage._tide
@@ -112,6 +121,7 @@ class Access:
             self._ledger.modified(record)
         self._ledger.measure_again(storage)
 
+    @whole
     def empty(self, storage: Storage) -> None:
         """A storage is about to be emptied: what is out of it need not come back."""
         record = storage._tide
@@ -134,9 +144,7 @@ class Access:
     @contextlib.contextmanager
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
-        self.bring_back(*storages)
-        self.await_copies()
-        holds = [self.hold(storage) for storage in storages]
+        holds = self._bring_and_hold(storages)
         records = [storage._tide for storage in storages if storage._tide is not None]
         for record in records:
             record.addresses_end += 1
@@ -147,6 +155,13 @@ class Access:
                 record.addresses_end -= 1
             del holds
 
+    @whole
+    def _bring_and_hold(self, storages: Sequence[Storage]) -> list[Hold | None]:
+        self.bring_back(*storages)
+        self.await_copies()
+        return [self.hold(storage) for storage in storages]
+
+    @whole
     def unpin(self, storage: Storage) -> None:
         """Nobody uses an address of the storage any more: it may move again."""
         storage._aliased = False
@@ -154,17 +169,20 @@ class Access:
         if record is not None and record.ledger is self._ledger and record.pins:
             self._ledger.unpin(record)
 
+    @whole
     def hold(self, storage: Storage) -> Hold | None:
         """Keeps a storage's memory where it is until what this returns is gone. None: it does not
         move anyway."""
         record = storage._tide if self.is_elsewhere() else self._ledger.record_of(storage)
         return record.hold() if record is not None else None
 
+    @whole
     def moves(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory may leave while the block is open."""
         record = self._ledger.adopt(tensor)
         return record is not None and not record.pins
 
+    @whole
     def rebind(self, storage: Storage) -> None:
         """Another block takes a storage over from this one, which has ended."""
         record = storage._tide

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog._whole import held
 from tidelog.dispatch import _backward
 from tidelog.dispatch._backward import Engine
 from tidelog.memory._record import Storage
@@ -88,6 +89,7 @@ class Module(Unmet, Engine, Protocol):
         compiler: Callable[[], object],
         attention: memoryview,
         hides_mode: bool,
+        held: list[int],
     ) -> None:
         """A block begins. What else it has is found by attributes of the hook."""
 
@@ -105,6 +107,9 @@ class Module(Unmet, Engine, Protocol):
 
     def why_sums_unknown(self) -> str:
         """Why autograd's sums cannot be told from others, if so."""
+
+    def is_busy(self) -> bool:
+        """Whether it is in the middle of something that runs as a whole (`_whole`)."""
 
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
@@ -129,7 +134,7 @@ class Kernels:
         module = _built.get() if not self._never else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module))
+            module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module), held)
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -174,6 +179,10 @@ class Kernels:
     def launch(self, func: Launch, args: Args, otherwise: Callable[[Launch, Args], Any]) -> Any:
         """Launches a kernel, without Python or by what does it otherwise."""
         return self._module.launch(func, args, otherwise) if self._module is not None else otherwise(func, args)
+
+    def is_busy(self) -> bool:
+        """Whether they are in the middle of something."""
+        return self._module is not None and self._module.is_busy()
 
     def adopt(self, func: Op) -> None:
         """Has an op go past the hook where that changes nothing."""

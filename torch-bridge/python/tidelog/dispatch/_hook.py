@@ -10,6 +10,7 @@ observed  the session is asked about every storage that the op touches.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from torch import OutOfMemoryError, Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog._whole import collect, come_again, held, is_collecting, is_whole, stop_collecting, take_held, whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._dispatch import Kernels, get_compiler
 from tidelog.dispatch._steps import Plan, Steps
@@ -56,6 +58,7 @@ _ROOM_TIMES = (2, 8, 32)
 # What torch.compile looks at entered frames with now.
 compiler: Callable[[], object] = get_compiler or _NONE
 _NO_KWARGS: Kwargs = {}
+_HERE = contextlib.nullcontext()
 
 
 @functools.cache
@@ -104,6 +107,20 @@ class Hook(TorchDispatchMode):
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if compiler() is not None:
             return apart()(self.__torch_dispatch__, func, types, args, kwargs)
+        # As `whole` does it, which would cost a call more.
+        collects = is_collecting()
+        try:
+            stop_collecting()
+            return self._dispatched(func, types, args, kwargs)
+        finally:
+            if collects:
+                collect()
+            if held:
+                [*map(come_again, take_held())]
+
+    is_whole(__torch_dispatch__)
+
+    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
         ledger = self._ledger
         if types and any_wrapper(args, kwargs or {}):
             return NotImplemented  # of the ops that it becomes, each comes here
@@ -132,6 +149,7 @@ class Hook(TorchDispatchMode):
             return self._watchful(plan, func, args, kwargs or _NO_KWARGS)
         return self._op(func, args, kwargs or _NO_KWARGS)
 
+    @whole
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """A kernel that gets addresses is about to be launched: it is an op like any other."""
         if self._ledger.quiet:
@@ -160,6 +178,20 @@ class Hook(TorchDispatchMode):
         if uses:
             self.touch(uses)
         return func(*args, **kwargs)
+
+    def inside(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """An op in the middle of another, or of a request."""
+        if self._ledger.quiet:  # it stays so: nobody knows what the op around uses, and that must not leave
+            return func(*args, **kwargs)
+        if self._session.forked:
+            return self._in_forked_child(func, args, kwargs)
+        uses = self._uses
+        try:
+            self._uses = {}
+            with self._steps.inside():
+                return self._observed_here(func, info_of(func), args, kwargs)
+        finally:
+            self._uses = uses
 
     def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         plan = self._steps.plan  # None in a child of a fork
@@ -285,6 +317,11 @@ class Hook(TorchDispatchMode):
     # -- one op, looked at in full ----------------------------------------------------------------
 
     def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
+        if self._steps.is_performing():
+            return self.inside(func, args, kwargs)
+        return self._observed_here(func, info, args, kwargs)
+
+    def _observed_here(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
         steps = self._steps
         self._kernels.adopt(func)
         if self._async_uses:
@@ -299,7 +336,7 @@ class Hook(TorchDispatchMode):
         if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
             pieces = halves(args, kwargs)
             if pieces is not None:
-                return merged([self._observed(func, info, *piece) for piece in pieces])
+                return merged([self._observed_here(func, info, *piece) for piece in pieces])
 
         uses = {} if info.looks and info.leaves_out(args) else {record.id: 0 for record in records}
         if info.written:
@@ -403,16 +440,21 @@ class Hook(TorchDispatchMode):
 
     # -- an access that is no op ------------------------------------------------------------------
 
+    @whole
     def touch(self, uses: Mapping[int, int]) -> None:
         """Makes storages ready for an access from outside the dispatcher, also from inside a
         running op. `uses` says by storage number which of them it writes, as for an op. The access
         follows, and nobody says when it has ended: what it uses stays until the next op, or
         `end_touch`."""
         outer = self._uses
-        self._begin(-1, b"an access outside the dispatcher", 0, {**self._running_uses(), **uses}, 0)
-        self._uses = outer
+        try:
+            with self._steps.inside() if self._steps.is_performing() else _HERE:
+                self._begin(-1, b"an access outside the dispatcher", 0, {**self._running_uses(), **uses}, 0)
+        finally:
+            self._uses = outer
         self._ledger.note_peak()
 
+    @whole
     def end_touch(self) -> None:
         """What was brought back for an access may leave again."""
         if not self._running_uses():
@@ -428,9 +470,9 @@ class DistributedHook(Hook):
 
     _functional = functional_collectives()
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
         if func not in self._functional:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super()._dispatched(func, types, args, kwargs)
         return self._async_uses.launch(self, func, args, kwargs or {})
 
 

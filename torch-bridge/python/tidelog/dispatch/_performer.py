@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -49,6 +49,8 @@ class Performer:
         self._async_uses = async_uses
         # Number -> storage (and event): alive while a device or a copy may touch its memory.
         self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self.is_performing = False  # whether a request is being done, here
+        self._depth = 0  # how many ops, or requests, are around what is done now
         self._parts = PartRequests(session, ledger, device, heap, self._evict_storage, self._await_loans)
         self.performs_all()
 
@@ -87,6 +89,27 @@ class Performer:
     def perform(self) -> None:
         """Performs what is asked for now. A request that an interrupt cut short is handed out again
         until it is reported done."""
+        outer = self.is_performing
+        try:
+            self.is_performing = True
+            self._perform()
+        finally:
+            self.is_performing = outer
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """What begins meanwhile is in the middle of an op, or of a request: a finalizer that runs ops. What is around
+        it stays as it is."""
+        outer, performing = self._depth, self.is_performing
+        try:
+            self._depth, self.is_performing = outer + 1, False
+            self.drive(self._session.nest(outer + 1))
+            yield
+        finally:
+            self._depth, self.is_performing = outer, performing
+            self._session.nest(outer)  # what is to be done next is for whoever is around
+
+    def _perform(self) -> None:
         session = self._session
         while not self.perform_usual() and (action := session.next_action()) is not None:
             record = self._ledger.record_at(action.storage)

@@ -7,12 +7,13 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
 
 from tidelog._errors import BudgetError, Error
+from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
 from tidelog.dispatch._dispatch import Kernels
 from tidelog.dispatch._performer import Performer
@@ -98,6 +99,7 @@ class Steps(Place):
 
     # -- steps ------------------------------------------------------------------------------------
 
+    @whole
     def begin(self) -> None:
         """A step begins."""
         ledger = self._ledger
@@ -203,6 +205,21 @@ class Steps(Place):
         self._needs.clear()
 
     # -- ops --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Ops that run meanwhile are in the middle of another: they are none of the step."""
+        outer, follows = self.next_op, self.follows
+        try:
+            self.leave_step()
+            with self._performer.inside():
+                yield
+        finally:
+            self.next_op, self.follows = outer, follows
+
+    def is_performing(self) -> bool:
+        """Whether a request of the session is being done right now."""
+        return self._performer.is_performing or self._kernels.is_busy()
 
     def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
         """Blocks until the op's storages are resident and its outputs have room."""

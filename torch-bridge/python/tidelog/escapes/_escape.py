@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
+from tidelog._whole import whole
 from tidelog.dispatch._access import Access
 from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
@@ -138,6 +139,7 @@ def _wrap(
         return
 
     def make(original: Wrapper) -> Wrapper:
+        @whole
         def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
             storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
             with _borrowed(access, storages):
@@ -201,6 +203,7 @@ def _modified(access: Access, *storages: Storage) -> None:
 
 
 def _resize(access: Access, original: Wrapper) -> Wrapper:
+    @whole
     def wrapper(storage: Storage, size: int) -> Any:
         with _borrowed(access, [storage]):
             access.await_copies()
@@ -237,6 +240,7 @@ def _part(access: Access, original: Wrapper) -> Wrapper:
     """A byte of a storage, or a slice: another storage in the same memory, which stays as long as
     the slice does."""
 
+    @whole
     def wrapper(storage: Storage, index: Any) -> Any:
         with _borrowed(access, [storage]):
             access.await_copies()
@@ -301,9 +305,7 @@ def _storage_pointer(access: Access, original: Wrapper) -> Wrapper:
         meaning = _meaning(sys._getframe(1))
         if meaning == "identity":
             return _identity(storage)
-        with _borrowed(access, [storage]):
-            (_read if meaning == "momentary" else _alias)(access, storage)
-        return original(storage)
+        return _pointer(access, original, storage, storage, _read if meaning == "momentary" else _alias)
 
     return wrapper
 
@@ -315,11 +317,17 @@ def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
             meaning = _meaning(sys._getframe(1))
             if meaning == "identity" or (meaning == "alignment" and resizable(storage)):
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
-            with _borrowed(access, [storage]):
-                (_alias if meaning is None else _read)(access, storage)
+            return _pointer(access, original, tensor, storage, _alias if meaning is None else _read)
         return original(tensor)
 
     return wrapper
+
+
+@whole
+def _pointer(access: Access, original: Wrapper, subject: Any, storage: Storage, before: Callable[..., None]) -> Any:
+    with _borrowed(access, [storage]):
+        before(access, storage)
+    return original(subject)
 
 
 # -- safetensors ----------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ _scope = threading.local()
 
 
 @contextmanager
-def pointers_mean(meaning: str) -> Iterator[None]:
-    """Says what addresses that are asked for meanwhile are for."""
+def pointers_mean(meaning: str | None) -> Iterator[None]:
+    """Says what addresses that are asked for meanwhile are for. None: nothing is known."""
     before = getattr(_scope, "meaning", None)
     _scope.meaning = meaning
     try:

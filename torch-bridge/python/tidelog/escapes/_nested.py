@@ -7,11 +7,11 @@ from types import FrameType
 
 import torch
 
-from tidelog.dispatch._hook import DistributedHook, Hook
+from tidelog.dispatch._hook import Hook
 from tidelog.escapes._threads import Bystander
 
 _MODES = (Hook, Bystander)
-_DISPATCHES = {mode.__torch_dispatch__.__code__ for mode in (Hook, DistributedHook, Bystander)}
+_DISPATCHES = {mode.__torch_dispatch__.__code__ for mode in _MODES}
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
 

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _errors
+from tidelog._whole import whole
 from tidelog.dispatch._hook import Hook
 from tidelog.memory._record import untyped_storage
 from tidelog.order import _crossings, _element_wise
@@ -54,6 +55,9 @@ class EarlyUpdates(Updates):
         super().begin(hook)
         self._after = register_optimizer_step_post_hook(self._after_step)
 
+    def is_ahead(self) -> bool:
+        return any(watched.updated is not None for watched in self._all())
+
     def figures(self) -> UpdateFigures:
         pending = sum(watched.updated is not None for watched in self._all())
         return {"pending": pending, "late": 0, "early": self._early}
@@ -64,6 +68,7 @@ class EarlyUpdates(Updates):
 
     # -- a gradient has been made -------------------------------------------------------------------
 
+    @whole
     def _accumulated(self, watched: Watched, parameter: Tensor) -> None:
         """A hook of the parameter: a gradient has been added to its own."""
         optimizer = watched.optimizer()
@@ -127,6 +132,7 @@ class EarlyUpdates(Updates):
 
     # -- a step -----------------------------------------------------------------------------------
 
+    @whole
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
         trained = self._trained.setdefault(optimizer, _Trained())
         noted = [_element_wise.noted(group) for group in optimizer.param_groups]
@@ -159,6 +165,7 @@ class EarlyUpdates(Updates):
         watched.handle = parameter.register_post_accumulate_grad_hook(partial(self._accumulated, watched))
         return watched
 
+    @whole
     def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         if (trained := self._trained.get(optimizer)) is not None and self.is_live() and not self.is_elsewhere():
             for watched in trained.parameters.values():
@@ -168,6 +175,7 @@ class EarlyUpdates(Updates):
                 if self.is_seen(untyped_storage(gradient)):
                     watched.watch_gradient(gradient)
 
+    @whole
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
         """Nothing may have been updated before."""
         trained = self._trained.get(optimizer)
@@ -208,7 +216,7 @@ class EarlyUpdates(Updates):
                 f"{left} parameters have been updated in the last backward pass (updates='early'), and their optimizer "
                 "has not stepped: they are one step ahead of the others. Go on from a checkpoint.",
                 _errors.LeftBehindWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return None
 

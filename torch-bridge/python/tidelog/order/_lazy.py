@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tidelog import _errors
+from tidelog._whole import whole
 from tidelog.escapes._nested import is_in_op
 from tidelog.memory._record import untyped_storage
 from tidelog.order import _element_wise
@@ -62,6 +63,7 @@ class LazyUpdates(Updates):
 
     # -- a step -----------------------------------------------------------------------------------
 
+    @whole
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
         self._run_what_waited(optimizer)
 
@@ -71,6 +73,7 @@ class LazyUpdates(Updates):
             if update.step.optimizer() in (optimizer, None):
                 update.run()
 
+    @whole
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
         """Those stay in the step's place that have no state: the first step of each makes it."""
         self._run_what_waited(optimizer)
@@ -137,6 +140,7 @@ class LazyUpdates(Updates):
             update.refuse()
         self._run(update)
 
+    @whole
     def _run(self, update: Late) -> None:
         """Who is asked to stop in a forward pass need not expect that a parameter is half updated."""
         with interrupts_deferred():
@@ -161,7 +165,7 @@ class LazyUpdates(Updates):
                 f"the last updates of {len(left)} parameters did not run: these are as they were before their "
                 f"optimizer's last step ({failure!r}). Go on from a checkpoint.",
                 _errors.LeftBehindWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return failure
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tidelog._errors import OrderError
+from tidelog._whole import whole
 
 # Of torch's Mersenne Twister, in the bytes of its state: the array of which it takes numbers, which is made
 # anew after so many, and how many of it are taken.
@@ -33,6 +34,7 @@ _counts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], dict[Shapes,
 )
 
 
+@whole
 def state(generator: torch.Generator = torch.default_generator) -> bytes:
     """The state of a generator for the processor."""
     with torch._C._DisableTorchDispatch():
@@ -41,12 +43,14 @@ def state(generator: torch.Generator = torch.default_generator) -> bytes:
         return read
 
 
+@whole
 def put(value: bytes, generator: torch.Generator = torch.default_generator) -> None:
     """Gives a generator a state."""
     with torch._C._DisableTorchDispatch():
         generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
 
 
+@whole
 def _ahead(value: bytes, count: int) -> bytes:
     """The state after so many numbers."""
     generator = torch.Generator()

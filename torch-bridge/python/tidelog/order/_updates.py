@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _patches
+from tidelog._whole import come_again
 from tidelog.dispatch._hook import Hook, apart, compiler
 from tidelog.memory._record import Storage, run_updates
 from tidelog.order import _element_wise
@@ -27,7 +28,7 @@ from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ledger import Ledger
-from tidelog.storages._ops import Args, Kwargs, Launch, OpOverload, storages_of
+from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, storages_of
 
 _NOTHING = contextlib.nullcontext()
 
@@ -93,6 +94,10 @@ class Updates:
 
     def run_all(self) -> None:
         """Runs all that are pending."""
+
+    def is_ahead(self) -> bool:
+        """Whether parameters have been updated whose step is still to come: nobody may use them."""
+        return False
 
     def expect_collectives(self) -> None:
         """The program is distributed."""
@@ -204,13 +209,21 @@ class UpdatesHook(Hook):
         self._updates = updates
         self.updates = updates.pending  # the kernels of `_dispatch` look there
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        updates = self._updates
-        if updates.pending and not updates.is_running and compiler() is None:
-            for storage in storages_of(args, kwargs or {}):
-                if storage._tide_update is not None:
-                    storage._tide_update.touch(func)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
+        if self._updates.pending and not self._updates.is_running:
+            self._touch_updates(func, args, kwargs or {})
+        return super()._dispatched(func, types, args, kwargs)
+
+    def inside(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        if self._updates.pending and not self._updates.is_running:
+            with self._steps.inside():
+                self._touch_updates(func, args, kwargs)
+        return super().inside(func, args, kwargs)
+
+    def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
+        for storage in storages_of(args, kwargs):
+            if storage._tide_update is not None:
+                storage._tide_update.touch(func)
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         if self._updates.pending:
@@ -235,5 +248,7 @@ def interrupts_deferred() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came:
+        if came and before is signal.default_int_handler:
             before(*came[-1])
+        elif came:
+            come_again(signal.SIGINT)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tidelog._whole import whole
 from tidelog.abi._native import Session
 from tidelog.dispatch._steps import Steps
 from tidelog.output import _logging
@@ -108,6 +109,7 @@ class Recompute:
         """They are not."""
         self._choosable.close()
 
+    @whole
     def begin_step(self) -> Callable[[Op, Args, Kwargs, Any], None] | None:
         """Before a step begins. Returns what is to see its ops, if it is looked at."""
         if self._phase is _Phase.CHOOSES:

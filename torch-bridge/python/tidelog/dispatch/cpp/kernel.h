@@ -45,6 +45,8 @@ class Kernel {
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     if (!is_open.load(std::memory_order_relaxed)) return false;
     Gil gil;
+    if (Whole::depth != 0) return false;  // in the middle of another, or of a request
+    Whole whole;
     if (passes(run, arguments)) return true;
     if (!run.block || !begins(run, arguments, make_numbers())) return false;
     run.path = Path::observed;
@@ -74,6 +76,7 @@ class Kernel {
   void learn(const Run& run, const Tensors& results) const {
     int64_t born = bytes_made(run, results);
     Gil gil;
+    Whole whole;
     run.block->remember(run.key, born);
   }
 
@@ -122,6 +125,7 @@ class Kernel {
     run.block->allocated += run.needs;
     if (others.empty() && unmet().bytes() <= run.room && run.block->allocated < TOLD_EVERY) return;
     Gil gil;
+    Whole whole;
     for (const auto& [place, tensor] : others) look_at(run, place, tensor);
     tell(run);
   }
@@ -220,6 +224,7 @@ class Kernel {
   // The same from where it has run.
   void ends(const Run& run, const Tensors& results) const {
     Gil gil;
+    Whole whole;
     c10::impl::ForceDispatchKeyGuard guard(with_mode(c10::impl::tls_local_dispatch_key_set()));
     Block& block = *run.block;
     block.end_uses();

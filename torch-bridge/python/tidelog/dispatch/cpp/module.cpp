@@ -109,10 +109,13 @@ PyObject* launch(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention;
+  PyObject *hook, *ledger, *compiler, *attention, *held;
   int hides_mode;
-  if (!PyArg_ParseTuple(args, "OOOO!p", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode))
+  if (!PyArg_ParseTuple(args, "OOOO!pO!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
+                        &PyList_Type, &held))
     return nullptr;
+  Whole::held = borrowed(held).release();
+  Whole::thread = pthread_self();
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
@@ -133,12 +136,15 @@ PyObject* close(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0); }
+
 PyObject* bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(unmet().bytes()); }
 
 PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed); }
 
 PyObject* meet_all(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
+  Whole whole;
   while (c10::Storage storage = unmet().first()) {
     if (!open_block()) break;
     if (Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl())) meet(*open_block(), storage, entry);
@@ -154,6 +160,7 @@ PyObject* meet_all(PyObject*, PyObject*) {
 
 PyObject* tell_unmet(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
+  Whole whole;
   if (open_block()) open_block()->session.tell_unmet();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -161,6 +168,7 @@ PyObject* tell_unmet(PyObject*, PyObject*) {
 
 PyObject* perform(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
+  Whole whole;
   return PyBool_FromLong(open_block() && open_block()->session.perform());
   END_HANDLE_TH_ERRORS
 }
@@ -179,6 +187,7 @@ PyObject* running_uses(PyObject*, PyObject*) {
 
 PyObject* meet_numbered(PyObject*, PyObject* number) {
   HANDLE_TH_ERRORS
+  Whole whole;
   c10::Storage storage = unmet().numbered(number_in(number));
   if (!storage || !open_block()) Py_RETURN_NONE;
   Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl());
@@ -266,6 +275,7 @@ PyMethodDef METHODS[] = {
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
+    {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
@@ -279,6 +289,7 @@ PyMethodDef METHODS[] = {
 // `storage._tide` where nobody has set it: Python meets the storage now.
 PyObject* record_of(PyObject*, PyObject* storage, PyObject*) {
   HANDLE_TH_ERRORS
+  Whole whole;
   if (storage != nullptr && open_block()) {
     const c10::Storage& unpacked = THPStorage_Unpack(storage);
     if (Unmet* entry = UnmetList::of(*unpacked.unsafeGetStorageImpl())) {

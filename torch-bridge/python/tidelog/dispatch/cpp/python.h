@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Python.h>
+#include <pthread.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <cstdint>
@@ -84,6 +85,33 @@ class Gil {
 
  private:
   PyGILState_STATE state_;
+};
+
+// What runs as a whole, with Python's lock held: `_whole.py` says why.
+class Whole {
+ public:
+  Whole() : collects_(PyGC_Disable() != 0) { ++depth; }
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
+  ~Whole() {
+    if (collects_) PyGC_Enable();
+    if (--depth == 0 && held != nullptr && PyList_GET_SIZE(held) != 0) let_go();
+  }
+
+  static inline int depth = 0;             // of those under way
+  static inline PyObject* held = nullptr;  // a list: the signals whose handlers wait
+  static inline pthread_t thread;          // of the handlers
+
+ private:
+  // Python calls the handlers soon: none of it runs before what is under way here has returned.
+  static void let_go() {
+    if (!pthread_equal(thread, pthread_self())) return;
+    for (Py_ssize_t place = 0; place < PyList_GET_SIZE(held); ++place)
+      PyErr_SetInterruptEx(PyLong_AsLong(PyList_GET_ITEM(held, place)));
+    PyList_SetSlice(held, 0, PyList_GET_SIZE(held), nullptr);
+  }
+
+  const bool collects_;
 };
 
 // Names of attributes, as Python has them in one place.
