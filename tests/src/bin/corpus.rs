@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tidelog_tests::fuzzing::{run, seeds};
+use tidelog_tests::fuzzing::{corpus, mutant, run, seeds};
 
 #[derive(Parser)]
 struct Arguments {
@@ -28,12 +28,25 @@ enum Command {
         #[arg(required = true)]
         inputs: Vec<PathBuf>,
     },
+    /// Runs one mutant of a target's committed corpus, by its number
+    Mutant {
+        /// The target
+        target: String,
+        /// The number that the test `corpus` has told
+        number: u64,
+        /// Writes the mutant to this file first
+        #[arg(long)]
+        output: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Seeds { folder } => write_seeds(&folder),
         Command::Replay { target, inputs } => replay(&target, &inputs),
+        Command::Mutant { target, number, output } => {
+            run_mutant(&target, number, output.as_deref())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -62,5 +75,15 @@ fn replay(target: &str, inputs: &[PathBuf]) -> Result<(), String> {
         println!("{target}: {} ({} bytes)", input.display(), bytes.len());
         run(target, &bytes);
     }
+    Ok(())
+}
+
+fn run_mutant(target: &str, number: u64, output: Option<&std::path::Path>) -> Result<(), String> {
+    let bytes = mutant(&corpus(target), number);
+    if let Some(path) = output {
+        std::fs::write(path, &bytes)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    run(target, &bytes);
     Ok(())
 }

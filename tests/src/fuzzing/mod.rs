@@ -2,7 +2,7 @@
 //!
 //! A target returns where the bytes are refused or come to nothing, and panics where a rule is
 //! broken. The fuzz crate (`fuzz/`) drives these with libFuzzer, and a plain test replays the
-//! committed corpus through them, so that what was found once stays found. Decoders look at
+//! committed corpus and mutants of it through them. Decoders look at
 //! checksums first, and no fuzzer guesses one: so each target also puts the bytes into frames whose
 //! checksums are right.
 
@@ -11,11 +11,13 @@ mod corrupt_device;
 mod device;
 mod frame;
 mod index;
+mod mutants;
 mod planner;
 mod recovery;
 mod seeds;
 mod superblock;
 
+pub use mutants::{corpus, mutant};
 pub use seeds::seeds;
 
 /// One target.
