@@ -100,7 +100,7 @@ impl LogFiles {
     /// Opens all that these jobs ask for.
     ///
     /// # Errors
-    /// As for [`Output::open`].
+    /// As for [`OutputTarget::open`].
     pub fn open(jobs: &[JobOptions], request: &BenchRequest) -> Result<Self, BenchError> {
         let (mut files, of_jobs) = (BTreeMap::new(), log_files(jobs));
         for (_, path) in of_jobs.iter().flatten() {

@@ -7,7 +7,7 @@
 //! pointer into memory that somebody else (a tensor framework) keeps alive; or they are memory of a
 //! *GPU*, which has no bytes for the processor to look at.
 //!
-//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the
+//! `PeerRegion` is memory of another PCI device, which controllers read and write without the
 //! host's memory in between; its buffers have no bytes that a program could see. [`Memory`] is what
 //! one operation of a data path names, of whichever kind.
 //!

@@ -79,7 +79,7 @@ pub enum FetchUrgency {
 /// What to do, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyAction {
-    /// Make sure of a valid copy. The memory stays until [`Action::Release`].
+    /// Make sure of a valid copy. The memory stays until [`ResidencyAction::Release`].
     Evict {
         /// Whose memory.
         storage: StorageId,
@@ -110,7 +110,7 @@ pub enum ResidencyAction {
     },
     /// An op waits for this fetch now.
     Expedite {
-        /// A fetch that began [`Urgency::Ahead`].
+        /// A fetch that began [`FetchUrgency::Ahead`].
         transfer: TransferId,
     },
     /// Stop as soon as possible. A completion still comes.

@@ -9,8 +9,7 @@ use tidelog_engine::path::{IoPriority, PriorityClass};
 use crate::option::{JobOptions, LogKind, LogOptions};
 use crate::stats::{JobTimeline, TimelineEntry};
 
-/// The log files of the jobs of a run, in the order of [`entries`]; each clone of a job has its
-/// own.
+/// The log files of the jobs of a run, in their order; each clone of a job has its own.
 pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
     let clones = jobs.iter().flat_map(|job| std::iter::repeat_n(job, job.numjobs as usize));
     let files = clones.enumerate().map(|(index, job)| job.logs.files(&job.name, index + 1));
