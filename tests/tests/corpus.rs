@@ -16,7 +16,7 @@ use tidelog_tests::fuzzing::{TARGETS, Target, corpus, mutant};
 /// No size on a device is trusted: who allocates as much has done so.
 const ALLOCATION_MAX: usize = 256 << 20;
 /// One input takes milliseconds.
-const HANGS_AFTER: Duration = Duration::from_secs(60);
+const HANGS_AFTER: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 
 thread_local! {

@@ -12,7 +12,7 @@ use crate::schedule::{
 use crate::units::{ByteCount, DeviceIndex};
 
 const LENGTH: usize = 1 << 20;
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(600);
 
 fn start(disk: &SimDisk) -> Reactor {
     let (staging, chunk) = (ByteCount::kib(128), ByteCount::kib(64));

@@ -14,7 +14,7 @@ use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Unavailable, Wa
 pub(crate) const DEVICE_BYTES: u64 = 16 << 20;
 const DEVICES: usize = 2;
 /// No scenario takes a tenth of it.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(600);
 /// What a machine that others use too may take for a load's writes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -19,7 +19,7 @@ use crate::units::{ByteCount, DeviceIndex};
 const CHUNK: u32 = 32 << 10;
 const DISK: ByteCount = ByteCount::mib(8);
 /// Far longer than anything here takes, far shorter than a hung test is worth.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(600);
 
 fn disks(count: u64) -> Vec<SimDisk> {
     let disk = |seed| SimDisk::with_profile(DISK, SimProfile { seed, ..SimProfile::default() });
