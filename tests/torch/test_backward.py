@@ -238,7 +238,7 @@ def test_checkpointed_layers(pool, reentrant):
     check(pool, lambda gradient: None, forward=forward)
 
 
-def test_a_function_that_is_compiled_in_a_backward_pass(pool):
+def test_a_function_that_is_compiled_in_a_backward_pass(pool, compiled_once):
     compiled = torch.compile(lambda x: torch.tanh(x * 2) + x)
 
     def hook(gradient):

@@ -2,8 +2,7 @@
 
 import os
 import random
-import subprocess
-import sys
+import signal
 import textwrap
 import typing
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 import tidelog
 from tidelog.abi._seals import Pool
+from tidetest import process
 
 MIB = 1 << 20
 LAYERS, WIDTH = 12, 512  # each weight is 1 MiB
@@ -65,10 +65,9 @@ def go_on(state, steps):
 
 def in_new_process(pool, code):
     """What a program prints that has the pool's path as its argument."""
-    text = f"import sys\nsys.path[:0] = {sys.path!r}\npool = sys.argv[1]\n" + textwrap.dedent(code)
-    ran = subprocess.run([sys.executable, "-c", text, pool], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    ran = process.run("pool = sys.argv[1]\n" + textwrap.dedent(code), pool)
+    assert ran.code == 0, ran.err
+    return ran.out
 
 
 def test_a_run_goes_on_with_the_same_bits_from_a_checkpoint_of_which_nothing_was_copied_twice(pool):
@@ -288,9 +287,8 @@ def test_checkpoints_that_returned_are_there_after_a_kill(pool):
             print("made", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    text = f"import sys\nsys.path[:0] = {sys.path!r}\npool = sys.argv[1]\n" + textwrap.dedent(code)
-    ran = subprocess.run([sys.executable, "-c", text, pool], capture_output=True, text=True, check=False)
-    assert ran.stdout == "made\n" and ran.returncode == -9, ran.stderr
+    ran = process.run("pool = sys.argv[1]\n" + textwrap.dedent(code), pool)
+    assert ran.out == "made\n" and ran.code == -signal.SIGKILL, ran.err
     with tidelog.Checkpoints(pool) as checkpoints:
         for step in range(5):
             assert checkpoints.restore(f"step-{step}")["t"].eq(step + 1).all()

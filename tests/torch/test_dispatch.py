@@ -1,12 +1,8 @@
 """Kernels in C++ for ops that change nothing: which ops go past the dispatch mode, and what Python still sees."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tidelog
 from tidelog.dispatch import _dispatch
 from tidelog.escapes import _compiled
-from tidetest import MIB
+from tidetest import MIB, process
 from tidetest.requests import leave_to_python
 
 pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
@@ -368,8 +364,8 @@ def test_an_op_that_fails_raises_what_it_raises_without_a_block(tide):
 
 @pytest.mark.parametrize("past", [True, False])
 def test_what_an_op_uses_stays_while_it_brings_something_back(pool, past):
-    """An op whose kernel is in Python, and looks at a tensor that is out, or launches a kernel with it: there is no room
-    for both.
+    """An op whose kernel is in Python, and looks at a tensor that is out, or launches a kernel with it: there is no
+    room for both.
     """
     tensors, is_out = {}, []
     kernel = _compiled._Kernel("nothing", lambda _: None, written=[], count=1)
@@ -413,23 +409,23 @@ def test_a_sparse_result_has_its_parts_counted(tide):
 
 
 SCRIPT = """
-import sys, torch, tidelog
+import os
+os.environ |= json.loads(sys.argv[2])
 from tidelog.dispatch import _dispatch
 _dispatch.build()
 with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
     for _ in range(3):
         (torch.ones(1000) + 1).sum().item()
-    print(tide.stats()["dispatch"])
+    print(json.dumps(tide.stats()["dispatch"]))
 """
 
 
 def dispatch_of(tmp_path, **variables):
     """What stats() says of dispatch in a process with these environment variables."""
-    path = str(Path(tidelog.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "pool")]
-    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    return eval(run.stdout.splitlines()[-1])
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+    ended = process.run(SCRIPT, tmp_path / "pool", json.dumps(variables))
+    assert ended.code == 0, ended
+    return json.loads(ended.out.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """torch.distributed.checkpoint on a pool: by reference, committed by all ranks at once, found whole or not at all."""
 
+import functools
 import os
 import random
 import re
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,12 +130,13 @@ resumable.show(*sys.argv[1:])
 def start(script, size, folder, *arguments):
     """Starts a program on `size` ranks."""
     (folder / "meeting").unlink(missing_ok=True)
-    return [process.start(script, rank, size, folder, *arguments) for rank in range(size)]
+    words = [(rank, size, folder, *arguments) for rank in range(size)]
+    return [process.start(script, *each, imports=["tidetest.resumable"]) for each in words]
 
 
 def finished(started):
     """What each rank printed; all of them end well."""
-    ended = [each.finish(timeout_s=120) for each in started]
+    ended = [each.finish() for each in started]
     for each in ended:
         process.assert_done(each)
     return [each.out for each in ended]
@@ -143,12 +147,19 @@ def found(word, text):
     return re.findall(rf"^{word} (.+)$", text, re.MULTILINE)
 
 
+@functools.cache
+def plain_losses(steps):
+    """What each of two ranks prints of the steps of a run without a block."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [found("step", text) for text in finished(start(TRAIN, 2, Path(folder), steps, "plain"))]
+
+
 @pytest.mark.host_memory(4)
 def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
     saved = finished(start(TRAIN, 2, tmp_path, 6, "block"))
     digests = {found("digest", text)[0] for text in saved}
     assert len(digests) == 1
-    for size in (1, 2, 4):
+    for size in (1, 4):
         folder = tmp_path / f"on {size}"
         folder.mkdir()
         loaded = finished(start(SHOW, size, folder, tmp_path / "pool", 6))
@@ -157,25 +168,23 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
 
 @pytest.mark.host_memory(2)
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["block", "async"])
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills, way):
     """At random points, one rank or the other. Every checkpoint that had returned is there whole."""
     steps, choose = 12 * kills, random.Random(kills)
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, steps, "plain"))]
+    expected = plain_losses(steps)
     pool, most_kept, progressed, resumed = tmp_path / "pool", 0, 0, 0
     for number in range(kills):
         started = start(TRAIN, 2, tmp_path, steps, way)
         for each in started:
             each.await_line(f"begins {most_kept}")
-        if choose.random() < 0.6 and most_kept + resumable.EVERY < steps:
+        if (number == 0 or choose.random() < 0.6) and most_kept + resumable.EVERY < steps:
             started[0].await_line(f"kept {most_kept + resumable.EVERY}")
         time.sleep(0.5 * choose.random())
         victim = choose.randrange(2)
         os.kill(started[victim].pid, signal.SIGKILL)
-        ended = [each.finish(timeout_s=60) for each in started]
+        ended = [each.finish() for each in started]
         assert ended[victim].code in (-signal.SIGKILL, 0), ended[victim]
         for rank, each in enumerate(ended):
             assert set(found("step", each.out)) <= set(expected[rank]), f"{number}: other losses"
@@ -206,19 +215,14 @@ resumable.go_on(*sys.argv[1:])
 
 @pytest.mark.host_memory(2)
 def test_ranks_go_on_by_resume_with_the_same_losses_and_other_numbers_of_ranks_with_the_same_state(tmp_path):
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    expected = [found("step", text) for text in finished(start(TRAIN, 2, plain, 10, "plain"))]
+    expected = [losses[:10] for losses in plain_losses(24)]
     begun = start(GO_ON, 2, tmp_path, 10, 7)  # both are killed after step 7
     assert [each.finish().code for each in begun] == [-signal.SIGKILL] * 2
     ended = finished(start(GO_ON, 2, tmp_path, 10))
     for rank, text in enumerate(ended):
         assert found("begins", text) == ["6 step-6"]
         assert found("step", text) == expected[rank][6:], "other losses"
-    # What the two have at the end of step 9 is what others begin with.
-    last = finished(start(GO_ON, 2, tmp_path, 9))
-    assert {found("begins", text)[0] for text in last} == {"9 step-9"}
-    (there,) = {found("digest", text)[0] for text in last}
+    assert len({found("digest", text)[0] for text in ended}) == 1, "they begin with different states"
     with_tensors = start(GO_ON, 1, tmp_path, 9)
     (alone,) = [each.finish() for each in with_tensors]
     assert "go on with ranks" in alone.err, alone

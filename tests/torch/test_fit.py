@@ -17,7 +17,8 @@ SMALL = ["--sequence", "32", "--micro-batch", "2"]
 
 
 def fit(*words, cwd="."):
-    code, out, err = tidelog_command("fit", *words, cwd=cwd)
+    imports = ["transformers.models.gpt2.modeling_gpt2"]
+    code, out, err = tidelog_command("fit", *words, cwd=cwd, imports=imports)
     return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
 

@@ -226,7 +226,6 @@ def test_a_block_ends_after_a_kernel_went_wrong(fake, pool, options, when):
     """Every call of CUDA's returns that error from then on, and what was put into streams does not happen."""
     gpu = fake(laziness=3)
     options = {"memory": 8 * MIB, "staging": STAGING, "device": gpu.device, "mode": "reactive", **options}
-    started = time.monotonic()
     with pytest.raises(RuntimeError) as raised, warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
         with tidelog.offload(pool=pool, **options) as tide:
@@ -240,7 +239,6 @@ def test_a_block_ends_after_a_kernel_went_wrong(fake, pool, options, when):
             for tensor in tensors:
                 bits(tensor)
     assert "700" in str(raised.value) or "ILLEGAL_ADDRESS" in str(raised.value)
-    assert time.monotonic() - started < 20
     assert _block._active is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tidelog
-from test_run import assert_planned_by, program, run, tidelog_command, tidelog_run
+from test_run import assert_planned_by, program, run, run_plain, tidelog_command, tidelog_run
 
 pytest.importorskip("accelerate")
 from tidelog.integrations import step_figures  # noqa: E402
@@ -38,14 +38,15 @@ print(sum(parameter.double().sum().item() for parameter in model.parameters()).h
 """
 
 __all__ = ["program", "tidelog_run"]
+IMPORTS = ["transformers.trainer", "transformers.models.gpt2.modeling_gpt2"]
 
 
 def test_an_unedited_trainer_gives_the_same_bits(program, tidelog_run, tmp_path):
     path, stats = program(TRAINER), tmp_path / "stats.json"
-    code, plain, err = run(path, tmp_path / "plain")
+    code, plain, err = run_plain(path, tmp_path / "plain", imports=IMPORTS)
     assert code == 0, err
-    words = [*tidelog_run, "--memory", "3MiB", "--stats", stats]
-    code, out, err = run(*words, path, tmp_path / "offloaded")
+    words = [*tidelog_run[2:], "--memory", "3MiB", "--stats", stats]
+    code, out, err = tidelog_command(*words, path, tmp_path / "offloaded", imports=IMPORTS)
     assert code == 0, err
     assert lines(out) == lines(plain) and len(lines(out)) == 10
     figures = json.loads(stats.read_text())
@@ -58,7 +59,7 @@ def test_an_unedited_trainer_is_planned_by_its_eighth_step(program, tidelog_run,
     """It fetches batches ahead and lets go of them late, so that some live in three steps."""
     stats = tmp_path / "stats.json"
     words = [*tidelog_run[2:], "--memory", "3MiB", "--stats", stats, program(TRAINER), tmp_path / "out"]
-    code, _, err = tidelog_command(*words, AWAIT_PLANS="1")
+    code, _, err = tidelog_command(*words, imports=IMPORTS, AWAIT_PLANS="1")
     assert code == 0, err
     assert_planned_by(8, json.loads(stats.read_text()))
 

@@ -249,7 +249,7 @@ tidelog.accumulate(model, [torch.ones(2, 8)] * 3, loss)
 
 @pytest.mark.parametrize("way", ["exit", "at once"])
 def test_a_program_that_ends_in_a_micro_batch(way):
-    ended = process.run(EXITS, way)
+    ended = process.run(EXITS, way, whole_end=True)
     process.assert_orderly(ended)
     assert ended.code == 3
 

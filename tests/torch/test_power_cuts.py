@@ -33,7 +33,7 @@ def run(tmp_path_factory):
         [sys.executable, "-c", script, f"{rank}", f"{SHARES}", folder, f"{STEPS}", "recorded"] for rank in (0, 1)
     ]
     ranks = [subprocess.Popen(each, env=variables, stdout=subprocess.PIPE, text=True) for each in commands]
-    printed = [each.communicate(timeout=120)[0] for each in ranks]
+    printed = [each.communicate(timeout=process.HANGS_SECONDS)[0] for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0], printed
     yield folder, printed
     for path in (file, folder / "log", folder / "begun"):

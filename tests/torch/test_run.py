@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def start(*words, cwd=None, **more):
 
 def run(*words, **more):
     started = start(*words, **more)
-    out, err = started.communicate(timeout=120)
+    out, err = started.communicate(timeout=process.HANGS_SECONDS)
     return started.returncode, out, err
 
 
@@ -76,9 +75,22 @@ sys.exit(main())
 """
 
 
-def tidelog_command(*words, cwd=".", **more):
+def tidelog_command(*words, cwd=".", imports=(), **more):
     """The command `tidelog` with these words, where torch has been imported already."""
-    ended = process.run(COMMAND, cwd, json.dumps(more), *words)
+    ended = process.run(COMMAND, cwd, json.dumps(more), *words, imports=["tidelog.__main__", *imports])
+    return ended.code, ended.out, ended.err
+
+
+PLAIN = """
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_plain(*words, imports=()):
+    """The program without Tidelog, where torch has been imported already."""
+    ended = process.run(PLAIN, *words, imports=imports)
     return ended.code, ended.out, ended.err
 
 
@@ -115,8 +127,9 @@ def test_what_is_computed_again_is_the_planners_choice(program, tidelog_run, tmp
         "loss = checkpoint_sequential(model, 4, torch.randn(64, 128), use_reentrant=False)",
     )
     path, stats = program("from torch.utils.checkpoint import checkpoint_sequential\n" + text), tmp_path / "stats.json"
-    plain = run(path, "--steps", 16)
-    code, out, err = run(*tidelog_run, "--recompute", "best", "--stats", stats, path, "--steps", 16)
+    plain = run_plain(path, "--steps", 16)
+    words = ["--recompute", "best", "--stats", stats]
+    code, out, err = tidelog_command(*tidelog_run[2:], *words, path, "--steps", 16)
     assert (code, out) == (0, plain[1]), err
     figures = json.loads(stats.read_text())["recompute"]
     assert figures["kept"] + figures["again"] == 3 or not figures["settled"], figures
@@ -124,9 +137,9 @@ def test_what_is_computed_again_is_the_planners_choice(program, tidelog_run, tmp
 
 def test_blocks_that_may_be_computed_again_are_named_by_their_class(program, tidelog_run, tmp_path):
     path, stats = program(TRAIN), tmp_path / "stats.json"
-    plain = run(path, "--steps", 16)
+    plain = run_plain(path, "--steps", 16)
     words = ["--recompute", "best", "--blocks", "Linear", "--stats", stats]
-    code, out, err = run(*tidelog_run, *words, path, "--steps", 16)
+    code, out, err = tidelog_command(*tidelog_run[2:], *words, path, "--steps", 16)
     assert (code, out) == (0, plain[1]), err
     figures = json.loads(stats.read_text())["recompute"]
     assert figures["kept"] + figures["again"] == 12, figures
@@ -187,12 +200,10 @@ def test_ctrl_c_ends_the_program_and_still_says_how_it_went(program, tidelog_run
     running = start(*tidelog_run, program(TRAIN), "--steps", 1_000_000)
     for _ in range(5):
         running.stdout.readline()
-    began = time.monotonic()
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=process.HANGS_SECONDS)
     assert running.returncode == -signal.SIGINT and "KeyboardInterrupt" in err, err
     assert "ops waited" in err, err
-    assert time.monotonic() - began < 30
 
 
 def test_the_summary_and_what_is_refused_are_json_where_that_is_asked_for(program, tidelog_run):
@@ -266,7 +277,7 @@ def torchrun(folder, nodes, program, *command):
         words += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", PORT + nodes]
         own = [str(word).replace("@node@", str(node)) for word in command]
         started.append(start(*words, *own, program, cwd=folder))
-    ended = [each.communicate(timeout=120) for each in started]
+    ended = [each.communicate(timeout=process.HANGS_SECONDS) for each in started]
     assert all(each.returncode == 0 for each in started), ended
     return sorted(line for out, _ in ended for line in out.splitlines()), "".join(err for _, err in ended)
 

@@ -52,7 +52,7 @@ COMBINATIONS = [("resize", "reactive"), ("swap", "auto")]
 def test_a_process_ends_as_it_would_in_plain_python(pool, ending):
     script, code = ENDINGS[ending]
     mover, mode = COMBINATIONS[sorted(ENDINGS).index(ending) % 2]
-    ended = process.run(PREPARE + script, pool, mover, mode)
+    ended = process.run(PREPARE + script, pool, mover, mode, whole_end=True)
     process.assert_orderly(ended)
     assert "ready" in ended.out and ended.code == code, ended
     if "exception" in ending:

@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-import time
 
 import pytest
 import torch
@@ -208,16 +207,14 @@ class Rows(Dataset):
 
 
 def right_or_refused(loader, batches):
-    """The error comes from the worker, through the loader, which keeps its text; and it comes at once: a loader
-    looks after a worker that hangs every five seconds only."""
-    started = time.monotonic()
+    """The error comes from the worker, through the loader, which keeps its text. The loader's own, of a worker that
+    hangs, has another."""
     try:
         for number, batch in enumerate(loader):
             assert_same(batches[number], bits(batch), f"batch {number}")
     except RuntimeError as error:
         assert "tidelog" in str(error).lower(), error
     gc.collect()  # the error's frames hold the loader's iterator, which waits for its workers as it is deleted
-    assert time.monotonic() - started < 100, "workers hang"
 
 
 @IN_A_CHILD
@@ -236,7 +233,7 @@ def test_data_loader_workers(pool, mover, mode, monkeypatch):
     with world.block(pool, mover, mode):
         world.steps(3)
         world.tide.restore(data)
-        loader = DataLoader(Rows(data), batch_size=16, num_workers=2, multiprocessing_context="fork", timeout=20)
+        loader = DataLoader(Rows(data), batch_size=16, num_workers=2, multiprocessing_context="fork", timeout=600)
         right_or_refused(loader, batches)
         for _ in range(3):
             world.push_out(data)
@@ -253,7 +250,7 @@ def test_loaders_that_make_their_data_work_at_any_time(pool, mover, mode):
     world = World()
     with world.block(pool, mover, mode):
         world.steps(3)
-        loader = DataLoader(Made(), batch_size=8, num_workers=2, multiprocessing_context="fork", timeout=60)
+        loader = DataLoader(Made(), batch_size=8, num_workers=2, multiprocessing_context="fork", timeout=600)
         for number, batch in enumerate(loader):
             with world.boundary():
                 world.x = batch
@@ -317,7 +314,7 @@ print("done")
 @IN_A_CHILD
 @pytest.mark.parametrize(("mover", "ending"), [("resize", "os._exit"), ("swap", "sys.exit")])
 def test_a_forked_child_is_told_and_the_parent_goes_on(pool, mover, ending):
-    process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, mover))
+    process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, mover, whole_end=True))
 
 
 @pytest.mark.host_memory(device.SHARED)

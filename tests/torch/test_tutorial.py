@@ -91,7 +91,7 @@ def environment(tmp_path):
     }
 
 
-@pytest.mark.timeout(600)  # seven programs, each of which imports transformers
+@pytest.mark.timeout(1800)  # seven programs, each of which imports transformers
 def test_the_tutorial_is_what_happens(env, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -1,7 +1,8 @@
 """Runs a script in a process of its own, for what could take the whole test run down.
 
 Importing torch takes seconds, so one process imports it and forks a child per script. A child starts before
-any offload block exists, and ends by the interpreter's own way out: what it shows is what a program shows.
+any offload block exists, and ends by the interpreter's own way out: what it shows is what a program shows. To collect
+all that was imported takes a second then, and is left to scripts whose end is what they show.
 """
 
 import atexit
@@ -20,10 +21,12 @@ import tidelog
 from tidetest import device
 
 _HERE = Path(__file__).resolve().parent.parent
+# What takes longer hangs, however many others use the machine: no test is about how fast something is.
+HANGS_SECONDS = 600
 
 # Falls through only in a child, to whose main program the script becomes.
 _NURSERY = """\
-import json, os, signal, sys, threading, time, warnings
+import gc, importlib, json, os, signal, sys, threading, time, warnings
 import numpy, torch, torch._dynamo
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])
@@ -44,8 +47,13 @@ def _serve():
                 time.sleep(0 if pid else 0.005)
             print(os.waitstatus_to_exitcode(status) if pid else "hangs", flush=True)
             continue
+        for module in request["imports"]:
+            importlib.import_module(module)
+        gc.freeze()
         pid = os.fork()
         if pid == 0:
+            if request["whole_end"]:
+                gc.unfreeze()
             # Whoever started the tests may ignore them, as nohup and shells do for what runs in the background.
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,15 +102,21 @@ def _ask(**request):
 class Running:
     """A started script."""
 
-    def __init__(self, script, arguments):
+    def __init__(self, script, arguments, imports, whole_end):
         self.folder = tempfile.TemporaryDirectory()
         self.out, self.err = Path(self.folder.name, "out"), Path(self.folder.name, "err")
         text = textwrap.dedent(script)
         self.pid = _ask(
-            script=text, arguments=[*map(str, arguments)], folder=self.folder.name, out=str(self.out), err=str(self.err)
+            script=text,
+            arguments=[*map(str, arguments)],
+            imports=imports,
+            whole_end=whole_end,
+            folder=self.folder.name,
+            out=str(self.out),
+            err=str(self.err),
         )
 
-    def await_line(self, line, timeout_s=60):
+    def await_line(self, line, timeout_s=HANGS_SECONDS):
         """Waits until the script has printed a line."""
         deadline = time.monotonic() + timeout_s
         while line not in (self.out.read_text() if self.out.exists() else "").splitlines():
@@ -111,7 +125,7 @@ class Running:
                 raise AssertionError(f"no line {line!r}: {self.finish()}")
             time.sleep(0.01)
 
-    def finish(self, timeout_s=120):
+    def finish(self, timeout_s=HANGS_SECONDS):
         """Waits for the end; a process that hangs is killed and fails the test."""
         code = _ask(wait=self.pid, timeout_s=timeout_s)
         hangs = code == "hangs"
@@ -124,15 +138,18 @@ class Running:
         return ended
 
 
-def start(script, *arguments):
-    """Starts a script that finds torch, tidelog, World and the bit helpers imported, and its arguments in sys.argv."""
+def start(script, *arguments, imports=(), whole_end=False):
+    """Starts a script that finds torch, tidelog, World and the bit helpers imported, and its arguments in sys.argv.
+    `imports`: modules that take long to import, which many such scripts use. `whole_end`: the interpreter's end also
+    collects what was imported before, for a second.
+    """
     for each in arguments:
         device.skip_without(each)
-    return Running(script, arguments)
+    return Running(script, arguments, imports, whole_end)
 
 
-def run(script, *arguments, timeout_s=120):
-    return start(script, *arguments).finish(timeout_s)
+def run(script, *arguments, timeout_s=HANGS_SECONDS, **more):
+    return start(script, *arguments, **more).finish(timeout_s)
 
 
 def assert_orderly(ended):

@@ -392,7 +392,7 @@ def fail_and_live_on(rank, size, folder):
         train_for_ever(rank, size, folder, failing="1")
     except tidelog.BudgetError:
         print("goes on", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 
 
 def train_for_ever(rank, size, folder, failing="", mover="swap"):
