@@ -43,7 +43,7 @@ _SOURCES = pathlib.Path(__file__).with_name("cpp")
 _NAME = "_dispatch_kernels"
 # Nothing outside calls into the module but by its first function: calls inside of it need no look at who else may have
 # a function of that name.
-_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 # Ops that a distributed program's hook makes other ops of.
 _FUNCTIONAL = ("_c10d_functional", "_dtensor")
 # What torch.compile has products written to buffers by. None is resized that has the product's shape.
@@ -349,7 +349,8 @@ def _compile(compiler: list[str], place: pathlib.Path) -> str:
     command = [
         *compiler,
         *(*_FLAGS, str(_SOURCES / "module.cpp"), "-o", str(made)),
-        *(f"-I{each}" for each in includes),
+        # Their warnings are not ours.
+        *(word for each in includes for word in ("-isystem", str(each))),
         f"-L{home / 'lib'}",
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
     ]

@@ -130,7 +130,7 @@ Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
   // From here on it counts there, and no longer here.
   checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
   unmet().meet(entry);
-  block.counters->counted += size;
+  block.counters->counted = block.counters->counted + size;
   return record;
 }
 

@@ -19,12 +19,12 @@ class Kernel {
  public:
   Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes)
       : func_(borrowed(func)),
+        makes_(makes),
         name_(borrowed(name)),
         text_(PyUnicode_AsUTF8(name)),
         written_(written),
         seed_(seed),
-        looks_(looks),
-        makes_(makes) {}
+        looks_(looks) {}
 
   enum class Path { python, quiet, planned, observed };
 

@@ -90,8 +90,8 @@ class Ledger {
   void mark(PyObject* record, int64_t state) const {
     int64_t before = state_.number(record), size = size_.number(record);
     state_.set_number(record, state);
-    counters->marked += (state != SETTLED) - (before != SETTLED);
-    counters->counted += size * (((state & OUT) == 0) - ((before & OUT) == 0));
+    counters->marked = counters->marked + (state != SETTLED) - (before != SETTLED);
+    counters->counted = counters->counted + size * (((state & OUT) == 0) - ((before & OUT) == 0));
     if (state != SETTLED) counters->quiet = false;
   }
 

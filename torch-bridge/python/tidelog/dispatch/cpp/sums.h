@@ -49,7 +49,10 @@ class Engine {
     auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
     auto* infos = torch::autograd::get_current_graph_task_exec_info();
     if (nodes == nullptr || infos == nullptr) return nullptr;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // every compiler that builds torch has it
     constexpr size_t to_nodes = offsetof(Task, nodes_in_graph_), to_infos = offsetof(Task, exec_info_);
+#pragma GCC diagnostic pop
     auto* begin = reinterpret_cast<const char*>(nodes) - to_nodes;
     if (reinterpret_cast<const char*>(infos) - to_infos != begin) return nullptr;  // they are kept elsewhere
     return const_cast<Task*>(reinterpret_cast<const Task*>(begin));
