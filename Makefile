@@ -29,10 +29,8 @@ build: setup ## Build the library and the tools
 demo: build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
-# The same source gives the same result as far as it can: the fuzzers, too, have a seed.
-test: export FUZZ_SEED := 1
 test: ## All tests; the end says which steps and which tests took longest
-	@scripts/steps.py setup,build-ahead lint,test-rust,release-ahead test-compare build docs,crash,nvme-vm-short,sim fuzz \
+	@scripts/steps.py setup,build-ahead lint,test-rust,release-ahead test-compare build docs,crash,nvme-vm-short,sim \
 		test-torch
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
@@ -65,6 +63,8 @@ lint: setup tidy ## Formatting, lints, types, licences
 	.venv/bin/ruff check --quiet
 	.venv/bin/mypy --no-error-summary
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet
+	scripts/kernels.sh
 	scripts/deny.sh
 	tests/planted.sh check
 
@@ -112,7 +112,7 @@ fuzz: setup ## Every fuzz target for SECONDS seconds, two at a time
 loom: setup ## The ticket protocol in every order that threads could run it
 	@scripts/loom.sh
 
-sanitize: setup ## The engine and the C ABI under AddressSanitizer, and ThreadSanitizer where the toolchain can
+sanitize: build ## Engine, C ABI and the bridge's C++ under sanitizers, ThreadSanitizer where the toolchain can
 	@scripts/sanitize.sh
 
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
@@ -120,7 +120,7 @@ miri: setup ## Layout, checksums and planner under Miri, where the toolchain has
 
 # A third worker has the cores while others wait for devices, signals and time-outs.
 test-torch: build ## The touch suite and the program matrix, on PyTorch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --durations 10 -m "not slow" tests/torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --dist loadfile --durations 10 -m "not slow" tests/torch
 
 test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
@@ -128,10 +128,8 @@ test-ranks: build ## Distributed programs and ranks that fail, every mover and m
 test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
-test-slow: build ## What takes hours: longer storms, small steps, every mover and mode, touches under checkpoint
-	cargo test -q --release -p tidelog-planner --lib freedom -- --ignored
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --recompute best tests/torch/test_touch_*.py
+test-slow: build ## What takes hours: longer storms, small steps, every mover and mode, touches under checkpoint, fuzzers
+	@scripts/test-slow.sh
 
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
 	@scripts/wheel.sh $(if $(SPDK),spdk)

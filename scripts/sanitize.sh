@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The engine's and the C ABI's tests under AddressSanitizer, and the engine's under ThreadSanitizer where the
-# toolchain can. AddressSanitizer's runtime comes with every toolchain; ThreadSanitizer must also see the
-# standard library's locks, so that has to be built from source.
+# The engine's and the C ABI's tests, the fuzz targets' corpus and the bridge's C++ under AddressSanitizer, and the
+# engine's under ThreadSanitizer where the toolchain can. AddressSanitizer's runtime comes with every toolchain;
+# ThreadSanitizer must also see the standard library's locks, so that has to be built from source.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUSTC_BOOTSTRAP=1
@@ -13,6 +13,20 @@ ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --t
     --target-dir target/asan -p tidelog-engine --lib --tests
 ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --target "$host" \
     --target-dir target/asan -p tidelog-torch --test abi
+ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address cargo test --quiet --target "$host" \
+    --target-dir target/asan -p tidelog-tests --test corpus
+
+echo "sanitize: the bridge's C++ under AddressSanitizer and UndefinedBehaviorSanitizer"
+runtimes=""
+for library in libasan.so libubsan.so libstdc++.so.6; do # the last one for exceptions of torch's
+    runtimes="$runtimes $(g++ -print-file-name=$library)"
+done
+# Not vptr: it asks for the types of torch's objects, which torch keeps to itself.
+XDG_CACHE_HOME=$PWD/target/asan-kernels LD_PRELOAD=$runtimes \
+    ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0 \
+    CXX="g++ -g -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all" \
+    OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not slow" --timeout 1200 \
+    tests/torch/test_{dispatch,backward,sums,operators,requests}.py tests/torch/test_touch_{reads,writes,threads}.py
 
 source=$(rustc --print sysroot)/lib/rustlib/src/rust/library
 if [ -d "$source" ]; then
