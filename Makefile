@@ -60,6 +60,7 @@ docs-links: setup ## Links to other sites, which need a network
 lint: setup tidy ## Formatting, lints, types, licences
 	cargo fmt --all --check
 	.venv/bin/ruff format --quiet --check
+	.venv/bin/clang-format --dry-run --Werror torch-bridge/python/tidelog/dispatch/cpp/*
 	.venv/bin/ruff check --quiet
 	.venv/bin/mypy --no-error-summary
 	cargo clippy --workspace --all-targets -- -D warnings

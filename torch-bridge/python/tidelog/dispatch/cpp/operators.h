@@ -50,6 +50,7 @@
 
 namespace tidelog {
 
+// clang-format off
 #define TIDELOG_OPERATORS \
   OP(_to_copy) OP(_unsafe_view) OP(add_Tensor) OP(add__Tensor) OP(addcdiv_) OP(addcmul_) OP(addmm) OP(alias) \
   OP(as_strided) OP(bmm) OP(clone) OP(copy_) OP(detach) OP(div_Scalar) OP(div_Tensor) OP(eq_Tensor) OP(exp) \
@@ -58,6 +59,7 @@ namespace tidelog {
   OP(pow_Tensor_Scalar) OP(rsqrt) OP(select_backward) OP(select_int) OP(slice_Tensor) OP(slice_backward) \
   OP(sqrt) OP(squeeze_dim) OP(sub_Tensor) OP(sum_dim_IntList) OP(t) OP(transpose_int) OP(unsqueeze) OP(view) \
   OP(where_self) OP(zeros_like)
+// clang-format on
 
 // How its kernels are made.
 using MakeUnboxed = c10::KernelFunction(const c10::OperatorHandle&, const Kernel&, DispatchKey, c10::KernelFunction);
