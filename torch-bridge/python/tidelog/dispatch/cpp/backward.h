@@ -77,7 +77,8 @@ class Hidden {
     PyObject* hidden = hidden_mode.load(std::memory_order_relaxed);
     if (hidden == nullptr || mode_of_this_thread() != hidden) return;
     ThreadKeys thread = c10::impl::tls_local_dispatch_key_set();
-    if (thread.excluded_.has(DispatchKey::Python)) return;  // in a backward pass it is hidden, and in a mode there is none
+    if (thread.excluded_.has(DispatchKey::Python))
+      return;  // in a backward pass it is hidden, and in a mode there is none
     guard_.emplace(without_mode(thread));
     keys_ = keys_.remove(DispatchKey::Python).add(DispatchKey::Fake);
   }

@@ -98,7 +98,8 @@ PyObject* get_compiler = nullptr;  // says what torch.compile looks at entered f
 bool has_compiler() {
   static PyObject* no_arguments = checked(PyTuple_New(0)).release();
   int flags = PyCFunction_CheckExact(get_compiler) ? PyCFunction_GET_FLAGS(get_compiler) : 0;
-  bool is_direct = flags == METH_VARARGS || flags == METH_NOARGS;  // a call through Python costs as much as an attribute
+  bool is_direct =
+      flags == METH_VARARGS || flags == METH_NOARGS;  // a call through Python costs as much as an attribute
   return checked(is_direct ? PyCFunction_GET_FUNCTION(get_compiler)(PyCFunction_GET_SELF(get_compiler), no_arguments)
                            : PyObject_CallNoArgs(get_compiler))
              .get() != Py_None;

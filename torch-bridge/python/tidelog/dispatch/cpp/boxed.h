@@ -72,7 +72,8 @@ bool is_cut_off(DispatchKey key) {
 // The one for where the mode is hidden. Its arguments are on a stack, too.
 class PassingBoxed final : public c10::OperatorKernel {
  public:
-  PassingBoxed(const Boxed& kernel, c10::KernelFunction otherwise) : kernel_(kernel), otherwise_(std::move(otherwise)) {}
+  PassingBoxed(const Boxed& kernel, c10::KernelFunction otherwise)
+      : kernel_(kernel), otherwise_(std::move(otherwise)) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Kernel::Run run;

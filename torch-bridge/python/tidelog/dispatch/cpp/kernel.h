@@ -40,7 +40,8 @@ class Kernel {
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
   };
 
-  // Whether an op may go past Python. It is begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
+  // Whether an op may go past Python. It is begun then: `carry_out` and `done` follow. `make_numbers` gives its
+  // `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     if (!is_open.load(std::memory_order_relaxed)) return false;
@@ -118,7 +119,8 @@ class Kernel {
     int64_t slot = 0;
     if (makes_)
       results.each([&](size_t, const at::Tensor& tensor) {
-        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) others.emplace_back(slot, tensor);
+        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot}))
+          others.emplace_back(slot, tensor);
         ++slot;
         return true;
       });
@@ -306,8 +308,7 @@ class Kernel {
   static void tell(const Run& run) {
     Block& block = *run.block;
     if (run.path == Path::quiet) {
-      if (block.counters->counted + unmet().bytes() > block.counters->peak)
-        call(block.ledger.get(), names().has_grown);
+      if (block.counters->counted + unmet().bytes() > block.counters->peak) call(block.ledger.get(), names().has_grown);
       return;
     }
     block.tell_heap();

@@ -1,4 +1,5 @@
-// Launches of kernels that torch.compile made, and of what allocates for them, as ops: `Hook.launch` for the usual ones.
+// Launches of kernels that torch.compile made, and of what allocates for them, as ops: `Hook.launch` for the usual
+// ones.
 #pragma once
 
 #include "kernel.h"

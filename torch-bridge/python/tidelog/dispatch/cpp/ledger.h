@@ -1,4 +1,5 @@
-// The ledger, read and changed from here: what `Ledger` in `_ledger.py` does, for what comes with each op and each move.
+// The ledger, read and changed from here: what `Ledger` in `_ledger.py` does, for what comes with each op and each
+// move.
 #pragma once
 
 #include <structmember.h>

@@ -43,8 +43,8 @@ c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Box
 
 void register_kernels(const c10::OperatorHandle& op, std::unique_ptr<Boxed> kernel) {
   auto add = [&](DispatchKey key, c10::KernelFunction function) {
-    registrations().push_back(c10::Dispatcher::singleton().registerImpl(
-        op.operator_name(), key, std::move(function), std::nullopt, nullptr, "tidelog"));
+    registrations().push_back(c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(function),
+                                                                        std::nullopt, nullptr, "tidelog"));
   };
   const Boxed& known = *kernel;
   MakeUnboxed* unboxed = unboxed_kernels_of(op.operator_name());
@@ -202,7 +202,8 @@ PyObject* follow(PyObject*, PyObject* plan) {
   if (!block) Py_RETURN_NONE;
   block->plan = Held(nullptr);
   if (plan == Py_None) Py_RETURN_NONE;
-  Held funcs = attribute(plan, names().funcs), due = attribute(plan, names().due), needs = attribute(plan, names().needs);
+  Held funcs = attribute(plan, names().funcs), due = attribute(plan, names().due),
+       needs = attribute(plan, names().needs);
   size_t count = number(plan, names().ops);
   block->kernels.assign(count, nullptr);
   block->due.assign(PyBytes_AS_STRING(due.get()), PyBytes_AS_STRING(due.get()) + count);
@@ -225,12 +226,12 @@ PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
   return checked(PyObject_Call(function.get(), others.get(), kwargs)).release();
 }
 
-
 PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
   auto block = block_of_this_thread();
-  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->counters->quiet) && can_run_without_mode())
+  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->counters->quiet) &&
+      can_run_without_mode())
     keys = without_mode(keys);
   return call_with(keys, args, kwargs);
   END_HANDLE_TH_ERRORS
@@ -256,7 +257,8 @@ PyObject* enter_compiled(PyObject*, PyObject* save) {
 
 PyObject* why_sums_unknown(PyObject*, PyObject*) {
   if (AutogradEngine::is_known) return PyUnicode_FromString("");
-  return PyUnicode_FromFormat("what autograd's engine of torch %s does with this C library is not known", TORCH_VERSION);
+  return PyUnicode_FromFormat("what autograd's engine of torch %s does with this C library is not known",
+                              TORCH_VERSION);
 }
 
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
@@ -271,7 +273,8 @@ PyMethodDef METHODS[] = {
     {"close", close, METH_NOARGS, "It ends."},
     {"bytes", bytes, METH_NOARGS, "Bytes of the storages that Python has not met."},
     {"meet_all", meet_all, METH_NOARGS, "Gives each of them its record."},
-    {"meet_numbered", meet_numbered, METH_O, "Gives the one of this number its record, and returns that; None: none is."},
+    {"meet_numbered", meet_numbered, METH_O,
+     "Gives the one of this number its record, and returns that; None: none is."},
     {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
@@ -282,7 +285,8 @@ PyMethodDef METHODS[] = {
      "Calls what runs autograd's engine, which finds no mode."},
     {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
      "Calls what finds the mode there, too."},
-    {"enter_compiled", enter_compiled, METH_O, "Notes the keys of this thread by a function, and finds the mode again."},
+    {"enter_compiled", enter_compiled, METH_O,
+     "Notes the keys of this thread by a function, and finds the mode again."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };

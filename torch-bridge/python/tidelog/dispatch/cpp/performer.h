@@ -23,7 +23,7 @@ struct Action {
 template <class Impl>
 class Swap {
  public:
-  static constexpr bool is_there = requires(Impl & storage) {
+  static constexpr bool is_there = requires(Impl& storage) {
     storage.clear_data_ptr_access_error_msg_();
     storage.swap_data_ptr(storage);
   };
@@ -96,9 +96,7 @@ class Performer {
   }
 
   // Whether ops that have returned use storages still: then only Python knows how to wait.
-  bool has_async_uses() const {
-    return size_of(async_uses_.get()) + size_of(async_uses_elsewhere_.get()) != 0;
-  }
+  bool has_async_uses() const { return size_of(async_uses_.get()) + size_of(async_uses_elsewhere_.get()) != 0; }
 
   // How many references to the object of a storage are held in Python because a device or a copy may touch its memory:
   // one for all of it, and one for each of its parts.
@@ -112,9 +110,7 @@ class Performer {
   }
 
   // Goes on in Python, from a status that is not `READY`.
-  void drive(int32_t status) const {
-    call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get());
-  }
+  void drive(int32_t status) const { call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get()); }
 
  private:
   struct Asked {
@@ -130,7 +126,8 @@ class Performer {
     // First the mark, then the look, as there.
     mark(asked, LEAVING);
     bool is_movable = call(ledger_.get(), names().movable, asked.storage).get() == Py_True;
-    if (!is_movable || has_users(asked) || number(asked.record, names().pins) != 0 || asked.impl.nbytes() != asked.size) {
+    if (!is_movable || has_users(asked) || number(asked.record, names().pins) != 0 ||
+        asked.impl.nbytes() != asked.size) {
       mark(asked, before);
       return false;
     }
@@ -199,7 +196,7 @@ class Performer {
   const Held heap_;
   const Held async_uses_, async_uses_elsewhere_;  // never replaced
   const Held in_flight_;  // a dict
-  const bool swaps_;      // whether the block moves by swaps of pointers
+  const bool swaps_;  // whether the block moves by swaps of pointers
 };
 
 }  // namespace tidelog

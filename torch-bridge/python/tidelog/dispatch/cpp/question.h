@@ -58,7 +58,8 @@ void each_number(const c10::IValue& value, const Visit& visit) {
 template <class Visit>
 void each_number(PyObject* value, const Visit& visit) {
   if (PyTuple_CheckExact(value))
-    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(value); ++place) each_number(PyTuple_GET_ITEM(value, place), visit);
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(value); ++place)
+      each_number(PyTuple_GET_ITEM(value, place), visit);
   if (!PyLong_CheckExact(value)) return;
   int overflow = 0;
   int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -181,7 +182,8 @@ class Question {
     const Ledger& ledger = block.ledger;
     Held object = checked(THPStorage_Wrap(storage));
     Held record = record_in(object.get());
-    if (record.get() == nullptr || !ledger.has(record.get())) record = call(ledger.get(), names().record_of, object.get());
+    if (record.get() == nullptr || !ledger.has(record.get()))
+      record = call(ledger.get(), names().record_of, object.get());
     if (record.get() == Py_None) return -1;
     if (writes && ledger.state(record.get()) == CLEAN) ledger.mark(record.get(), SETTLED);
     Held id = attribute(record.get(), names().id);

@@ -115,7 +115,8 @@ class LibrarySession {
     Py_ssize_t free = PyList_GET_SIZE(list);
     Py_ssize_t taken = std::min(free, static_cast<Py_ssize_t>(count));
     for (size_t fresh = count - taken; fresh != 0; --fresh) numbers.push_back(next + fresh - 1);
-    for (Py_ssize_t place = free - taken; place < free; ++place) numbers.push_back(number_in(PyList_GET_ITEM(list, place)));
+    for (Py_ssize_t place = free - taken; place < free; ++place)
+      numbers.push_back(number_in(PyList_GET_ITEM(list, place)));
     checked(PyList_SetSlice(list, free - taken, free, nullptr));
     if (count != static_cast<size_t>(taken)) set_number(ledger_.get(), names()._next_id, next + count - taken);
     return numbers;

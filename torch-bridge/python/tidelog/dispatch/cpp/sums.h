@@ -1,11 +1,11 @@
-// Sums of gradients, as autograd's engine makes them where no dispatch mode is entered: in place, if nobody else has the
-// sum so far. By torch, whoever has an object in Python of a storage has it. But what was met in Python, as all that has
-// moved was, keeps that object as long as it lives. Sums would be in place or not by what has moved, and no plan would
-// hold. So they are in place here wherever nobody but such an object has the storage: for each program always the same
-// ones, which are those of the program without a block.
+// Sums of gradients, as autograd's engine makes them where no dispatch mode is entered: in place, if nobody else has
+// the sum so far. By torch, whoever has an object in Python of a storage has it. But what was met in Python, as all
+// that has moved was, keeps that object as long as it lives. Sums would be in place or not by what has moved, and no
+// plan would hold. So they are in place here wherever nobody but such an object has the storage: for each program
+// always the same ones, which are those of the program without a block.
 //
-// A sum that somebody else has must never change. So what is added to has to be in the engine's own place for it, and the
-// references to it are counted one by one; where anything is not as it is known here, the sum is out of place.
+// A sum that somebody else has must never change. So what is added to has to be in the engine's own place for it, and
+// the references to it are counted one by one; where anything is not as it is known here, the sum is out of place.
 #pragma once
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -26,13 +26,14 @@ template <class Task>
 class Engine {
  public:
   // Whether what it does can be told: in the torch that this was read in, with a C library that says who has a lock.
-  static constexpr bool is_known = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 15 && requires(Task & task) {
+  static constexpr bool is_known = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 15 && requires(Task& task) {
     task.mutex_.native_handle()->__data.__owner;
     task.not_ready_.begin()->second.buffer;
   };
 
   // Whether it adds to this tensor now. It has the lock of its task then, which it has only between two nodes. And the
-  // tensor is what it has added up so far for another node. Nobody else can ask for a sum with it and hold no reference.
+  // tensor is what it has added up so far for another node. Nobody else can ask for a sum with it and hold no
+  // reference.
   static bool adds_to(const at::Tensor& sum) {
     if constexpr (is_known) {
       Task* task = current();
@@ -79,7 +80,8 @@ Py_ssize_t references_of_ours(const c10::StorageImpl& storage) {
 // How many stacks hold the arguments of a call that comes by one: ours, and that of torch's look at a thread's keys.
 size_t stacks_of_call() {
   const auto& keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_.has(DispatchKey::PythonTLSSnapshot) && !keys.excluded_.has(DispatchKey::PythonTLSSnapshot) ? 2 : 1;
+  return keys.included_.has(DispatchKey::PythonTLSSnapshot) && !keys.excluded_.has(DispatchKey::PythonTLSSnapshot) ? 2
+                                                                                                                   : 1;
 }
 
 // Memory that is no allocator's may be that of others, too, who do not count here: an array, another process.
@@ -93,7 +95,8 @@ bool has_own_memory(const c10::StorageImpl& storage) {
 // what it is the object of.
 bool has_no_other(const at::Tensor& tensor, size_t stacks) {
   const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-  PyObject *wrapper = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(), *object = storage.pyobj_slot()->load_pyobj();
+  PyObject *wrapper = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(),
+           *object = storage.pyobj_slot()->load_pyobj();
   if (object == nullptr || !has_own_memory(storage)) return false;  // without an object, torch has had another reason
   if (tensor.storage().use_count() != /*tensor*/ 1 + /*object*/ 1) return false;
   if (tensor.use_count() != /*engine*/ 1 + (wrapper != nullptr) + stacks) return false;

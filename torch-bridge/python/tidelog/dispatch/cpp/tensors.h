@@ -71,7 +71,8 @@ class Tensors {
   // storages, or `visit` has said false.
   template <class Visit>
   bool each(const Visit& visit) const {
-    return is_all_ && std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
+    return is_all_ &&
+           std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
   }
 
   // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does

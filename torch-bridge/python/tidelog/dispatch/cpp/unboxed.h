@@ -1,5 +1,5 @@
-// The same kernels for the operators that programs call most, without a stack: each takes the arguments as torch's own do.
-// What they decide is decided in `Kernel`. Where an op is for Python it goes there by the stack.
+// The same kernels for the operators that programs call most, without a stack: each takes the arguments as torch's own
+// do. What they decide is decided in `Kernel`. Where an op is for Python it goes there by the stack.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -76,11 +76,15 @@ struct Kernels;
 
 template <class Op, class Return, class... Arguments>
 struct Kernels<Op, Return(Arguments...)> {
-  // For the key that an op meets first, for `Python`, and for the one by which ops come where the mode is hidden. In one,
-  // as each is compiled with a kernel for stacks besides.
+  // For the key that an op meets first, for `Python`, and for the one by which ops come where the mode is hidden. In
+  // one, as each is compiled with a kernel for stacks besides.
   struct Passing final : c10::OperatorKernel {
     Passing(const c10::OperatorHandle& op, const Kernel& kernel, DispatchKey key, c10::KernelFunction otherwise)
-        : op_(op), kernel_(kernel), otherwise_(std::move(otherwise)), key_(key), below_(DispatchKeySet::FULL_AFTER, key) {}
+        : op_(op),
+          kernel_(kernel),
+          otherwise_(std::move(otherwise)),
+          key_(key),
+          below_(DispatchKeySet::FULL_AFTER, key) {}
 
     Return operator()(DispatchKeySet keys, Arguments... arguments) {
       if (key_ == DispatchKey::PythonTLSSnapshot) {  // as `Hide`
