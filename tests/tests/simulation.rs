@@ -1,6 +1,8 @@
 //! The simulation itself: it holds, it replays, it shrinks. `make sim` runs thousands of seeds.
 
-use tidelog_tests::sim::{Act, Content, Script, Violation, run, shrink};
+use tidelog_tests::sim::{
+    Act, Content, Copies, Cut, Harm, How, Part, Script, Violation, run, shrink,
+};
 
 #[test]
 fn seeds_hold() {
@@ -33,4 +35,86 @@ fn a_failure_shrinks_to_the_acts_that_it_needs() {
     let (shortest, still) = shrink(&script, violation, 200);
     assert_eq!(shortest.acts.len(), 1, "{shortest:?}");
     assert!(still.what.contains("panicked"), "{still}");
+}
+
+/// What the two copies of the metadata, or one block of a disk, can suffer: every part in every
+/// way, on one copy, on both in different blocks, and on both in the same.
+#[test]
+fn whatever_block_of_a_closed_pool_is_harmed_nothing_is_lost_while_a_copy_stands() {
+    let content = |length: u32, salt: u32| Content { length, salt };
+    let before = vec![
+        Act::Batch {
+            puts: (0..6).map(|id| (id, content(30_000, 1), 0)).collect(),
+            deletes: vec![],
+            commit: true,
+        },
+        Act::FillIndex { first: 0, count: 90, flight: false },
+        Act::FillIndex { first: 90, count: 90, flight: false },
+        Act::FillIndex { first: 180, count: 90, flight: false },
+        Act::Seal {
+            name: 0,
+            scratch: vec![],
+            durable: vec![1, 2, 3],
+            dropped: None,
+            flight: false,
+        },
+        Act::Batch { puts: vec![(1, content(9_000, 2), 0)], deletes: vec![5], commit: true },
+        Act::Batch { puts: vec![(2, content(70_000, 3), 0)], deletes: vec![], commit: true },
+    ];
+    let (rot, other) = (How::Rot(16), How::OfAnotherDevice);
+    let mut wrong = Vec::new();
+    for (part, hows) in [
+        (
+            Part::FirstSuperblock,
+            &[rot, How::Unreadable, How::Zeroes, other, How::OfAnotherPool][..],
+        ),
+        (Part::SecondSuperblock, &[rot, How::Unreadable, How::Zeroes, other, How::OfAnotherPool]),
+        (Part::Holder, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::Owner, &[rot, How::Unreadable]),
+        (Part::Checkpoint, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::Grown, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::Record, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::LastRecord, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::Tail, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::OtherSlot, &[rot, How::Unreadable, How::Zeroes]),
+        (Part::Tensor, &[rot, How::Unreadable]),
+    ] {
+        for (&how, copies) in hows
+            .iter()
+            .flat_map(|how| [Copies::One, Copies::Apart, Copies::All].map(|copies| (how, copies)))
+        {
+            for disks in 1..=3 {
+                let at = [1000, 50_000];
+                let second = hows[usize::from(disks) % hows.len()];
+                let harm = Harm { part, how: [how, second], copies, disk: 1, at };
+                let repair = disks == 2;
+                let mut acts = before.clone();
+                acts.push(Act::Harm { harm, cut: None, repair });
+                let script = Script { seed: 9, disks, logical_block: 512, stripe_kib: 16, acts };
+                if let Err(violation) = run(&script).1 {
+                    wrong.push(format!("{disks} disk(s): {violation}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_seal_holds_what_its_own_batch_puts() {
+    let content = |salt: u32| Content { length: 20_000, salt };
+    let acts = vec![
+        Act::Batch { puts: vec![(1, content(1), 0)], deletes: vec![], commit: true },
+        Act::PutAndSeal {
+            name: 0,
+            puts: vec![(1, content(2), 0), (2, content(3), 1)],
+            durable: vec![1],
+            flight: false,
+        },
+        Act::Batch { puts: vec![(1, content(4), 0)], deletes: vec![2], commit: true },
+        Act::Crash(Cut::Drop),
+    ];
+    let script = Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 4, acts };
+    let (_, result) = run(&script);
+    assert!(result.is_ok(), "{}", result.unwrap_err());
 }

@@ -31,6 +31,9 @@ struct Arguments {
     /// Threads; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     jobs: usize,
+    /// Leave out the acts whose names begin with this: "Harm", say, to look for what else fails.
+    #[arg(long)]
+    without: Option<String>,
     /// Stop at the first seed that fails.
     #[arg(long)]
     first: bool,
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     std::panic::set_hook(Box::new(|_| ())); // a panic of the engine is reported with its seed
     if let Some(seed) = arguments.seed {
-        return replay(seed, arguments.acts);
+        return replay(&arguments, seed);
     }
     let started = Instant::now();
     let (figures, failures) = run_all(&arguments);
@@ -98,7 +101,7 @@ fn run_all(arguments: &Arguments) -> (Figures, Vec<(u64, Violation)>) {
                         return;
                     }
                     let seed = arguments.from + index;
-                    let (figures, result) = run(&Script::new(seed, arguments.acts));
+                    let (figures, result) = run(&script(arguments, seed));
                     let mut total = total.lock().expect("no thread panics with the lock");
                     let (sum, failures) = &mut *total;
                     sum.acts += figures.acts;
@@ -138,8 +141,16 @@ fn stay_on_one_core(job: usize) {
     }
 }
 
-fn replay(seed: u64, acts: usize) -> ExitCode {
-    let script = Script::new(seed, acts);
+fn script(arguments: &Arguments, seed: u64) -> Script {
+    let mut script = Script::new(seed, arguments.acts);
+    if let Some(name) = &arguments.without {
+        script.acts.retain(|act| !format!("{act:?}").starts_with(name));
+    }
+    script
+}
+
+fn replay(arguments: &Arguments, seed: u64) -> ExitCode {
+    let script = script(arguments, seed);
     let (figures, result) = run(&script);
     let Err(violation) = result else {
         println!(

@@ -23,6 +23,18 @@ pub(super) struct Started {
     pub(super) seals: SealChanges,
 }
 
+impl Started {
+    /// What its seals hold of what stood before it.
+    pub(super) fn holds(&self) -> impl Iterator<Item = ((u16, bool), Content)> + '_ {
+        let sealed = self.seals.values().flatten().flatten();
+        let is_its_own = |(id, durable): (u16, bool), content| {
+            durable && self.changes.get(&id) == Some(&Some(content))
+        };
+        let sealed = sealed.map(|(&key, &content)| (key, content));
+        sealed.filter(move |(key, content)| !is_its_own(*key, *content))
+    }
+}
+
 /// The tensors of [`super::Act::FillIndex`], behind all others.
 fn fillers(first: u16, count: u8) -> impl Iterator<Item = u16> {
     let first = FILLERS + first;
@@ -56,7 +68,7 @@ impl Runner<'_> {
     }
 
     /// A batch with these changes, every answer of which is compared.
-    fn batch(
+    pub(super) fn batch(
         &mut self,
         puts: &[(u16, Content, u8)],
         deletes: &[u16],
@@ -201,7 +213,7 @@ impl Runner<'_> {
                 let mut seals = seals.unwrap_or_else(|| self.model.seals.clone());
                 apply_seals(&started.seals, &mut seals);
                 self.model.seals_in_doubt = Some(seals);
-                self.model.doubted.extend(started.seals.values().flatten().cloned());
+                self.model.doubted.extend(started.holds());
                 if first { self.check_that_nothing_is_taken() } else { Ok(()) }
             }
             // A reclamation's commit may be the one that failed half way.

@@ -31,6 +31,24 @@ pub enum FaultSeen {
     PowerDropped,
     PowerKept,
     PowerTorn,
+    LostInData,
+    LostInMetadata,
+    RefusedUnread,
+    LastRecordLost,
+    HurtLastRecord,
+    HurtLog,
+    UnreadableLog,
+    HurtCheckpoint,
+    UnreadableCheckpoint,
+    HurtSuperblock,
+    UnreadableSuperblock,
+    SuperblockOfAnotherDevice,
+    SuperblockOfAnotherPool,
+    HurtHolder,
+    UnreadableHolder,
+    HurtTensor,
+    UnreadableTensor,
+    HurtElsewhere,
 }
 
 /// What was under way.
@@ -50,7 +68,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [FaultSeen; 22] = [
+const STRUCK: [FaultSeen; 40] = [
     FaultSeen::ReadError,
     FaultSeen::ReadShort,
     FaultSeen::ReadCorrupt,
@@ -73,6 +91,24 @@ const STRUCK: [FaultSeen; 22] = [
     FaultSeen::PowerDropped,
     FaultSeen::PowerKept,
     FaultSeen::PowerTorn,
+    FaultSeen::LostInData,
+    FaultSeen::LostInMetadata,
+    FaultSeen::RefusedUnread,
+    FaultSeen::LastRecordLost,
+    FaultSeen::HurtLastRecord,
+    FaultSeen::HurtLog,
+    FaultSeen::UnreadableLog,
+    FaultSeen::HurtCheckpoint,
+    FaultSeen::UnreadableCheckpoint,
+    FaultSeen::HurtSuperblock,
+    FaultSeen::UnreadableSuperblock,
+    FaultSeen::SuperblockOfAnotherDevice,
+    FaultSeen::SuperblockOfAnotherPool,
+    FaultSeen::HurtHolder,
+    FaultSeen::UnreadableHolder,
+    FaultSeen::HurtTensor,
+    FaultSeen::UnreadableTensor,
+    FaultSeen::HurtElsewhere,
 ];
 const UNDER: [Under; 6] =
     [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Flight, Under::Open];
@@ -109,11 +145,30 @@ impl Coverage {
 /// Whether a fault can happen in a state at all.
 fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
-        FaultSeen::RotInIndex => under == Under::Rest,
-        // The pool is closed where a disk comes back.
-        FaultSeen::StartOverwritten | FaultSeen::Stale | FaultSeen::OlderInOneRun => {
-            under == Under::Open
+        FaultSeen::RotInIndex | FaultSeen::LostInData | FaultSeen::LostInMetadata => {
+            under == Under::Rest
         }
+        // It takes a torn record beside what cannot be read.
+        FaultSeen::RefusedUnread => false,
+        // The pool is closed where a disk comes back.
+        FaultSeen::StartOverwritten
+        | FaultSeen::Stale
+        | FaultSeen::OlderInOneRun
+        | FaultSeen::LastRecordLost
+        | FaultSeen::HurtLastRecord
+        | FaultSeen::HurtLog
+        | FaultSeen::UnreadableLog
+        | FaultSeen::HurtCheckpoint
+        | FaultSeen::UnreadableCheckpoint
+        | FaultSeen::HurtSuperblock
+        | FaultSeen::UnreadableSuperblock
+        | FaultSeen::SuperblockOfAnotherDevice
+        | FaultSeen::SuperblockOfAnotherPool
+        | FaultSeen::HurtHolder
+        | FaultSeen::UnreadableHolder
+        | FaultSeen::HurtTensor
+        | FaultSeen::UnreadableTensor
+        | FaultSeen::HurtElsewhere => under == Under::Open,
         // Commits have ended before a disk stalls, so that nothing but the stall holds up what is
         // read.
         FaultSeen::Stalled => under == Under::Get,
@@ -130,12 +185,12 @@ fn can_meet(struck: FaultSeen, under: Under) -> bool {
 
 impl fmt::Display for Coverage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{:18}", "fault")?;
+        write!(out, "{:26}", "fault")?;
         for under in UNDER {
             write!(out, "{:>9}", format!("{under:?}").to_lowercase())?;
         }
         for struck in STRUCK {
-            write!(out, "\n{:18}", format!("{struck:?}"))?;
+            write!(out, "\n{:26}", format!("{struck:?}"))?;
             for under in UNDER {
                 match self.0.get(&(struck, under)) {
                     Some(count) => write!(out, "{count:>9}")?,

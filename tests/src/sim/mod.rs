@@ -7,6 +7,7 @@
 
 mod commits;
 mod coverage;
+mod harm;
 mod model;
 mod runner;
 mod script;
@@ -15,6 +16,7 @@ mod shrink;
 mod trouble;
 
 pub use coverage::{Coverage, FaultSeen, Under};
+pub use harm::{Copies, Harm, How, Part};
 pub use model::{Content, Model, Sealed, Seals};
 pub use runner::{Figures, Runner, Violation, run};
 pub use script::{Act, Cut, OneTimeFault, Script};

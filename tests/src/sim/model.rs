@@ -49,7 +49,7 @@ pub struct Model {
     /// The same after a commit that may or may not be there.
     pub seals_in_doubt: Option<Seals>,
     /// What seals hold of which the commit is in doubt, until the pool is opened again.
-    pub doubted: Vec<Sealed>,
+    pub doubted: Vec<((u16, bool), Content)>,
     /// The order of the newest write or deletion of each scratch tensor.
     newest: BTreeMap<u8, u64>,
 }
@@ -81,12 +81,12 @@ impl Model {
     }
 
     /// Every version that only seals hold: these, and those that are `coming`.
-    pub fn held_alone<'a>(
-        &'a self,
-        coming: impl Iterator<Item = &'a Sealed>,
+    pub fn held_alone(
+        &self,
+        coming: impl Iterator<Item = ((u16, bool), Content)>,
     ) -> BTreeSet<(u16, bool, Content)> {
-        let seals = self.seals.values().chain(&self.doubted).chain(coming);
-        let versions = seals.flatten().map(|(&key, &content)| (key, content));
+        let sealed = self.seals.values().flatten().map(|(&key, &content)| (key, content));
+        let versions = sealed.chain(self.doubted.iter().copied()).chain(coming);
         let alone = versions.filter(|(key, content)| self.standing(*key) != Some(*content));
         alone.map(|((id, durable), content)| (id, durable, content)).collect()
     }

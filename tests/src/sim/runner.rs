@@ -2,8 +2,10 @@
 
 mod checks;
 mod faults;
+mod harm;
 mod housekeeping;
 mod life;
+mod places;
 mod reads;
 mod scratch;
 mod seals;
@@ -100,9 +102,17 @@ pub struct Runner<'a> {
     lost_sealed: BTreeSet<(u16, bool, Content)>,
     /// Disks to whose start a write went that was not meant for it. What it left stays there.
     astray: BTreeSet<usize>,
+    /// Disks of whose start something has rotted, or cannot be read. What is in places that nobody
+    /// writes stays so.
+    stained: BTreeSet<usize>,
     /// How often the pool was opened.
     openings: u64,
     copied: Option<Copied>,
+    /// Whether something was done to the metadata once that no crash does. What is left of it in
+    /// places that do not count is damage all the same.
+    was_hurt: bool,
+    /// Whether the pool was closed well last.
+    closed: bool,
     cut: Cut,
     act: usize,
     pub(super) figures: Figures,
@@ -146,8 +156,11 @@ impl<'a> Runner<'a> {
             lost: BTreeMap::new(),
             lost_sealed: BTreeSet::new(),
             astray: BTreeSet::new(),
+            stained: BTreeSet::new(),
             openings: 0,
             copied: None,
+            was_hurt: false,
+            closed: true,
             cut: Cut::Drop,
             act: 0,
             figures: Figures::default(),
@@ -211,6 +224,9 @@ impl<'a> Runner<'a> {
             Act::Seal { name, scratch, durable, dropped, flight } => {
                 self.seal(*name, (scratch, durable), *dropped, *flight)
             }
+            Act::PutAndSeal { name, puts, durable, flight } => {
+                self.put_and_seal(*name, puts, durable, *flight)
+            }
             Act::GiveUpSeal { name, scratch } => self.give_up_seal(*name, scratch),
             Act::DropSeal { name, flight } => self.drop_seal(*name, *flight),
             Act::GetSealed { name, nth } => self.get_sealed(*name, *nth),
@@ -232,7 +248,6 @@ impl<'a> Runner<'a> {
             }
             Act::CrashTwice { nth, cut } => {
                 self.blow(*cut, Under::Rest);
-                self.cut = *cut;
                 self.close()?;
                 SimDisk::cut_power_at(&self.disks, u64::from(*nth), power_cut(*cut));
                 self.recover()
@@ -241,7 +256,9 @@ impl<'a> Runner<'a> {
                 self.plan(*disk, *nth, *see_fault);
                 Ok(())
             }
-            Act::Rot { disk, metadata, at, mask } => self.rot(*disk, *metadata, *at, *mask),
+            Act::Rot { disk, metadata, at, mask } => self.spoil(*disk, *metadata, *at, Some(*mask)),
+            Act::Lose { disk, metadata, at } => self.spoil(*disk, *metadata, *at, None),
+            Act::Harm { harm, cut, repair } => self.harm(harm, *cut, *repair),
             Act::Vanish { disk } => {
                 self.disks[usize::from(*disk)].remove_device();
                 self.allowed_errors.removed = true;

@@ -1,5 +1,6 @@
 //! What a run does: acts that stand on their own, so that any of them can be left out.
 
+use super::harm::{self, Harm};
 use super::model::Content;
 use super::{sealing, trouble};
 use tidelog_random::Random;
@@ -40,6 +41,8 @@ pub enum Act {
     /// Seals those of these tensors that are there, and drops another seal in the same commit,
     /// which may be left in flight.
     Seal { name: u8, scratch: Vec<u8>, durable: Vec<u8>, dropped: Option<u8>, flight: bool },
+    /// Puts tensors and seals them, and others that are there, in one commit.
+    PutAndSeal { name: u8, puts: Vec<(u8, Content, u8)>, durable: Vec<u8>, flight: bool },
     /// Begins a seal and gives it up.
     GiveUpSeal { name: u8, scratch: Vec<u8> },
     /// Drops a seal.
@@ -62,6 +65,11 @@ pub enum Act {
     Fault { disk: u8, nth: u8, see_fault: OneTimeFault },
     /// Rots one byte, at so many 65536ths of the disk's data or metadata.
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
+    /// A block cannot be read from now on, at so many 65536ths of the disk's data or metadata.
+    Lose { disk: u8, metadata: bool, at: u16 },
+    /// Closes the pool, or cuts the power, harms a block, and looks at what becomes of it: by
+    /// opening the pool, or by `repair` before that.
+    Harm { harm: Harm, cut: Option<Cut>, repair: bool },
     /// A disk is gone, until the pool is opened again.
     Vanish { disk: u8 },
     /// Makes a copy of a disk, in the place of the last one.
@@ -75,14 +83,19 @@ pub enum Act {
 
 impl Act {
     /// Whether it may leave a tensor unreadable.
-    fn damages(&self) -> bool {
+    pub(super) fn damages(&self) -> bool {
         match self {
-            Self::Rot { metadata, .. } => !metadata,
+            Self::Rot { metadata, .. } | Self::Lose { metadata, .. } => !metadata,
             Self::Fault { see_fault, .. } => {
                 matches!(see_fault, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_))
             }
             _ => false,
         }
+    }
+
+    /// Whether it leaves something on a disk that no crash leaves.
+    pub(super) fn hurts(&self) -> bool {
+        self.damages() || matches!(self, Self::Rot { .. } | Self::Stale { .. })
     }
 }
 
@@ -141,8 +154,8 @@ pub struct Script {
 
 /// How many tensors a script knows of each kind, and how long they are.
 #[derive(Clone, Copy)]
-struct Population {
-    ids: u64,
+pub(super) struct Population {
+    pub(super) ids: u64,
     /// Lengths in bytes, one of which bounds each tensor's.
     lengths: [u64; 4],
 }
@@ -163,7 +176,7 @@ impl Population {
         random.below(self.ids) as u8
     }
 
-    fn content(self, random: &mut Random) -> Content {
+    pub(super) fn content(self, random: &mut Random) -> Content {
         let longest = random.pick(&self.lengths);
         Content { length: random.below(longest + 1) as u32, salt: random.draw() as u32 }
     }
@@ -221,8 +234,9 @@ impl Script {
                 acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, see_fault });
             }
         }
-        sealing::strew(&mut acts, seed, tensors.ids as u8);
+        sealing::strew(&mut acts, seed, tensors);
         trouble::strew(&mut acts, seed, disks);
+        harm::strew(&mut acts, seed, disks);
         Self { seed, disks, logical_block, stripe_kib, acts }
     }
 }

@@ -114,6 +114,12 @@ impl DiskMedia {
         lost.all(|page| self.cache.contains_key(page))
     }
 
+    /// Where the pages are that cannot be read.
+    pub(super) fn unreadable(&self) -> Vec<u64> {
+        let lost = self.unreadable.iter().filter(|page| !self.cache.contains_key(page));
+        lost.map(|page| page * ALIGNMENT as u64).collect()
+    }
+
     /// Has the page at this offset fail to be read until it is written.
     pub(super) fn make_unreadable(&mut self, offset: u64) {
         self.unreadable.insert(offset / ALIGNMENT as u64);

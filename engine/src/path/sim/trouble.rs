@@ -52,6 +52,11 @@ impl SimDisk {
         self.state().media.make_unreadable(offset);
     }
 
+    /// Where the blocks are that cannot be read.
+    pub fn unreadable(&self) -> Vec<u64> {
+        self.state().media.unreadable()
+    }
+
     /// Takes back, for one block, what [`rot`](SimDisk::rot) and
     /// [`make_unreadable`](SimDisk::make_unreadable) did.
     pub fn restore(&self, offset: u64) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Check, DURABLE, Runner, text};
+use crate::sim::commits::Started;
 use crate::sim::model::Content;
 
 impl Runner<'_> {
@@ -29,7 +30,7 @@ impl Runner<'_> {
         let blocks = |content: &Content| u64::from(content.length).div_ceil(4096) * 4096;
         let tensors = self.model.scratch.values().chain(self.model.durable.values());
         let standing: u64 = tensors.map(blocks).sum();
-        let coming = self.commits.iter().flat_map(|started| started.seals.values().flatten());
+        let coming = self.commits.iter().flat_map(Started::holds);
         let held = self.model.held_alone(coming);
         let sealed: u64 = held.iter().map(|(.., content)| blocks(content)).sum();
         let live = standing + sealed;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tidelog_engine::layout::{BLOCK_BYTES, METADATA_OFFSET, SUPERBLOCK_OFFSET};
+use tidelog_engine::layout::{BLOCK_BYTES, HOLDERS_OFFSET, METADATA_OFFSET, SUPERBLOCK_OFFSET};
 use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
-use tidelog_engine::schedule::TransferError;
+use tidelog_engine::schedule::{TransferError, TransferOutcome};
 
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
@@ -25,6 +25,8 @@ pub(in crate::sim) struct AllowedErrors {
     pub(super) metadata: Option<usize>,
     /// Disks of which a superblock may have been hurt since the pool was opened, and which one.
     pub(super) superblocks: BTreeMap<usize, SuperblockCopy>,
+    /// Whether blocks of tensors may be unreadable for good.
+    pub(super) unreadable: bool,
     /// A disk is gone.
     pub(super) removed: bool,
 }
@@ -45,6 +47,15 @@ const START: u64 = 16 << 10;
 impl AllowedErrors {
     pub(super) fn any(&self) -> bool {
         self.writes || self.reads > 1 || self.damaged > 0 || self.removed
+    }
+
+    /// Whether a read ended as those of a tensor do that is lost, and some may be.
+    pub(super) fn may_be_lost(&self, outcome: &TransferOutcome) -> bool {
+        match outcome {
+            Err(TransferError::Checksum { .. }) => self.damaged > 0,
+            Err(TransferError::Device { .. }) => self.unreadable,
+            _ => false,
+        }
     }
 }
 
@@ -116,7 +127,8 @@ impl Runner<'_> {
             && self.allowed_errors.metadata.is_none_or(|hurt| hurt == copy_on(disk))
     }
 
-    pub(super) fn rot(&mut self, disk: u8, metadata: bool, at: u16, mask: u8) -> Check {
+    /// Flips bits of a byte, or has its block not be read any more.
+    pub(super) fn spoil(&mut self, disk: u8, metadata: bool, at: u16, mask: Option<u8>) -> Check {
         let index = usize::from(disk);
         let geometry = self.pool()?.description().geometry;
         let (begin, end) = if metadata {
@@ -126,21 +138,51 @@ impl Runner<'_> {
         };
         let place = begin + u64::from(at) * (end - begin) / 65_536;
         if metadata || self.is_of_index(place)? {
+            // What is in places that nobody writes would not be read again.
+            let is_unused = (HOLDERS_OFFSET + BLOCK_BYTES..METADATA_OFFSET).contains(&place);
             if (metadata && index > 1)
+                || (mask.is_none() && is_unused)
                 || !self.may_hurt_metadata(index)
                 || !self.may_hurt_superblock(index, place..place + 1)
             {
                 return Ok(());
             }
             self.allowed_errors.metadata = Some(copy_on(index));
-            let struck = if metadata { FaultSeen::RotInMetadata } else { FaultSeen::RotInIndex };
-            self.see_fault(struck, Under::Rest);
+            if place < METADATA_OFFSET {
+                self.stained.insert(index);
+            }
+            self.see_fault(
+                match mask {
+                    None => FaultSeen::LostInMetadata,
+                    Some(_) if metadata => FaultSeen::RotInMetadata,
+                    Some(_) => FaultSeen::RotInIndex,
+                },
+                Under::Rest,
+            );
         } else {
             self.allowed_errors.damaged += 1;
-            self.see_fault(FaultSeen::RotInData, Under::Rest);
+            self.allowed_errors.unreadable |= mask.is_none();
+            let seen = if mask.is_some() { FaultSeen::RotInData } else { FaultSeen::LostInData };
+            self.see_fault(seen, Under::Rest);
         }
-        self.disks[index].rot(place, mask);
+        match mask {
+            Some(mask) => self.disks[index].rot(place, mask),
+            None => self.disks[index].make_unreadable(place),
+        }
         Ok(())
+    }
+
+    /// Whether something may be wrong with a copy of the metadata that no crash has done.
+    pub(super) fn may_be_hurt(&self) -> bool {
+        let AllowedErrors { metadata, superblocks, .. } = &self.allowed_errors;
+        metadata.is_some()
+            || !superblocks.is_empty()
+            || !self.astray.is_empty()
+            || self.is_any_unreadable()
+    }
+
+    pub(super) fn is_any_unreadable(&self) -> bool {
+        self.disks.iter().any(|disk| !disk.unreadable().is_empty())
     }
 
     /// Whether a byte of a disk's data lies in a segment that the index goes on in.

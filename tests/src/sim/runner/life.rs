@@ -21,19 +21,21 @@ pub(super) fn options() -> OpenOptions {
 }
 
 impl Runner<'_> {
-    pub(super) fn close(&mut self) -> Check {
+    /// Returns whether it was closed well. A process that ends otherwise has crashed.
+    pub(super) fn close(&mut self) -> Result<bool, String> {
         self.writes.clear();
         self.reads.clear();
         self.staged.clear();
         if let Some(pool) = self.pool.take() {
-            drop(pool.close());
+            self.closed = pool.close().is_ok() && !self.is_down();
         }
+        self.was_hurt |= self.may_be_hurt();
         self.take_in_commits()?;
         if !self.commits.is_empty() {
             return Err(format!("{} commits have no end in a closed pool", self.commits.len()));
         }
         self.model.restarted();
-        Ok(())
+        Ok(self.closed)
     }
 
     pub(super) fn reopen(&mut self) -> Check {
@@ -44,7 +46,9 @@ impl Runner<'_> {
     /// After a power cut.
     pub(super) fn recover(&mut self) -> Check {
         self.figures.crashes += 1;
-        self.reopen()?;
+        self.close()?;
+        self.verdict()?;
+        self.open()?;
         self.check_everything()
     }
 
@@ -71,13 +75,30 @@ impl Runner<'_> {
                     self.see_fault(struck_by(self.cut), Under::Open);
                     self.figures.crashes += 1;
                 }
+                // What a crash may have torn on one copy, and the other cannot be read: nobody knows
+                // whether it was whole.
+                Err(OpenError::Recovery { .. }) if !self.closed && self.read_again() => {
+                    self.see_fault(FaultSeen::RefusedUnread, Under::Open);
+                }
                 Err(error) => return Err(format!("the pool cannot be opened: {error}")),
             }
         }
         // What was hurt is repaired by opening, or is data.
-        let AllowedErrors { damaged, .. } = self.allowed_errors;
-        self.allowed_errors = AllowedErrors { damaged, ..AllowedErrors::default() };
+        let AllowedErrors { damaged, unreadable, .. } = self.allowed_errors;
+        self.allowed_errors = AllowedErrors { damaged, unreadable, ..AllowedErrors::default() };
         self.resolve_doubt()
+    }
+
+    /// Has all blocks be read again. Returns whether there were any that could not.
+    fn read_again(&self) -> bool {
+        let mut any = false;
+        for disk in &self.disks {
+            for block in disk.unreadable() {
+                disk.restore(block);
+                any = true;
+            }
+        }
+        any
     }
 
     /// A disk is refused for what stands at its start, which a write that went astray has left
@@ -89,7 +110,8 @@ impl Runner<'_> {
         }
         for disk in taken {
             let of = |index: &usize| disk.device == format!("sim{index}");
-            let Some(index) = self.astray.iter().copied().find(of) else {
+            let mut hit = self.astray.iter().chain(&self.stained).copied();
+            let Some(index) = hit.find(of) else {
                 return Err(format!("{} was not overwritten: {}", disk.device, disk.found));
             };
             self.astray.remove(&index);

@@ -5,12 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Destination;
 use tidelog_engine::pool::{Batch, SealError};
-use tidelog_engine::schedule::{TransferError, Urgency};
+use tidelog_engine::schedule::Urgency;
 
-use super::{Check, DURABLE, Runner, tensor, text};
+use super::{Check, DURABLE, Runner, tensor, text, widened};
 use crate::sim::commits::{Changes, SealChanges, Started};
 use crate::sim::coverage::Under;
 use crate::sim::model::{Content, Sealed};
+
+/// What a seal may hold besides what stands.
+enum Held {
+    Nothing,
+    /// What another seal holds.
+    BySeal(u8),
+    /// What its batch puts.
+    ByBatch(Sealed),
+}
 
 /// The seals that there are, with what they hold and how long that is.
 pub(in crate::sim) type FoundSeals = BTreeMap<u8, BTreeMap<(u16, bool), u64>>;
@@ -44,18 +53,47 @@ impl Runner<'_> {
         let dropped = dropped.filter(|it| *it != name);
         // The names of both say whether what the one holds goes on to the other.
         let from = dropped.filter(|it| (name ^ it) & 1 == 1);
-        if let Some(sealed) = self.begin_seal(&mut batch, name, tensors, from)? {
+        let held = match from {
+            Some(from) => Held::BySeal(from),
+            None => Held::Nothing,
+        };
+        if let Some(sealed) = self.begin_seal(&mut batch, name, tensors, held)? {
             seals.insert(name, Some(sealed));
         }
         if let Some(dropped) = dropped {
             self.drop_in(&mut batch, dropped, &mut seals)?;
         }
-        self.start_batch(batch, seals, flight)
+        self.start_batch(batch, Changes::new(), seals, flight)
+    }
+
+    /// Puts tensors and seals them beside others in one commit: the seal holds what the commit
+    /// puts.
+    pub(super) fn put_and_seal(
+        &mut self,
+        name: u8,
+        puts: &[(u8, Content, u8)],
+        durable: &[u8],
+        flight: bool,
+    ) -> Check {
+        if self.model.in_doubt.is_some() {
+            return Ok(());
+        }
+        let (puts, _) = widened(puts, &[]);
+        let (mut batch, changes) = self.batch(&puts, &[])?;
+        let put = changes.iter().filter_map(|(id, change)| Some(((*id, true), (*change)?)));
+        let put: Sealed = put.collect();
+        let ids: Vec<u8> =
+            put.keys().map(|(id, _)| *id as u8).chain(durable.iter().copied()).collect();
+        let mut seals = SealChanges::new();
+        if let Some(sealed) = self.begin_seal(&mut batch, name, (&[], &ids), Held::ByBatch(put))? {
+            seals.insert(name, Some(sealed));
+        }
+        self.start_batch(batch, changes, seals, flight)
     }
 
     pub(super) fn give_up_seal(&mut self, name: u8, scratch: &[u8]) -> Check {
         let mut batch = self.pool()?.batch();
-        self.begin_seal(&mut batch, name, (scratch, &[]), None)?;
+        self.begin_seal(&mut batch, name, (scratch, &[]), Held::Nothing)?;
         Ok(())
     }
 
@@ -65,7 +103,7 @@ impl Runner<'_> {
         }
         let (mut batch, mut seals) = (self.pool()?.batch(), SealChanges::new());
         self.drop_in(&mut batch, name, &mut seals)?;
-        self.start_batch(batch, seals, flight)
+        self.start_batch(batch, Changes::new(), seals, flight)
     }
 
     pub(super) fn get_sealed(&mut self, name: u8, nth: u8) -> Check {
@@ -134,26 +172,33 @@ impl Runner<'_> {
         let ticket = read.map_err(text)?;
         let outcome = ticket.wait();
         self.count_struck(Under::Get);
-        if matches!(outcome, Err(TransferError::Checksum { .. })) {
+        if self.allowed_errors.may_be_lost(&outcome) {
             self.lost_sealed.insert((key.0, key.1, content));
         }
         let what = format!("{key:?} of {seal}");
         self.compare(&what, None, content, &outcome, &ticket, &content.bytes())
     }
 
-    /// Begins a seal of those of these tensors that are there, or that the seal `from` holds, if it
-    /// is one. `None` if that was refused, as it may be.
+    /// Begins a seal of those of these tensors that are there, or that are `held`. `None` if that
+    /// was refused, as it may be.
     fn begin_seal(
         &mut self,
         batch: &mut Batch,
         name: u8,
         (scratch, durable): (&[u8], &[u8]),
-        from: Option<u8>,
+        held: Held,
     ) -> Result<Option<Sealed>, String> {
         self.process_completions()?;
-        // What it is once the commits have ended that are under way is not known yet.
-        let from = from.filter(|it| self.commits.is_empty() && self.model.seals.contains_key(it));
-        let held = from.map_or_else(Sealed::new, |it| self.model.seals[&it].clone());
+        let is_own = matches!(held, Held::ByBatch(_));
+        let (from, held) = match held {
+            // What it is once the commits have ended that are under way is not known yet.
+            Held::BySeal(from) if self.commits.is_empty() => {
+                let held = self.model.seals.get(&from).cloned();
+                (held.is_some().then_some(from), held.unwrap_or_default())
+            }
+            Held::ByBatch(put) => (None, put),
+            Held::BySeal(_) | Held::Nothing => (None, Sealed::new()),
+        };
         let scratch = scratch.iter().map(|id| (u16::from(*id), false));
         let durable = durable.iter().map(|id| (u16::from(*id), true));
         let is_there =
@@ -182,9 +227,19 @@ impl Runner<'_> {
             {
                 Ok(None)
             }
+            // A put that has failed meanwhile is none.
+            Err(SealError::Unknown { .. })
+                if is_own && (self.allowed_errors.writes || self.is_down()) =>
+            {
+                Ok(None)
+            }
             Err(SealError::PoolFull { needed, available, .. }) if needed > available => Ok(None),
             Err(SealError::IndexFull { needed, room, .. }) if needed > room => Ok(None),
-            Err(SealError::Announce(_)) if self.allowed_errors.any() || self.is_down() => Ok(None),
+            Err(SealError::Announce(_))
+                if self.allowed_errors.any() || self.is_any_unreadable() || self.is_down() =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(format!("the seal was refused: {error}")),
         }
     }
@@ -201,12 +256,17 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn start_batch(&mut self, batch: Batch, seals: SealChanges, flight: bool) -> Check {
+    fn start_batch(
+        &mut self,
+        batch: Batch,
+        changes: Changes,
+        seals: SealChanges,
+        flight: bool,
+    ) -> Check {
         if self.model.in_doubt.is_some() {
             return Ok(());
         }
         let commit = batch.start_commit().map_err(text)?;
-        let changes = Changes::new();
         self.commits.push(Started { commit: commit.clone(), changes, seals });
         if !flight {
             // What it came to is seen where every commit's end is.

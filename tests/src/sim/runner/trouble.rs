@@ -56,7 +56,8 @@ impl Runner<'_> {
             self.blow(cut, Under::Rest);
         }
         // Whose events were hurt says nothing, and a closing that failed was not counted.
-        let hurt = self.allowed_errors.metadata.is_some();
+        // What cannot be read on one disk another one has to have.
+        let hurt = self.allowed_errors.metadata.is_some() || self.is_any_unreadable();
         let writes = self.allowed_errors.writes;
         self.close()?;
         let counted = cut.is_none() && !writes && !self.is_down();
@@ -89,6 +90,7 @@ impl Runner<'_> {
         let sealed = self.model.held_alone(std::iter::empty()).len();
         self.allowed_errors.damaged += (self.model.durable.len() + sealed) as u64;
         self.see_fault(FaultSeen::OlderInOneRun, Under::Open);
+        self.was_hurt = true;
         self.open()?;
         self.check_everything()?;
         if !self.is_down() {

@@ -1,0 +1,393 @@
+//! Blocks of a closed pool that are harmed: what opening, `check` and `repair` make of it.
+
+use std::collections::BTreeSet;
+
+use tidelog_engine::layout::{BLOCK_BYTES, Superblock, TensorId};
+use tidelog_engine::log::StripeMap;
+use tidelog_engine::path::sim::SimDisk;
+use tidelog_engine::pool::Pool;
+use tidelog_engine::pool::inspect::{CheckReport, Damage, check, inspect, repair};
+
+use super::faults::power_cut;
+use super::life::options;
+use super::places::{Place, Places};
+use super::{Check, Runner, text};
+use crate::sim::coverage::{FaultSeen, Under};
+use crate::sim::harm::{Copies, Harm, How, Part};
+use crate::sim::script::Cut;
+
+/// More operations than a script has.
+const NEVER: u64 = 1 << 40;
+
+/// What must become of a pool that was harmed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Must {
+    /// It opens, and nothing is lost.
+    Open,
+    /// It is refused, as often as it is tried.
+    BeRefused,
+    /// Either: never does it open without what was acknowledged.
+    BeSound,
+}
+
+/// A block that was harmed.
+struct Harmed {
+    place: Place,
+    how: How,
+    /// What stood there.
+    before: Vec<u8>,
+}
+
+impl Harmed {
+    fn is_overlay(&self) -> bool {
+        matches!(self.how, How::Rot(_) | How::Unreadable)
+    }
+
+    /// As it was before, whatever was written since.
+    fn undo(&self, disks: &[SimDisk]) {
+        let (disk, block) = (&disks[self.place.disk], self.place.block());
+        if self.is_overlay() { disk.restore(block) } else { disk.overwrite(block, &self.before) }
+    }
+}
+
+/// A tensor of which a block is harmed.
+struct Chosen {
+    id: TensorId,
+    place: Place,
+}
+
+impl Runner<'_> {
+    pub(super) fn harm(&mut self, harm: &Harm, cut: Option<Cut>, by_repair: bool) -> Check {
+        self.complete()?;
+        self.settle()?;
+        if self.is_down() {
+            return Ok(());
+        }
+        // What is planned would strike in the midst of what is compared.
+        SimDisk::cut_power_at(&self.disks, NEVER, power_cut(Cut::Drop));
+        let geometry = self.pool()?.description().geometry;
+        // Where a copy may lack something already, the other one is all there is.
+        let is_sound = !self.allowed_errors.writes && !self.may_be_hurt();
+        if let Some(cut) = cut {
+            self.blow(cut, Under::Rest);
+        }
+        let closed = self.close()?;
+        self.disks.iter().for_each(SimDisk::clear_faults);
+        self.count_struck(Under::Rest);
+        if is_sound {
+            let found = inspect(&self.disks).map_err(text)?;
+            let index = found.shares[0].index.as_ref().map_err(|why| format!("no index: {why}"))?;
+            let tensors: Vec<_> = index
+                .readable()
+                .map(|(entry, ..)| entry.clone())
+                .filter(|entry| entry.length > 0)
+                .collect();
+            let chosen = (harm.part == Part::Tensor && self.model.in_doubt.is_none())
+                .then(|| tensors.get(usize::from(harm.at[0]) % tensors.len().max(1)))
+                .flatten()
+                .map(|entry| {
+                    let map = StripeMap::new(&geometry);
+                    let all: Vec<_> = map.placements(&entry.runs, entry.length).collect();
+                    let piece = all[usize::from(harm.at[1]) % all.len()];
+                    let byte = u64::from(harm.at[1]) * u64::from(piece.length) >> 16;
+                    let offset = piece.device_offset + byte;
+                    let place = Place { disk: piece.device.into(), offset, length: 1 };
+                    Chosen { id: entry.id, place }
+                });
+            let epoch = index.epoch;
+            let places = Places { disks: &self.disks, geometry, epoch };
+            let targets = match &chosen {
+                Some(chosen) => vec![(chosen.place, harm.how[0])],
+                None => targets(&places, harm),
+            };
+            let copies = places.copies();
+            // Without its first superblock nobody can tell what else is wrong with a disk's start from
+            // what somebody has made there.
+            let is_told = targets.iter().all(|(place, _)| {
+                harm.part != Part::FirstSuperblock || !self.stained.contains(&place.disk)
+            });
+            // After a crash nobody can tell what it tore in all copies from what was harmed there; but
+            // that a block cannot be read is no crash's doing.
+            let in_all = is_in_all(harm, targets.len(), copies);
+            let is_unread = targets.iter().all(|(_, how)| *how == How::Unreadable);
+            let is_told = is_told && (closed || !in_all || is_unread || !harm.part.is_of_index());
+            let harmed = if is_told { self.do_harm(&targets) } else { Vec::new() };
+            if !harmed.is_empty() {
+                return self.look_at_harm(harm, &harmed, copies, closed, chosen, by_repair);
+            }
+        }
+        self.open()?;
+        self.check_everything()
+    }
+
+    /// Harms these blocks, but for those that are the same afterwards.
+    fn do_harm(&self, targets: &[(Place, How)]) -> Vec<Harmed> {
+        let mut harmed = Vec::new();
+        for &(place, how) in targets {
+            let (disk, block) = (&self.disks[place.disk], place.block());
+            let before = disk.peek(block, BLOCK_BYTES as usize);
+            let after = match how {
+                How::Rot(_) | How::Unreadable => None,
+                How::Zeroes => Some(vec![0; BLOCK_BYTES as usize]),
+                How::OfAnotherDevice | How::OfAnotherPool => {
+                    Superblock::decode(&before).ok().map(|it| self.another(it, how).encode())
+                }
+            };
+            if after.as_ref() == Some(&before) {
+                continue;
+            }
+            match how {
+                How::Rot(mask) => disk.rot(place.offset, mask),
+                How::Unreadable => disk.make_unreadable(block),
+                _ => disk.overwrite(block, &after.unwrap_or_default()),
+            }
+            harmed.push(Harmed { place, how, before });
+        }
+        harmed
+    }
+
+    /// Another device's superblock, or another pool's.
+    fn another(&self, superblock: Superblock, how: How) -> Superblock {
+        let devices = self.disks.len() as u32;
+        if how == How::OfAnotherDevice && devices > 1 {
+            let device = (superblock.device + 1) % devices;
+            return Superblock { device, ..superblock };
+        }
+        Superblock { pool: !superblock.pool, ..superblock }
+    }
+
+    fn look_at_harm(
+        &mut self,
+        harm: &Harm,
+        harmed: &[Harmed],
+        copies: usize,
+        closed: bool,
+        chosen: Option<Chosen>,
+        by_repair: bool,
+    ) -> Check {
+        let in_all = is_in_all(harm, harmed.len(), copies);
+        let must = must(harm.part, harmed, in_all, closed);
+        let what = format!("{harm:?}, closed well: {closed}");
+        let allowed = (self.lost.clone(), self.lost_sealed.clone());
+        let (damaged, unreadable) = (self.allowed_errors.damaged, self.allowed_errors.unreadable);
+        if chosen.is_some() {
+            // What stands, and another version that a seal holds in the same place.
+            self.allowed_errors.damaged += 2;
+            self.allowed_errors.unreadable = true;
+        }
+        self.see_fault(seen(harm, harmed[0].how, must), Under::Open);
+        let report = self.checked(&what)?;
+        self.compare_report(&report, harm.part, harmed, must, closed, chosen.as_ref())
+            .map_err(|why| format!("{why}; check found {:?}; {what}", report.damage))?;
+        let opens = match must {
+            Must::Open => true,
+            Must::BeRefused => false,
+            Must::BeSound => match Pool::open(&self.disks, &options()) {
+                Ok(pool) => pool.close().is_ok(),
+                Err(_) => false,
+            },
+        };
+        if opens {
+            if by_repair && chosen.is_none() {
+                self.repaired(&what)?;
+            }
+            self.open().map_err(|why| format!("{why}; {what}"))?;
+            self.check_everything().map_err(|why| format!("{why}; {what}"))?;
+            harmed.iter().filter(|it| it.is_overlay()).for_each(|it| it.undo(&self.disks));
+        } else {
+            self.is_refused(&what)?;
+            harmed.iter().for_each(|it| it.undo(&self.disks));
+            self.open().map_err(|why| format!("{why}, with the harm undone; {what}"))?;
+            self.check_everything().map_err(|why| format!("{why}, undone; {what}"))?;
+        }
+        if chosen.is_some() {
+            (self.lost, self.lost_sealed) = allowed;
+            (self.allowed_errors.damaged, self.allowed_errors.unreadable) = (damaged, unreadable);
+        }
+        Ok(())
+    }
+
+    /// Refused however often: being refused leaves nothing that the next try takes for right.
+    fn is_refused(&mut self, what: &str) -> Check {
+        for time in 1..=2 {
+            if let Ok(pool) = Pool::open(&self.disks, &options()) {
+                drop(pool.close());
+                return Err(format!("opened at try {time} without what was lost; {what}"));
+            }
+        }
+        let report = self.checked(what)?;
+        if report.damage.iter().all(|it| matches!(it, Damage::Tensor(_))) {
+            return Err(format!("check finds nothing where opening is refused; {what}"));
+        }
+        Ok(())
+    }
+
+    fn checked(&self, what: &str) -> Result<CheckReport, String> {
+        let report = check(&self.disks, true, &mut |_| ());
+        report.map_err(|error| format!("check cannot look at it: {error}; {what}"))
+    }
+
+    /// `repair` leaves nothing that it could have repaired.
+    fn repaired(&self, what: &str) -> Check {
+        let report = repair(&self.disks, &[], true, &mut |_| ());
+        let report = report.map_err(|error| format!("it cannot be repaired: {error}; {what}"))?;
+        match report.after.damage.iter().find(|it| it.is_repairable()) {
+            Some(left) => Err(format!("repair left {left:?}; {what}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a check names what was harmed.
+    fn compare_report(
+        &self,
+        report: &CheckReport,
+        part: Part,
+        harmed: &[Harmed],
+        must: Must,
+        closed: bool,
+        chosen: Option<&Chosen>,
+    ) -> Check {
+        let count = |is_meant: &dyn Fn(&Damage) -> bool| {
+            report.damage.iter().filter(|it| is_meant(it)).count()
+        };
+        let name = format!("sim{}", harmed[0].place.disk);
+        let is_of = |copy: char| {
+            count(
+                &|it| matches!(it, Damage::Superblock { device, copy: of, .. } if *device == name && *of == copy),
+            )
+        };
+        let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
+        let blank = harmed.iter().any(|it| it.how == How::Zeroes);
+        let others = count(&|it| !matches!(it, Damage::Tensor(_)));
+        let found = match part {
+            Part::FirstSuperblock => is_of('A') > 0,
+            Part::SecondSuperblock => is_of('B') > 0,
+            Part::Tensor => chosen.is_none_or(|it| is_named(report, it.id)),
+            _ if !closed => true,
+            Part::Holder => (!unreadable && !blank) || self.disks.len() == 1 || others > 0,
+            Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match must {
+                Must::Open => count(&|it| matches!(it, Damage::IndexCopy { .. })) >= harmed.len(),
+                Must::BeRefused => count(&|it| matches!(it, Damage::Index { .. })) > 0,
+                Must::BeSound => others > 0,
+            },
+            Part::Tail => !unreadable || others > 0,
+            Part::Owner | Part::OtherSlot => true,
+        };
+        let lost: BTreeSet<_> = report.damaged_tensors().map(|it| (it.id, it.current)).collect();
+        if !found {
+            return Err("check does not name what was harmed".into());
+        }
+        if lost.len() as u64 > self.allowed_errors.damaged {
+            return Err("check names tensors that nothing has harmed".into());
+        }
+        Ok(())
+    }
+
+    /// What a check says after a crash, or after closing, where nothing else has happened: that
+    /// nothing is damaged but what may be.
+    pub(super) fn verdict(&mut self) -> Check {
+        if self.may_be_hurt() || self.was_hurt {
+            return Ok(());
+        }
+        self.disks.iter().for_each(SimDisk::clear_faults);
+        self.count_struck(Under::Rest);
+        let report = self.checked("")?;
+        let damage = report.damage.iter().filter(|it| !matches!(it, Damage::Tensor(_)));
+        let damage: Vec<String> = damage.map(ToString::to_string).collect();
+        if !damage.is_empty() {
+            return Err(format!("check finds damage where there were crashes alone: {damage:?}"));
+        }
+        let lost = report.damaged_tensors().count() as u64;
+        if lost > self.allowed_errors.damaged {
+            return Err(format!(
+                "check finds tensors damaged where none can be: {:?}",
+                report.damage
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether what was harmed, in so many of the copies, has no good copy.
+fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
+    harmed == copies && (copies == 1 || harm.copies == Copies::All)
+}
+
+fn is_named(report: &CheckReport, id: TensorId) -> bool {
+    report.damaged_tensors().any(|it| it.id == id)
+}
+
+/// The blocks that are to be harmed, and how.
+fn targets(places: &Places<'_>, harm: &Harm) -> Vec<(Place, How)> {
+    let Harm { part, how, copies, disk, at } = *harm;
+    let disk = usize::from(disk);
+    let in_each_disk =
+        matches!(part, Part::FirstSuperblock | Part::SecondSuperblock | Part::Holder | Part::Owner);
+    let first = disk % if in_each_disk { places.disks.len() } else { places.copies() };
+    let nth = |places: &[Place], at: u16| (usize::from(at) * places.len()) >> 16;
+    // Which of the bytes that count is another number's matter than which block.
+    let byte = |place: Place, at: u16| Place {
+        offset: place.offset + u64::from(at) * 31 % place.length,
+        ..place
+    };
+    let all = places.of(part, first);
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let one = nth(&all, at[0]);
+    let mut targets = vec![(byte(all[one], at[1]), how[0])];
+    if copies != Copies::One && !in_each_disk && places.copies() == 2 {
+        let other = places.of(part, 1 - first);
+        let apart = copies == Copies::Apart;
+        let two = if apart { nth(&other, at[1]) } else { one };
+        match other.get(two) {
+            Some(place) if !apart || two != one => targets.push((byte(*place, at[0]), how[1])),
+            _ if apart => {}
+            // A crash has left the other copy shorter: this one may be the only one.
+            _ => return Vec::new(),
+        }
+    }
+    targets
+}
+
+/// What must become of a pool of which these blocks are harmed: in all copies at the same place, or
+/// not; after it was closed well, or after a crash.
+fn must(part: Part, harmed: &[Harmed], in_all: bool, closed: bool) -> Must {
+    let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
+    match part {
+        Part::FirstSuperblock | Part::SecondSuperblock | Part::Owner | Part::Tensor => Must::Open,
+        // Of a disk without a copy of the index nothing says then that it is no older copy.
+        Part::Holder if harmed.iter().any(|it| it.place.disk > 1) => Must::BeSound,
+        Part::Holder if closed => Must::Open,
+        Part::Tail | Part::OtherSlot if closed => Must::Open,
+        Part::Record | Part::LastRecord if in_all && closed => Must::BeRefused,
+        // The checkpoint before it may say the same.
+        Part::Checkpoint | Part::Grown if in_all => Must::BeSound,
+        _ if closed => Must::Open,
+        // Nobody can tell what a crash tore from what else may have stood there.
+        _ if in_all || unreadable => Must::BeSound,
+        _ => Must::Open,
+    }
+}
+
+fn seen(harm: &Harm, how: How, must: Must) -> FaultSeen {
+    match (harm.part, how) {
+        (_, How::OfAnotherDevice) => FaultSeen::SuperblockOfAnotherDevice,
+        (_, How::OfAnotherPool) => FaultSeen::SuperblockOfAnotherPool,
+        (Part::Tensor, How::Unreadable) => FaultSeen::UnreadableTensor,
+        (Part::Tensor, _) => FaultSeen::HurtTensor,
+        (Part::FirstSuperblock | Part::SecondSuperblock, How::Unreadable) => {
+            FaultSeen::UnreadableSuperblock
+        }
+        (Part::FirstSuperblock | Part::SecondSuperblock, _) => FaultSeen::HurtSuperblock,
+        (Part::Holder, How::Unreadable) => FaultSeen::UnreadableHolder,
+        (Part::Holder, _) => FaultSeen::HurtHolder,
+        (Part::LastRecord, _) if must == Must::BeRefused => FaultSeen::LastRecordLost,
+        (Part::LastRecord, How::Rot(_) | How::Zeroes) => FaultSeen::HurtLastRecord,
+        (Part::Checkpoint | Part::Grown, How::Unreadable) => FaultSeen::UnreadableCheckpoint,
+        (Part::Checkpoint | Part::Grown, _) => FaultSeen::HurtCheckpoint,
+        (Part::Record | Part::LastRecord | Part::Tail, How::Unreadable) => FaultSeen::UnreadableLog,
+        (Part::Record | Part::Tail, _) => FaultSeen::HurtLog,
+        (Part::Owner | Part::OtherSlot, _) => FaultSeen::HurtElsewhere,
+    }
+}
