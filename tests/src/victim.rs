@@ -6,6 +6,7 @@ use std::ops::Range;
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::inspect::{CheckReport, check};
 use tidelog_engine::pool::{Commit, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::Urgency;
 use tidelog_engine::units::ByteCount;
@@ -21,6 +22,9 @@ const TENSORS: u64 = 6;
 /// The commit's own number, in every commit.
 const NUMBER: TensorId = TensorId(1);
 
+/// Bytes of the names of tensors that do nothing but fill the index.
+const FILLER_NAME: usize = 1000;
+
 /// How victims and their heirs open the pool.
 pub fn open_options(buffered: bool) -> OpenOptions {
     OpenOptions {
@@ -29,6 +33,25 @@ pub fn open_options(buffered: bool) -> OpenOptions {
         huge_pages: false,
         ..OpenOptions::default()
     }
+}
+
+/// Commits so many tensors that fill the index and nothing else, so that each checkpoint is long.
+///
+/// # Errors
+/// Whatever goes wrong: nothing may.
+pub fn fill_index(
+    specs: &[DeviceSpec],
+    options: &OpenOptions,
+    fillers: u64,
+) -> Result<(), Failure> {
+    let pool = Pool::open(specs, options)?;
+    let mut batch = pool.batch();
+    for filler in 0..fillers {
+        let name = format!("{filler:0>FILLER_NAME$}");
+        batch.put(name.as_str(), Source::from(Vec::new()), PutOptions::default())?;
+    }
+    batch.commit()?;
+    Ok(pool.close()?)
 }
 
 /// Commits durable tensors from number `first` on, with scratch writes beside it, and tells of each
@@ -68,13 +91,36 @@ pub fn commit(
     Ok(())
 }
 
-/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and
-/// nothing else. Returns which.
+/// What a check says of a pool that a crash has left: that nothing is damaged.
+///
+/// # Errors
+/// It says something else.
+pub fn verdict(specs: &[DeviceSpec]) -> Result<CheckReport, Failure> {
+    let report = check(specs, true, &mut |_| ())?;
+    let damage: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
+    if damage.is_empty() {
+        return Ok(report);
+    }
+    Err(format!("WRONG VERDICT: damage, where there was a crash alone: {}", damage.join("; "))
+        .into())
+}
+
+/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, so
+/// many `fillers`, and nothing else. Returns which.
 ///
 /// # Errors
 /// Something is lost, torn or leaked.
-pub fn verify(specs: &[DeviceSpec], options: &OpenOptions, returned: u64) -> Result<u64, Failure> {
+pub fn verify(
+    specs: &[DeviceSpec],
+    options: &OpenOptions,
+    returned: u64,
+    fillers: u64,
+) -> Result<u64, Failure> {
     let pool = Pool::open(specs, options)?;
+    let durable = pool.durable_tensors()?.len() as u64;
+    if durable != 1 + TENSORS + fillers {
+        return Err(format!("LOST: {durable} tensors, not {}", 1 + TENSORS + fillers).into());
+    }
     let number = read(&pool, NUMBER)?;
     let found = u64::from_le_bytes(number.try_into().map_err(|_| "the number is torn")?);
     if found < returned || found > returned + IN_FLIGHT {

@@ -14,9 +14,10 @@ use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
 
 /// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any
-/// moment; then every commit that had returned must be there whole, and no space may be lost. On
-/// files, and on loop devices where there are any (they need root). Ends with 1 where anything is
-/// lost, torn or leaked.
+/// moment; then a check must find no damage, every commit that had returned must be there whole, and
+/// no space may be lost. On files, there also with an index so long that the kill often comes upon
+/// a checkpoint, and on loop devices where there are any (they need root). Ends with 1 where
+/// anything is lost, torn, leaked, or called damaged.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -44,6 +45,11 @@ const DEVICES: usize = 2;
 const DEVICE_SIZE: ByteCount = ByteCount::mib(24);
 /// The victim dies at some moment within this, counted from its first commit.
 const LIFE_MAX_MICROS: u64 = 40_000;
+/// Tensors that make checkpoints long: some MiB, most of it in segments.
+const FILLERS: u64 = 3000;
+/// Where checkpoints are long, every other victim dies within this from its start, since opening
+/// writes one.
+const OPENING_MAX_MICROS: u64 = 60_000;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -64,14 +70,15 @@ fn kill_again_and_again(arguments: &Arguments) -> Result<(), Failure> {
     std::fs::create_dir_all(&arguments.directory)?;
     let files: Vec<PathBuf> =
         (0..DEVICES).map(|index| arguments.directory.join(format!("device{index}"))).collect();
-    on_pool("files", &names(&files), arguments)?;
+    on_pool("files", &names(&files), 0, arguments)?;
+    on_pool("files, long checkpoints", &names(&files), FILLERS, arguments)?;
     let options = LoopOptions { sector: arguments.sector, ..LoopOptions::default() };
     let loops = files.iter().map(|file| LoopDevice::attach(file, options));
     match loops.collect::<Result<Vec<_>, _>>() {
         Ok(loops) => {
             let nodes: Vec<PathBuf> = loops.iter().map(|device| device.node().into()).collect();
             let kind = format!("loop devices, {} byte sectors", arguments.sector);
-            on_pool(&kind, &names(&nodes), arguments)?;
+            on_pool(&kind, &names(&nodes), 0, arguments)?;
         }
         Err(why) => println!("SKIPPED loop devices: {why}"),
     }
@@ -86,7 +93,7 @@ fn names(paths: &[PathBuf]) -> String {
 }
 
 /// One pool's lives.
-fn on_pool(kind: &str, devices: &str, arguments: &Arguments) -> Result<(), Failure> {
+fn on_pool(kind: &str, devices: &str, fillers: u64, arguments: &Arguments) -> Result<(), Failure> {
     let specs = DeviceSpec::parse_list(devices)?;
     let options = FormatOptions {
         device_size: Some(DEVICE_SIZE),
@@ -96,20 +103,31 @@ fn on_pool(kind: &str, devices: &str, arguments: &Arguments) -> Result<(), Failu
         ..FormatOptions::default()
     };
     Pool::format(&specs, &options)?;
+    victim::fill_index(&specs, &open_options(true), fillers)?;
     let mut random = Random::new(arguments.seed);
-    let (mut last, mut without_capture) = (0, 0);
+    let (mut last, mut without_capture, mut unsettled) = (0, 0, 0);
     for run in 0..arguments.runs {
-        let returned = live_and_die(devices, last + 1, random.below(LIFE_MAX_MICROS))?;
-        let found = victim::verify(&specs, &open_options(true), returned.max(last))
-            .map_err(|what| format!("{kind}, run {run} of seed {}: {what}", arguments.seed))?;
-        without_capture += found - returned.max(last);
+        let returned = if fillers > 0 && last > 0 && random.chance(2) {
+            die_while_opening(devices, last + 1, random.below(OPENING_MAX_MICROS))?
+        } else {
+            live_and_die(devices, last + 1, random.below(LIFE_MAX_MICROS))?
+        };
+        let of_run =
+            |what: Failure| format!("{kind}, run {run} of seed {}: {what}", arguments.seed);
+        let report = victim::verdict(&specs).map_err(of_run)?;
+        unsettled += u64::from(!report.unsettled.is_empty());
+        let returned = returned.max(last);
+        let found =
+            victim::verify(&specs, &open_options(true), returned, fillers).map_err(of_run)?;
+        without_capture += found - returned;
         last = found;
         if run % 100 == 99 {
             eprintln!("{kind}: {} of {} runs", run + 1, arguments.runs);
         }
     }
     println!(
-        "{kind}: {} kills, {last} commits, {without_capture} of them done and not told; 0 lost, 0 torn, 0 leaked",
+        "{kind}: {} kills, {unsettled} of them while a record or checkpoint was written; {last} commits, \
+         {without_capture} of them done and not told; 0 lost, 0 torn, 0 leaked, 0 called damaged",
         arguments.runs
     );
     Ok(())
@@ -124,7 +142,24 @@ fn live_and_die(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     let first = told.next().ok_or("the victim ended before its first commit")??;
     std::thread::sleep(Duration::from_micros(micros));
     victim.kill();
-    let mut returned = first.parse()?;
+    last_told(told, first.parse()?)
+}
+
+/// Starts a victim and kills it whether it has committed anything or not. Returns the last commit
+/// that returned, or 0.
+fn die_while_opening(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
+    let mut victim = Victim::start(devices, next)?;
+    let told = BufReader::new(victim.0.stdout.take().ok_or("the victim has no output")?).lines();
+    std::thread::sleep(Duration::from_micros(micros));
+    victim.kill();
+    last_told(told, 0)
+}
+
+fn last_told(
+    told: impl Iterator<Item = std::io::Result<String>>,
+    first: u64,
+) -> Result<u64, Failure> {
+    let mut returned = first;
     for line in told {
         // The last line may be cut short; a number that is was told by a commit that returned all
         // the same.

@@ -156,6 +156,12 @@ fn in_new(directory: &Path, work: impl FnOnce() -> Result<String, Failure>) -> R
     Ok(())
 }
 
+/// The pool as the next process finds it: a check finds no damage, and no commit is lost.
+fn look(specs: &[DeviceSpec], returned: u64) -> Result<u64, Failure> {
+    victim::verdict(specs)?;
+    victim::verify(specs, &open_options(true), returned, 0)
+}
+
 /// Says how many images there were, or which of them should not be as they are.
 fn rebuild(
     log: &Path,
@@ -180,7 +186,7 @@ fn rebuild(
             notes.iter().rev().find(|(at, _)| *at < cut).map_or(0, |(_, number)| *number);
         let paths = rebuilder.cut(cut, &mut random, directory)?;
         let specs: Vec<DeviceSpec> = paths.iter().map(DeviceSpec::new).collect();
-        if let Err(what) = victim::verify(&specs, &open_options(true), returned) {
+        if let Err(what) = look(&specs, returned) {
             bad += 1;
             if shown < 3 {
                 shown += 1;
