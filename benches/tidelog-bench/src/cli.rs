@@ -1,6 +1,6 @@
 //! The command line: fio's `--name=value`, in the order in which it was given.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::error::ErrorKind;
@@ -12,7 +12,7 @@ use crate::exit::BenchError;
 use crate::jobfile;
 use crate::live::Eta;
 use crate::option::value::time;
-use crate::option::{JobOptions, OPTIONS, apply, no_option};
+use crate::option::{JobOptions, OPTIONS, SETTLED, apply, no_option};
 
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
 
@@ -86,8 +86,8 @@ pub struct BenchRequest {
     pub jobs: Vec<JobOptions>,
     /// What holds for all of them.
     pub global: JobOptions,
-    /// How results are written.
-    pub format: Format,
+    /// How results are written, one form after the other.
+    pub formats: Vec<Format>,
     /// The job files that were read.
     pub jobfiles: Vec<PathBuf>,
     /// Where to; to standard output if this is not given.
@@ -98,6 +98,8 @@ pub struct BenchRequest {
     pub status_interval: Option<Duration>,
     /// Whether to stop after everything was checked, before anything is opened.
     pub parse_only: bool,
+    /// Whether jobs that write are refused.
+    pub readonly: bool,
     /// Write completions for this shell, and do nothing else.
     pub completions: Option<Shell>,
 }
@@ -121,10 +123,15 @@ pub fn command() -> Command {
         )
         .arg(own("name", "Begins a job of this name").value_name("NAME").action(ArgAction::Append))
         .arg(
-            own("output-format", "How results are written [normal]")
-                .value_name("FORMAT")
-                .value_parser(["normal", "terse", "json", "json+"]),
+            own(
+                "output-format",
+                "How results are written: normal, terse, json, json+, or several of them [normal]",
+            )
+            .value_name("FORMAT[,FORMAT]")
+            .value_parser(formats),
         )
+        .arg(own("minimal", "The same as --output-format=terse").action(ArgAction::SetTrue))
+        .arg(own("append-terse", "Also write terse lines").action(ArgAction::SetTrue))
         .arg(
             own("output", "Write results to this file")
                 .value_name("FILE")
@@ -150,11 +157,21 @@ pub fn command() -> Command {
             own("parse-only", "Check options and job files, and do nothing")
                 .action(ArgAction::SetTrue),
         )
+        .arg(own("readonly", "Refuse jobs that write or trim").action(ArgAction::SetTrue))
         .arg(
             own("completions", "Write completions for a shell to standard output")
                 .value_name("SHELL")
                 .value_parser(value_parser!(Shell)),
         );
+    // What changes nothing here is taken, as it often stands on fio's command lines.
+    let unused = ["eta-newline", "eta-interval"].map(|name| Arg::new(name).long(name).hide(true));
+    command = command
+        .args(unused)
+        .arg(Arg::new("terse-version").long("terse-version").hide(true).value_parser(["3"]));
+    for (name, ..) in SETTLED {
+        let arg = Arg::new(*name).long(*name).hide(true).action(ArgAction::Append);
+        command = command.arg(arg.num_args(0..=1).require_equals(true).default_missing_value("1"));
+    }
     for spec in OPTIONS {
         let arg = Arg::new(spec.name)
             .long(spec.name)
@@ -170,6 +187,31 @@ pub fn command() -> Command {
         });
     }
     command
+}
+
+/// One form, or several.
+fn formats(text: &str) -> Result<Vec<Format>, String> {
+    let format = |word: &str| match word.trim() {
+        "normal" => Ok(Format::Normal),
+        "terse" | "minimal" => Ok(Format::Terse),
+        "json" => Ok(Format::Json),
+        "json+" => Ok(Format::JsonPlus),
+        _ => Err("there are normal, terse, json and json+".to_owned()),
+    };
+    text.split(',').map(format).collect()
+}
+
+fn formats_of(matches: &ArgMatches) -> Vec<Format> {
+    let given = matches.get_one::<Vec<Format>>("output-format").cloned();
+    let mut formats = match given {
+        None if matches.get_flag("minimal") => vec![Format::Terse],
+        None => vec![Format::Normal],
+        Some(given) => given,
+    };
+    if matches.get_flag("append-terse") && !formats.contains(&Format::Terse) {
+        formats.push(Format::Terse);
+    }
+    formats
 }
 
 /// All options of a command line that there are not, if that is why clap refuses it.
@@ -210,19 +252,15 @@ pub fn request(matches: &ArgMatches) -> Result<BenchRequest, BenchError> {
             }
             _ => BenchError::System { what: place.clone(), source },
         })?;
-        let parsed = jobfile::parse(&text, &global, &sections);
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let parsed = jobfile::parse(&text, &global, &sections, directory);
         jobs.extend(parsed.map_err(|error| error.within(&place))?);
     }
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     Ok(BenchRequest {
         jobs,
         global,
-        format: match word("output-format") {
-            Some("terse") => Format::Terse,
-            Some("json") => Format::Json,
-            Some("json+") => Format::JsonPlus,
-            _ => Format::Normal,
-        },
+        formats: formats_of(matches),
         jobfiles: matches.get_many("jobfile").into_iter().flatten().cloned().collect(),
         output: matches.get_one("output").cloned(),
         eta: match word("eta") {
@@ -235,6 +273,7 @@ pub fn request(matches: &ArgMatches) -> Result<BenchRequest, BenchError> {
             .copied()
             .filter(|it: &Duration| !it.is_zero()),
         parse_only: matches.get_flag("parse-only"),
+        readonly: matches.get_flag("readonly"),
         completions: matches.get_one("completions").copied(),
     })
 }
@@ -242,7 +281,9 @@ pub fn request(matches: &ArgMatches) -> Result<BenchRequest, BenchError> {
 /// What holds for all jobs, and the jobs, of the options in their order.
 fn from_options(matches: &ArgMatches) -> Result<(JobOptions, Vec<JobOptions>), BenchError> {
     let mut given: Vec<(usize, &str, &String)> = Vec::new();
-    for name in OPTIONS.iter().map(|spec| spec.name).chain(["name"]) {
+    for name in
+        OPTIONS.iter().map(|spec| spec.name).chain(SETTLED.iter().map(|it| it.0)).chain(["name"])
+    {
         let indices = matches.indices_of(name).into_iter().flatten();
         let values = matches.get_many::<String>(name).into_iter().flatten();
         given.extend(indices.zip(values).map(|(index, value)| (index, name, value)));

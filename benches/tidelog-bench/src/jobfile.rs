@@ -1,12 +1,15 @@
 //! Job files: `[global]` and one section for each job.
 
+use std::path::Path;
+
 use ini_core::{Item, Parser};
 
 use crate::exit::BenchError;
 use crate::option::{JobOptions, apply, find};
 
 /// The jobs of a file's text, or of these sections of it if any are named. Options of `[global]`
-/// hold for the sections after it, on top of `base`.
+/// hold for the sections after it, on top of `base`. Files that it includes are looked for in
+/// `directory`.
 ///
 /// # Errors
 /// Every line that cannot be understood, by its number.
@@ -14,6 +17,7 @@ pub fn parse(
     text: &str,
     base: &JobOptions,
     sections: &[String],
+    directory: &Path,
 ) -> Result<Vec<JobOptions>, BenchError> {
     let mut global = base.clone();
     let mut jobs: Vec<JobOptions> = Vec::new();
@@ -44,11 +48,6 @@ pub fn parse(
             Item::Property(key, _) if key.trim_start().starts_with(['#', ';']) => {}
             Item::Property(key, None) if key.trim().is_empty() => {}
             Item::Property(key, value) => {
-                // As in fio a comment may follow anything, and begins with either sign.
-                let (key, value) = match key.find(COMMENTS) {
-                    Some(end) => (&key[..end], None),
-                    None => (key, value.map(before_comment)),
-                };
                 let target = match section {
                     Section::None => {
                         let what = "an option before any section; begin with [global] or [NAME]";
@@ -57,11 +56,7 @@ pub fn parse(
                     Section::Global => &mut global,
                     Section::Job | Section::LeftOut => jobs.last_mut().unwrap_or(&mut global),
                 };
-                // Alone on its line a switch is on. What is no switch says itself what it misses.
-                let is_switch = find(key.trim()).is_some_and(|spec| spec.value.is_empty());
-                let alone = if is_switch { "1" } else { "" };
-                let value = expand(value.unwrap_or(alone).trim());
-                let set = value.and_then(|value| apply(target, key.trim(), &value));
+                let set = set(target, key, value, directory, 0);
                 wrong.extend(set.err().map(|error| (line, error)));
             }
             Item::Comment(_) | Item::Blank | Item::SectionEnd => {}
@@ -79,6 +74,56 @@ pub fn parse(
     }
     Ok(jobs)
 }
+
+/// Does what a line of a section says.
+fn set(
+    target: &mut JobOptions,
+    key: &str,
+    value: Option<&str>,
+    directory: &Path,
+    nested: u32,
+) -> Result<(), BenchError> {
+    // As in fio a comment may follow anything, and begins with either sign.
+    let (key, value) = match key.find(COMMENTS) {
+        Some(end) => (key[..end].trim(), None),
+        None => (key.trim(), value.map(before_comment)),
+    };
+    if let (Some(name), None) = (key.strip_prefix("include "), value) {
+        return include(target, &directory.join(name.trim()), nested);
+    }
+    // Alone on its line a switch is on. What is no switch says itself what it misses.
+    let is_switch = find(key).is_none_or(|spec| spec.value.is_empty());
+    let alone = if is_switch { "1" } else { "" };
+    let value = expand(value.unwrap_or(alone).trim())?;
+    apply(target, key, &value)
+}
+
+/// Does what the lines of another file say, as if they stood here.
+fn include(target: &mut JobOptions, path: &Path, nested: u32) -> Result<(), BenchError> {
+    let wrong = |what: String| BenchError::usage(format!("include {}: {what}", path.display()));
+    if nested == INCLUDES {
+        return Err(wrong("files include each other without an end".to_owned()));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let items = Parser::new(&text).filter(|item| !matches!(item, Item::SectionEnd));
+    for (line, item) in (1..).zip(items) {
+        let set = match item {
+            Item::Property(key, _) if key.trim_start().starts_with(COMMENTS) => Ok(()),
+            Item::Property(key, None) if key.trim().is_empty() => Ok(()),
+            Item::Property(key, value) => set(target, key, value, directory, nested + 1),
+            Item::Section(_) | Item::Error(_) => {
+                Err(BenchError::usage("a file that is included has options and no sections"))
+            }
+            Item::Comment(_) | Item::Blank | Item::SectionEnd => Ok(()),
+        };
+        set.map_err(|error| wrong(format!("line {line}: {error}")))?;
+    }
+    Ok(())
+}
+
+/// How deep files may include others.
+const INCLUDES: u32 = 16;
 
 /// What a comment begins with.
 const COMMENTS: [char; 2] = [';', '#'];
@@ -121,7 +166,7 @@ mod tests {
     use crate::option::Sizes;
 
     fn jobs(text: &str) -> Result<Vec<JobOptions>, String> {
-        parse(text, &JobOptions::default(), &[]).map_err(|error| error.to_string())
+        parse(text, &JobOptions::default(), &[], Path::new("")).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -188,7 +233,8 @@ mod tests {
     #[test]
     fn sections_that_are_named_stand_alone() {
         let text = "[global]\nbs=8k\n[a]\nbz=4\n[b]\niodepth=2\n";
-        let named = |name: &str| parse(text, &JobOptions::default(), &[name.to_owned()]);
+        let named =
+            |name: &str| parse(text, &JobOptions::default(), &[name.to_owned()], Path::new(""));
         let jobs = named("b").unwrap();
         assert_eq!((jobs.len(), jobs[0].iodepth, &jobs[0].sizes), (1, 2, &Sizes::One(8192)));
         assert!(named("c").unwrap_err().to_string().contains("no section called c"));

@@ -56,6 +56,9 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     }
     let jobs = option::with_content(option::with_files(&request.jobs)?)?;
     jobs.iter().try_for_each(JobOptions::check)?;
+    if let Some(job) = jobs.iter().find(|job| request.readonly && job.load.changes()) {
+        return Err(BenchError::usage("readonly: this job writes").within(&job.name));
+    }
     option::check_zones(&jobs)?;
     option::check_steady(&jobs)?;
     let jobs = jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
@@ -72,7 +75,7 @@ pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     let mut logs = LogFiles::open(&jobs, request)?;
     jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&jobs);
-    if request.format == Format::Normal {
+    if request.formats.contains(&Format::Normal) {
         for job in groups.iter().flatten() {
             output::say(&report::introduction(job, job.group))?;
         }
@@ -139,15 +142,16 @@ fn write(
     disks: &Disks,
     output: &mut OutputTarget,
 ) -> Result<(), BenchError> {
-    let disks = disks.since();
+    let is_wanted = request.jobs.iter().all(|job| job.disk_util);
+    let disks = if is_wanted { disks.since() } else { Vec::new() };
     let json = |plus| format!("{:#}\n", report::document(reports, &request.global, &disks, plus));
-    let text = match request.format {
+    let text = |format: &Format| match format {
         Format::Normal => report::text(reports, &disks),
         Format::Terse => report::lines(reports),
         Format::Json => json(false),
         Format::JsonPlus => json(true),
     };
-    output.write(&text)
+    output.write(&request.formats.iter().map(text).collect::<String>())
 }
 
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.

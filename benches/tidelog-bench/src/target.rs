@@ -8,6 +8,8 @@ mod window;
 
 use std::path::PathBuf;
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
     Device, DeviceIdentity, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
@@ -151,6 +153,11 @@ impl Targets {
             if job.load.changes() && !self.is_admitted(identity(&device)?) {
                 let path = device.path().to_path_buf();
                 return Err(DeviceOpenError::Changed { path }.into());
+            }
+            if !job.direct && job.invalidate {
+                // What is dirty, or in use, stays: no error, as in fio.
+                let all = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+                let _ = posix_fadvise(device.file(), 0, 0, all);
             }
             Ok(device)
         };
@@ -369,6 +376,8 @@ fn is_of_a_program(reason: &Reason) -> bool {
 /// Disks in memory, as large as the job.
 fn simulated(job: &JobOptions) -> SimDisks {
     let files = job.filename.len() as u64;
-    let size = ByteCount(job.size.map_or(0, |size| size.of(0)) / files + job.offset.of(0));
+    let each = job.size.map_or(0, |size| size.of(0)) / files;
+    let each = job.filesizes.iter().copied().max().unwrap_or(each);
+    let size = ByteCount(each + job.offset.of(0));
     SimDisks(job.filename.iter().map(|_| SimDisk::new(size)).collect())
 }

@@ -18,12 +18,21 @@ const GLOBAL: &str = "[global]\nioengine=tidelog-posix\nbuffered=1\nsize=1m\nbs=
 fn run(directory: &Directory, text: &str) -> Ran {
     let file = directory.at("job.fio");
     fs::write(&file, format!("{GLOBAL}{text}")).unwrap();
+    run_file(directory, &[&file])
+}
+
+fn run_file(directory: &Directory, words: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
-    Ran::of(command.current_dir(directory.at("")).args([&file, "--output-format=json"]))
+    Ran::of(command.current_dir(directory.at("")).args(words))
 }
 
 fn jobs(directory: &Directory, text: &str) -> Vec<Value> {
-    run(directory, text).expect(0).json()["jobs"].as_array().unwrap().clone()
+    let file = directory.at("job.fio");
+    fs::write(&file, format!("{GLOBAL}{text}")).unwrap();
+    run_file(directory, &[&file, "--output-format=json"]).expect(0).json()["jobs"]
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 fn ios(job: &Value) -> u64 {
@@ -325,4 +334,88 @@ fn operations_of_two_priorities_are_told_apart_in_the_logs() {
     assert!((40..120).contains(&others), "{others}");
     let refused = run(&directory, "[a]\nrw=read\nprio=1\n").expect(64);
     refused.says("no data path but tidelog-uring passes a priority on");
+}
+
+#[test]
+fn writes_are_flushed_as_often_as_fios_and_once_in_the_end() {
+    let directory = temporary("flushes");
+    for (options, flushes) in [
+        ("fsync=4\n", 16),
+        ("fdatasync=1\niodepth=4\n", 64),
+        ("end_fsync=1\n", 1),
+        ("fsync_on_close=1\nfsync=32\nnrfiles=2\n", 6),
+        ("sync=dsync\n", 0),
+    ] {
+        let found = &jobs(&directory, &format!("[a]\nrw=write\n{options}"))[0];
+        assert_eq!(found["sync"]["total_ios"], flushes, "{options}");
+        assert_eq!(ios(found), 64, "{options}");
+        // Each run makes its files anew, as ours is not blank any more.
+        for file in ["a.0.0", "a.0.1"] {
+            let _ = fs::remove_file(directory.at(file));
+        }
+    }
+    let timed = "[a]\nrw=read\nfsync=1\nfilename=read\n";
+    assert_eq!(jobs(&directory, timed)[0]["sync"]["total_ios"], 0, "reads need none");
+}
+
+#[test]
+fn operations_go_and_come_in_batches() {
+    let directory = temporary("batches");
+    let job = "[a]\nrw=randread\niodepth=8\nfilename=data\n";
+    let shares = |options: &str, what: &str| {
+        let found = &jobs(&directory, &format!("{job}{options}"))[0];
+        assert_eq!(ios(found), 64);
+        found[what].clone()
+    };
+    let together = shares("iodepth_batch_complete_min=8\n", "iodepth_complete");
+    assert_eq!(together["8"], 100.0, "{together}");
+    let alone = shares("iodepth_batch_complete_max=1\n", "iodepth_complete");
+    assert_eq!(alone["4"], 100.0, "{alone}");
+    let halves = shares("iodepth_batch_complete_min=8\niodepth_batch=2\n", "iodepth_submit");
+    assert_eq!(halves["4"], 100.0, "{halves}");
+    let low = shares("iodepth_low=1\n", "iodepth_submit");
+    assert!(low["8"].as_f64().unwrap() > 70.0, "mostly seven or eight at once: {low}");
+}
+
+#[test]
+fn the_page_cache_forgets_a_file_that_is_read_through_it() {
+    const TEST: &str = "the_page_cache_forgets_a_file_that_is_read_through_it";
+    let directory = temporary("invalidate");
+    let file = fs::File::create(directory.at("data")).unwrap();
+    std::io::Write::write_all(&mut &file, &vec![7; 4 << 20]).unwrap();
+    file.sync_all().unwrap();
+    let resident = || {
+        let mut fincore = Command::new("fincore");
+        fincore.args(["--bytes", "--noheadings", "--output=RES", &directory.at("data")]);
+        fincore.output().ok().map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned())
+    };
+    let Some(before) = resident() else { return skip(TEST, "fincore is not installed") };
+    assert_eq!(before, (4 << 20).to_string());
+    let job = "[a]\nrw=read\nsize=16k\nfilename=data\n";
+    jobs(&directory, &format!("{job}invalidate=0\n"));
+    assert_eq!(resident().unwrap(), before, "it was asked to stay");
+    jobs(&directory, job);
+    assert!(resident().unwrap().parse::<u64>().unwrap() < 4 << 20);
+}
+
+#[test]
+fn forms_of_results_follow_each_other() {
+    let directory = temporary("forms");
+    let job = ["--name=a", "--ioengine=tidelog-sim", "--rw=read", "--size=64k"];
+    let told = |options: &[&str]| bench(&[&job[..], options].concat()).expect(0).out;
+    let both = told(&["--output-format=terse,json", "--disk_util=0", "--gtod_reduce=1"]);
+    let (terse, json) = both.split_once('\n').unwrap();
+    assert!(terse.starts_with("3;") && json.trim_start().starts_with('{'), "{both}");
+    assert_eq!(told(&["--minimal"]).lines().count(), 1);
+    assert!(told(&["--append-terse"]).contains("\n3;"));
+    bench(&[&job[..], &["--output-format=xml"]].concat()).expect(64).says("normal, terse, json");
+    fs::write(directory.at("a.inc"), "include b.inc\n").unwrap();
+    fs::write(directory.at("b.inc"), "bs=8k ; of both\ninclude a.inc\n").unwrap();
+    run(&directory, "[a]\nrw=read\ninclude a.inc\n").expect(64).says("without an end");
+    fs::write(directory.at("b.inc"), "bs=8k\n[b]\n").unwrap();
+    run(&directory, "[a]\nrw=read\ninclude a.inc\n")
+        .expect(64)
+        .says("line 2: a file that is included");
+    fs::write(directory.at("b.inc"), "bs=8k ; of both\n").unwrap();
+    assert_eq!(ios(&jobs(&directory, "[a]\nrw=read\ninclude a.inc\n")[0]), 128);
 }

@@ -1,6 +1,7 @@
 //! The order in which a job visits its files.
 
 use super::lfsr::Lfsr;
+use crate::direction::DataDirection;
 use crate::option::{Distribution, Draw, JobOptions, Sizes};
 use crate::permutation::Permutation;
 
@@ -30,6 +31,10 @@ pub struct OffsetStream {
     windows: Vec<FileWindow>,
     sizes: Sizes,
     order: Order,
+    /// Random places are multiples of it.
+    unit: u64,
+    /// How many operations follow the one before, in percent, in each direction.
+    runs: [u8; 3],
     seed: u64,
     differs: bool,
     pass: u64,
@@ -49,6 +54,8 @@ pub struct OffsetStream {
 struct Done {
     bytes: u64,
     operations: u64,
+    /// Where the last one ended.
+    end: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -83,6 +90,10 @@ pub struct FileOrder {
     pub map: bool,
     /// That order comes of a shift register.
     pub lfsr: bool,
+    /// What random places are multiples of; of the smallest operation if this is 0.
+    pub align: u64,
+    /// How many random operations are none, in percent, in each direction.
+    pub runs: [u8; 3],
     /// Where chance leads.
     pub distribution: Distribution,
     /// What comes between operations that are not random.
@@ -101,13 +112,16 @@ impl FileOrder {
         let zone = job.zonerange.max(job.zonesize);
         // To fio what takes no block once is one pass without an end. What is read back goes the
         // way that it was written, and finds blocks of the pass before only if that wrote them all.
-        let map = !job.norandommap;
+        let runs = job.percentage_random.map(|random| 100 - random);
+        let map = !job.norandommap && job.blockalign == 0 && runs == [0; 3];
         let endless = job.load.random && (!map || job.distribution != Distribution::Even);
         Self {
             differs: (job.passes_differ() || endless) && (map || !(job.verify && job.load.writes)),
             random: job.load.random,
             map,
             lfsr: job.lfsr,
+            align: job.blockalign,
+            runs,
             distribution: job.distribution.clone(),
             add: job.load.add,
             strided: job.strided.then(|| (job.zonesize, zone + job.zoneskip)),
@@ -119,9 +133,11 @@ impl FileOrder {
 impl OffsetStream {
     /// A pass over `windows`.
     pub fn new(windows: Vec<FileWindow>, sizes: Sizes, way: FileOrder) -> Self {
-        let FileOrder { random, map, lfsr, distribution, add, strided, differs, seed } = way;
+        let FileOrder { random, map, lfsr, align, runs, distribution, add, strided, differs, seed } =
+            way;
         let seeds = windows.iter().zip(seed..);
-        let unit = sizes.least();
+        let unit = if align > 0 { align } else { sizes.least() };
+        let runs = if random { runs } else { [0; 3] };
         let order = match (&sizes, random) {
             (_, true) if distribution != Distribution::Even => {
                 let draw = |(it, seed): (&FileWindow, u64)| {
@@ -152,6 +168,8 @@ impl OffsetStream {
             windows,
             sizes,
             order,
+            unit,
+            runs,
             seed,
             differs,
             pass: 0,
@@ -191,22 +209,24 @@ impl OffsetStream {
         }
     }
 
-    /// The next place; `None` at the end of the pass.
-    pub fn advance(&mut self) -> Option<BlockRange> {
-        let length = self.sizes.draw(&mut self.random);
+    /// The next place of an operation in this direction; `None` at the end of the pass.
+    pub fn advance(&mut self, direction: DataDirection) -> Option<BlockRange> {
+        let length = self.sizes.draw(direction, &mut self.random);
+        let run = self.runs[direction as usize];
+        let follows = run > 0 && self.random.u8(0..100) < run;
         for _ in 0..self.windows.len() {
             let file = self.turn;
             self.turn = if file + 1 == self.windows.len() { 0 } else { file + 1 };
-            if let Some(offset) = self.next_in(file, length) {
+            if let Some(offset) = self.next_in(file, length, follows) {
                 return Some(BlockRange { file, offset, length });
             }
         }
         None
     }
 
-    fn next_in(&mut self, file: usize, length: u64) -> Option<u64> {
+    fn next_in(&mut self, file: usize, length: u64, follows: bool) -> Option<u64> {
         let FileWindow { start, length: whole } = self.windows[file];
-        let Done { bytes, operations } = self.done[file];
+        let Done { bytes, operations, end } = self.done[file];
         if std::mem::take(&mut self.leads[file]) {
             return Some(start);
         }
@@ -215,17 +235,21 @@ impl OffsetStream {
         if whole - bytes < length {
             return None;
         }
+        let unit = self.unit;
         let within = match &mut self.order {
+            _ if follows => {
+                if end + length > whole {
+                    0
+                } else {
+                    end
+                }
+            }
             Order::Sequential => bytes,
             Order::Map(maps) => maps[file].at(operations) * length,
             Order::Shifted(registers) => registers[file].advance() * length,
-            Order::Free => {
-                let step = self.sizes.least();
-                step * self.random.u64(0..=(whole - length) / step)
-            }
+            Order::Free => unit * self.random.u64(0..=(whole - length) / unit),
             Order::Skewed(draws) => {
-                let step = self.sizes.least();
-                (step * draws[file].next(&mut self.random)).min((whole - length) / step * step)
+                (unit * draws[file].next(&mut self.random)).min((whole - length) / unit * unit)
             }
             Order::Stepping { stride, first } => {
                 // As in fio: forwards from the beginning, backwards from the end.
@@ -248,11 +272,13 @@ impl OffsetStream {
                 if at + within + length > whole {
                     return None;
                 }
-                self.done[file] = Done { bytes: at + within + length, operations: operations + 1 };
+                let bytes = at + within + length;
+                self.done[file] = Done { bytes, operations: operations + 1, end };
                 return Some(start + at + within);
             }
         };
-        self.done[file] = Done { bytes: bytes + length, operations: operations + 1 };
+        self.done[file] =
+            Done { bytes: bytes + length, operations: operations + 1, end: within + length };
         Some(start + within)
     }
 }
@@ -302,6 +328,25 @@ mod tests {
             OffsetStream::new(windows, Sizes::One(4096), FileOrder { add: -8192, ..way(false, 0) });
         let first: Vec<u64> = pass(&mut stream)[..3].iter().map(|it| it.offset / 4096).collect();
         assert_eq!(first, [0, 8, 7]);
+    }
+
+    #[test]
+    fn random_places_are_aligned_and_so_many_follow_the_one_before() {
+        let all = |options: &[(&str, &str)]| {
+            let mut job = JobOptions::default();
+            for (name, value) in options {
+                crate::option::apply(&mut job, name, value).unwrap();
+            }
+            let windows = vec![FileWindow { start: 0, length: 64 << 20 }];
+            pass(&mut OffsetStream::new(windows, job.sizes.clone(), FileOrder::of(&job, 3)))
+        };
+        let places = all(&[("rw", "randread"), ("bs", "64k"), ("blockalign", "4k")]);
+        let odd = places.iter().filter(|place| place.offset % 65536 > 0).count();
+        assert!(odd > places.len() / 2 && places.iter().all(|place| place.offset % 4096 == 0));
+        let places = all(&[("rw", "randread"), ("bs", "64k"), ("percentage_random", "20")]);
+        let next = |pair: &&[BlockRange]| pair[1].offset == pair[0].offset + 65536;
+        let following = places.windows(2).filter(next).count() * 100 / places.len();
+        assert!((72..=88).contains(&following), "{following} percent");
     }
 
     #[test]
@@ -358,6 +403,8 @@ mod tests {
             (&[("random_distribution", "zoned:50/5:50/95")], false),
             (&[("time_based", "1"), ("random_generator", "lfsr")], true),
             (&[("time_based", "1"), ("bssplit", "4k/50:8k/50")], false),
+            (&[("percentage_random", "50")], false),
+            (&[("blockalign", "4k")], false),
             (&[("time_based", "1"), ("verify", "crc32c")], false),
             (
                 &[
@@ -374,7 +421,7 @@ mod tests {
     }
 
     fn pass(stream: &mut OffsetStream) -> Vec<BlockRange> {
-        std::iter::from_fn(|| stream.advance()).collect()
+        std::iter::from_fn(|| stream.advance(DataDirection::Read)).collect()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathKind};
 
 use super::distribution::Distribution;
-use super::job::{JobOptions, Level};
+use super::job::{JobOptions, Level, Queueing};
 use super::sizes::Sizes;
 use super::value::Amount;
 use crate::exit::BenchError;
@@ -69,9 +69,6 @@ impl JobOptions {
         if !self.cpus_allowed.is_empty() && self.numa_cpu_nodes.is_some() {
             return wrong("cpus_allowed and numa_cpu_nodes both say where it runs: give one");
         }
-        if self.fsync.is_some() && self.level == Level::Raw {
-            return wrong("fsync is a commit of tensors: give level=log");
-        }
         if self.workload.is_some() != self.trace.is_some() {
             return wrong(
                 "a plan names storages, and its trace their sizes: give workload and trace",
@@ -113,6 +110,12 @@ impl JobOptions {
             ("random_generator", self.lfsr),
             ("latency_target", self.latency_target.is_some()),
             ("filesize", self.filesize.is_some()),
+            ("bs of reads and of writes", matches!(self.sizes, Sizes::Each(_))),
+            ("end_fsync", self.end_fsync),
+            ("sync", self.sync),
+            ("iodepth_batch and iodepth_low", self.queue != Queueing::default()),
+            ("blockalign", self.blockalign > 0),
+            ("percentage_random", self.percentage_random != [100; 3]),
             ("verify_backlog", self.verify_backlog > 0),
             ("verify_dump", self.verify_dump),
             ("ss", self.steady.is_some()),
@@ -128,6 +131,15 @@ impl JobOptions {
         if self.verify_dump && self.verify && !self.load.writes {
             return wrong(
                 "verify_dump: only the job that writes knows what a block should be; give it to that job",
+            );
+        }
+        if !self.blockalign.is_multiple_of(ALIGNMENT as u64) {
+            return wrong("blockalign is a multiple of 4096 bytes");
+        }
+        let is_whole = self.blockalign == 0 && self.percentage_random == [100; 3];
+        if (self.verify || self.lfsr) && self.load.random && !is_whole {
+            return wrong(
+                "verify and random_generator=lfsr take each block once: leave blockalign and percentage_random out",
             );
         }
         if self.load.add != 0 && !matches!(self.sizes, Sizes::One(_)) {
@@ -187,6 +199,10 @@ impl JobOptions {
             );
         }
         let is_held_back = self.rate.iter().chain(&self.rate_iops).any(Option::is_some);
+        let [least, most] = self.queue.complete;
+        if most > 0 && least > most {
+            return wrong("iodepth_batch_complete_min is at most iodepth_batch_complete_max");
+        }
         if self.poisson && !is_held_back {
             return wrong("rate_process=poisson needs rate or rate_iops");
         }

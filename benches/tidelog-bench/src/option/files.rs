@@ -1,7 +1,7 @@
 //! The files of jobs, by fio's rules: `directory`, `filesize`, and the names of those that have
 //! none.
 
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::memory::ALIGNMENT;
 
 use super::job::{JobOptions, Level};
 use super::value::Amount;
@@ -21,6 +21,7 @@ pub fn with_files(jobs: &[JobOptions]) -> Result<Vec<JobOptions>, BenchError> {
             group += 1;
         }
         let mut job = JobOptions { group, ..job.clone() };
+        job.sizes = job.sizes.for_load(job.load);
         if !job.randrepeat {
             job.randseed = fastrand::u64(..);
         }
@@ -60,11 +61,22 @@ pub fn with_files(jobs: &[JobOptions]) -> Result<Vec<JobOptions>, BenchError> {
 
 /// With `filesize` the files are that large, and `size` says how much is moved.
 fn sized(mut job: JobOptions) -> JobOptions {
-    let Some(each) = job.filesize else { return job };
-    if let (Some(Amount::Bytes(size)), None) = (job.size, job.io_size) {
-        job.io_size = Some(ByteCount(size));
+    let Some((least, most)) = job.filesize else { return job };
+    if let (Some(Amount::Bytes(_)), None) = (job.size, job.io_size) {
+        job.io_size = job.size;
     }
-    job.size = Some(Amount::Bytes(each.saturating_mul(job.filename.len() as u64)));
+    let count = job.filename.len();
+    let whole = if least == most {
+        least.saturating_mul(count as u64)
+    } else {
+        let mut random = fastrand::Rng::with_seed(job.randseed ^ u64::from(job.first_clone));
+        let unit = ALIGNMENT as u64;
+        let size =
+            || random.u64(least.div_ceil(unit)..=(most / unit).max(least.div_ceil(unit))) * unit;
+        job.filesizes = std::iter::repeat_with(size).take(count).collect();
+        job.filesizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size))
+    };
+    job.size = Some(Amount::Bytes(whole));
     job
 }
 
@@ -85,7 +97,7 @@ mod tests {
     use crate::jobfile::parse;
 
     fn jobs(text: &str) -> Result<Vec<JobOptions>, BenchError> {
-        with_files(&parse(text, &JobOptions::default(), &[]).unwrap())
+        with_files(&parse(text, &JobOptions::default(), &[], "".as_ref()).unwrap())
     }
 
     #[test]
@@ -108,7 +120,16 @@ mod tests {
     fn filesize_is_how_large_files_are_and_size_how_much_is_moved() {
         let found = jobs("[a]\nfilesize=1m\nfilename=x:y\n[b]\nfilesize=1m\nsize=5m\n").unwrap();
         assert_eq!((found[0].size, found[0].io_size), (Some(Amount::Bytes(2 << 20)), None));
-        assert_eq!(found[1].io_size, Some(ByteCount::mib(5)));
+        assert_eq!(found[1].io_size, Some(Amount::Bytes(5 << 20)));
+    }
+
+    #[test]
+    fn files_of_a_range_of_sizes_are_not_alike() {
+        let found = jobs("[a]\nfilesize=16k-1m\nnrfiles=8\n").unwrap();
+        let sizes = &found[0].filesizes;
+        assert!(sizes.iter().all(|it| it % 4096 == 0 && (16 << 10..=1 << 20).contains(it)));
+        assert!(sizes.iter().any(|it| *it != sizes[0]));
+        assert_eq!(found[0].size, Some(Amount::Bytes(sizes.iter().sum())));
     }
 
     #[test]

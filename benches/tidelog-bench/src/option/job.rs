@@ -36,6 +36,17 @@ pub enum ExitWhat {
     All,
 }
 
+/// How many operations are handed over and waited for together; 0: as many as there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queueing {
+    /// So many at most go to the kernel together.
+    pub submit: u32,
+    /// So many are waited for, and so many processed at most.
+    pub complete: [u32; 2],
+    /// A queue that was full is filled again when no more than this are in flight.
+    pub low: u32,
+}
+
 /// One job.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
@@ -59,7 +70,7 @@ pub struct JobOptions {
     /// Bytes that it works on, over all its files.
     pub size: Option<Amount>,
     /// Bytes that it moves; as many as `size` where this is not given.
-    pub io_size: Option<ByteCount>,
+    pub io_size: Option<Amount>,
     /// Where in each file it begins.
     pub offset: Amount,
     /// How much farther each of `numjobs` begins than the one before.
@@ -124,8 +135,10 @@ pub struct JobOptions {
     pub directory: Option<String>,
     /// How many files it has where none is named.
     pub nrfiles: u32,
-    /// Bytes of each file.
-    pub filesize: Option<u64>,
+    /// Bytes of each file: at least, at most.
+    pub filesize: Option<(u64, u64)>,
+    /// The bytes of each, once they were drawn, where they are not alike.
+    pub filesizes: Vec<u64>,
     /// Whether files that do not exist are made.
     pub allow_file_create: bool,
     /// Whether only a part of each zone is worked on.
@@ -162,8 +175,25 @@ pub struct JobOptions {
     pub rate: [Option<u64>; 3],
     /// Operations in a second at most, of each.
     pub rate_iops: [Option<u64>; 3],
-    /// At the log level: puts for each commit; without one, tensors are scratch.
+    /// Writes, and then a flush. At the log level: puts for each commit; without one, tensors are
+    /// scratch.
     pub fsync: Option<u64>,
+    /// Whether a flush is a part of the job's end.
+    pub end_fsync: bool,
+    /// Whether each write is on the medium when it completes.
+    pub sync: bool,
+    /// Whether the page cache forgets the job's files before it begins.
+    pub invalidate: bool,
+    /// What is handed over and waited for together.
+    pub queue: Queueing,
+    /// What random places are multiples of; of the block size if this is 0.
+    pub blockalign: u64,
+    /// How many operations of a random load are random, in percent, by direction.
+    pub percentage_random: [u8; 3],
+    /// Whether each of `numjobs` has one of the processors.
+    pub cpus_split: bool,
+    /// Whether what the disks did is reported.
+    pub disk_util: bool,
     /// Decides everything random.
     pub randseed: u64,
     /// Whether random blocks may repeat before all have had their turn.
@@ -273,6 +303,7 @@ impl Default for JobOptions {
             directory: None,
             nrfiles: 1,
             filesize: None,
+            filesizes: Vec::new(),
             allow_file_create: true,
             strided: false,
             zbd: false,
@@ -292,6 +323,14 @@ impl Default for JobOptions {
             rate: [None; 3],
             rate_iops: [None; 3],
             fsync: None,
+            end_fsync: false,
+            sync: false,
+            invalidate: true,
+            queue: Queueing::default(),
+            blockalign: 0,
+            percentage_random: [100; 3],
+            cpus_split: false,
+            disk_util: true,
             randseed: 0,
             norandommap: false,
             group_reporting: false,

@@ -1,8 +1,11 @@
-//! How large an operation is: one size, a range of sizes, or sizes by weight.
+//! How large an operation is: one size, a range of sizes, or sizes by weight, for all directions or
+//! for each.
 
 use std::ops::RangeInclusive;
 
+use super::load::Load;
 use super::value::{KbBase, bytes};
+use crate::direction::DataDirection;
 
 /// The sizes of a job's operations, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +16,8 @@ pub enum Sizes {
     Range(RangeInclusive<u64>),
     /// `bssplit=`: these, with these weights in percent.
     Split(Vec<(u64, u8)>),
+    /// Those of reads, of writes and of trims.
+    Each(Box<[Self; 3]>),
 }
 
 impl Sizes {
@@ -21,10 +26,7 @@ impl Sizes {
     /// # Errors
     /// What is wrong with it.
     pub fn one(text: &str, base: KbBase) -> Result<Self, String> {
-        if text.contains(',') {
-            return Err("one size serves reads and writes here; leave out the comma".to_owned());
-        }
-        positive(text, base).map(Self::One)
+        each(text, |text| positive(text, base).map(Self::One))
     }
 
     /// Reads `bsrange=4k-64k`.
@@ -32,6 +34,10 @@ impl Sizes {
     /// # Errors
     /// What is wrong with it.
     pub fn range(text: &str, base: KbBase) -> Result<Self, String> {
+        each(text, |text| Self::one_range(text, base))
+    }
+
+    fn one_range(text: &str, base: KbBase) -> Result<Self, String> {
         let (least, most) = text
             .split_once('-')
             .ok_or_else(|| format!("{text:?} is no range of sizes; write 4k-64k"))?;
@@ -47,6 +53,10 @@ impl Sizes {
     /// # Errors
     /// What is wrong with it.
     pub fn split(text: &str, base: KbBase) -> Result<Self, String> {
+        each(text, |text| Self::one_split(text, base))
+    }
+
+    fn one_split(text: &str, base: KbBase) -> Result<Self, String> {
         let mut sizes = Vec::new();
         for part in text.split(':') {
             let (size, weight) = part.split_once('/').unwrap_or((part, ""));
@@ -72,12 +82,37 @@ impl Sizes {
         Ok(Self::Split(split))
     }
 
+    /// Those of the directions that a load has.
+    #[must_use]
+    pub fn for_load(self, load: Load) -> Self {
+        let Self::Each(mut each) = self else { return self };
+        let [reads, writes, trims] = &mut *each;
+        match load {
+            _ if load.is_mix() && reads != writes => {
+                *trims = writes.clone();
+                Self::Each(each)
+            }
+            Load { trims: true, .. } => trims.clone(),
+            Load { writes: true, .. } => writes.clone(),
+            _ => reads.clone(),
+        }
+    }
+
+    /// Those of one direction.
+    pub fn of(&self, direction: DataDirection) -> &Self {
+        match self {
+            Self::Each(each) => &each[direction as usize],
+            all => all,
+        }
+    }
+
     /// The smallest.
     pub fn least(&self) -> u64 {
         match self {
             Self::One(size) => *size,
             Self::Range(range) => *range.start(),
             Self::Split(split) => split.iter().map(|(size, _)| *size).min().unwrap_or(0),
+            Self::Each(each) => each.iter().map(Self::least).min().unwrap_or(0),
         }
     }
 
@@ -87,6 +122,7 @@ impl Sizes {
             Self::One(size) => *size,
             Self::Range(range) => *range.end(),
             Self::Split(split) => split.iter().map(|(size, _)| *size).max().unwrap_or(0),
+            Self::Each(each) => each.iter().map(Self::most).max().unwrap_or(0),
         }
     }
 
@@ -97,12 +133,14 @@ impl Sizes {
             // Steps of the smallest.
             Self::Range(range) => range.start().is_multiple_of(unit),
             Self::Split(split) => split.iter().all(|(size, _)| size.is_multiple_of(unit)),
+            Self::Each(each) => each.iter().all(|sizes| sizes.are_multiples_of(unit)),
         }
     }
 
-    /// The next size.
-    pub fn draw(&self, random: &mut fastrand::Rng) -> u64 {
+    /// The size of the next operation in a direction.
+    pub fn draw(&self, direction: DataDirection, random: &mut fastrand::Rng) -> u64 {
         match self {
+            Self::Each(each) => each[direction as usize].draw(direction, random),
             Self::One(size) => *size,
             Self::Range(range) => {
                 let least = *range.start();
@@ -122,6 +160,21 @@ impl Sizes {
     }
 }
 
+/// One value for all directions, or one for each by fio's rules: what is left out behind the last
+/// comma is as before it, and what is empty is as without the option.
+fn each(text: &str, read: impl Fn(&str) -> Result<Sizes, String>) -> Result<Sizes, String> {
+    let parts: Vec<&str> = text.split(',').collect();
+    match parts.len() {
+        1 => return read(text),
+        2 | 3 => {}
+        _ => return Err("there are reads, writes and trims".to_owned()),
+    }
+    let one = |part: &str| if part.trim().is_empty() { Ok(Sizes::One(4096)) } else { read(part) };
+    let [reads, writes] = [one(parts[0])?, one(parts[1])?];
+    let trims = parts.get(2).map_or_else(|| Ok(writes.clone()), |part| one(part))?;
+    Ok(Sizes::Each(Box::new([reads, writes, trims])))
+}
+
 fn positive(text: &str, base: KbBase) -> Result<u64, String> {
     match bytes(text, base)? {
         0 => Err("an operation of 0 bytes moves nothing".to_owned()),
@@ -139,7 +192,8 @@ mod tests {
     fn a_split_is_drawn_by_weight() {
         let sizes = Sizes::split("4k/75:8k/25", BASE).unwrap();
         let mut random = fastrand::Rng::with_seed(1);
-        let small = (0..10_000).filter(|_| sizes.draw(&mut random) == 4096).count();
+        let small =
+            (0..10_000).filter(|_| sizes.draw(DataDirection::Read, &mut random) == 4096).count();
         assert!((7300..7700).contains(&small), "{small}");
         assert_eq!((sizes.least(), sizes.most()), (4096, 8192));
     }
@@ -155,10 +209,31 @@ mod tests {
     }
 
     #[test]
+    fn commas_are_for_reads_writes_and_trims_as_in_fio() {
+        for (text, sizes) in [
+            ("8k,32k", [8192, 32768, 32768]),
+            ("8k,32k,", [8192, 32768, 4096]),
+            (",8k", [4096, 8192, 8192]),
+            (",8k,", [4096, 8192, 4096]),
+        ] {
+            let read = Sizes::one(text, BASE).unwrap();
+            assert_eq!(read, Sizes::Each(Box::new(sizes.map(Sizes::One))), "{text}");
+        }
+        assert!(Sizes::one("4k,4k,4k,4k", BASE).is_err() && Sizes::one("", BASE).is_err());
+        let load = |name| Load::named(name, BASE).unwrap();
+        let sizes = || Sizes::one("4k,16k", BASE).unwrap();
+        assert_eq!(sizes().for_load(load("randread")), Sizes::One(4096));
+        assert_eq!(sizes().for_load(load("write")), Sizes::One(16384));
+        assert_eq!(sizes().for_load(load("randrw")).most(), 16384);
+        assert_eq!(Sizes::one("8k,8k", BASE).unwrap().for_load(load("rw")), Sizes::One(8192));
+    }
+
+    #[test]
     fn a_range_has_every_step_of_its_smallest() {
         let sizes = Sizes::range("4k-16k", BASE).unwrap();
         let mut random = fastrand::Rng::with_seed(1);
-        let mut seen: Vec<u64> = (0..200).map(|_| sizes.draw(&mut random)).collect();
+        let mut seen: Vec<u64> =
+            (0..200).map(|_| sizes.draw(DataDirection::Read, &mut random)).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen, [4096, 8192, 12288, 16384]);

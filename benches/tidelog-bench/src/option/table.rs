@@ -12,16 +12,16 @@ use super::kernel::{
     for_reads_and_writes, memory_policy, percentages, priority_class, priority_level,
 };
 use super::load::Load;
-use super::refused::no_option;
+use super::refused::{no_option, settled};
 use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{
     amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time, time_in,
 };
 use super::words::{
-    always, at_most, dedupe_mode, directory, exit_what, for_each_direction, generator, kb_base,
-    kind_of_verify, level, nvme_commands, percentage, percentiles, rate_process, submit_mode,
-    zonemode,
+    always, at_most, dedupe_mode, directory, exit_what, for_directions, for_each_direction,
+    generator, kb_base, kind_of_verify, level, nvme_commands, overwrite, percentage, percentiles,
+    policy, rate_process, size_range, submit_mode, sync, zonemode,
 };
 use crate::exit::BenchError;
 
@@ -123,7 +123,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     },
     option!(Load, "level", "LEVEL", "raw: bytes of devices; log: puts and gets of tensors of a pool [raw]",
         |job, text| job.level = level(text)?),
-    option!(Load, "bs", ["blocksize"], "SIZE", "Bytes of an operation, or of a tensor [4k]",
+    option!(Load, "bs", ["blocksize"], "SIZE[,SIZE,SIZE]", "Bytes of an operation, or of a tensor; several values are for reads, writes and trims [4k]",
         |job, text| job.sizes = Sizes::one(text, job.kb_base)?),
     option!(Load, "bsrange", ["blocksize_range"], "SIZE-SIZE", "Operations or tensors of every multiple of the first up to the second",
         |job, text| job.sizes = Sizes::range(text, job.kb_base)?),
@@ -131,8 +131,21 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.sizes = Sizes::split(text, job.kb_base)?),
     option!(Load, "iodepth", "COUNT", "Operations, or transfers of tensors, in flight [1]",
         |job, text| job.iodepth = at_most(text, 1, 8192)?),
+    option!(Load, "iodepth_batch", ["iodepth_batch_submit"], "COUNT", "Operations that go to the kernel together [0: all that can begin; fio: 1]",
+        |job, text| job.queue.submit = at_most(text, 0, 8192)?),
+    option!(Load, "iodepth_batch_complete_min", ["iodepth_batch_complete"], "COUNT", "Operations that are waited for before any is taken as complete [1]",
+        |job, text| job.queue.complete[0] = at_most(text, 0, 8192)?),
+    option!(Load, "iodepth_batch_complete_max", "COUNT", "Operations that are taken as complete together, at most [0: all that are]",
+        |job, text| job.queue.complete[1] = at_most(text, 0, 8192)?),
+    option!(Load, "iodepth_low", "COUNT", "A full queue is filled again when no more than this are in flight [iodepth: at once]",
+        |job, text| job.queue.low = at_most(text, 0, 8192)?),
     option!(Load, "numjobs", "COUNT", "Runs the job this many times side by side, each on a thread with a queue of its own [1]",
         |job, text| job.numjobs = at_most(text, 1, 1024)?),
+    option!(Load, "blockalign", ["ba"], "SIZE", "Random operations begin at multiples of this; as norandommap [bs]",
+        |job, text| job.blockalign = bytes(text, job.kb_base)?),
+    option!(Load, "percentage_random", "PERCENT[,PERCENT,PERCENT]", "How many operations of a random load are random, the others \
+        follow the one before; below 100 as norandommap [100]",
+        |job, text| job.percentage_random = for_directions(text, percent)?),
     option!(Load, "workload", "PLAN", "At the log level: replay this plan's puts and gets, and report how late they were. An op only takes its time",
         |job, text| job.workload = Some(text.to_owned())),
     option!(Load, "trace", "TRACE", "The trace that the plan of workload was made from",
@@ -176,7 +189,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.distribution = Distribution::read(text, job.kb_base)?),
     option!(Load, "random_generator", "KIND", "lfsr: random blocks come in the order of a linear feedback shift register. The default has no name in fio",
         |job, text| job.lfsr = generator(text)?),
-    option!(Load, "randrepeat", "", "The same random numbers in each run [1]; 0: different ones in each run",
+    option!(Load, "randrepeat", ["allrandrepeat"], "", "The same random numbers in each run [1]; 0: different ones in each run",
         |job, text| job.randrepeat = switch(text)?),
     option!(Load, "randseed", "NUMBER", "Decides everything random; the same seed gives the same run [0]",
         |job, text| job.randseed = number(text, 0)?),
@@ -184,6 +197,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.norandommap = switch(text)?),
     option!(Load, "refill_buffers", "", "Fill buffers again before each write [0: they are filled once, and written again and again]",
         |job, text| job.content.refill = switch(text)?),
+    option!(Load, "zero_buffers", "", "Write zeros [0]",
+        |job, text| job.content.compress = if switch(text)? { 100 } else { 0 }),
     option!(Load, "dedupe_percentage", "PERCENT", "How many of the blocks written are copies of another block; fills buffers before each write [0]",
         |job, text| job.content.dedupe = percent(text)?),
     option!(Load, "dedupe_mode", "MODE", "Copies of which block: the one before (repeat), or one of the working set (working_set) [repeat]",
@@ -196,6 +211,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.content.compress = percent(text)?),
     option!(Load, "cpus_allowed", "SET", "Processors to run on: 0-3,8",
         |job, text| job.cpus_allowed = processors(text)?),
+    option!(Load, "cpus_allowed_policy", "POLICY", "shared: all of numjobs run on any of cpus_allowed; split: each on one of them [shared]",
+        |job, text| job.cpus_split = policy(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
         |job, text| job.numa_cpu_nodes = Some(nodes(text)?)),
     option!(Load, "numa_mem_policy", "POLICY", "Which NUMA nodes the job's memory comes from: \
@@ -224,12 +241,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.directory = Some(directory(text)?)),
     option!(Target, "nrfiles", "COUNT", "Files of a job without filename, which are called JOB.NUMBER.FILE as in fio [1]",
         |job, text| job.nrfiles = at_most(text, 1, DEVICES_MAX as u32)?),
-    option!(Target, "filesize", "SIZE", "Bytes of each file; size, if it is given too, then says how many bytes are moved",
-        |job, text| job.filesize = Some(bytes(text, job.kb_base)?)),
+    option!(Target, "filesize", "SIZE[-SIZE]", "Bytes of each file, as chance has it within a range; \
+        size, if it is given too, then says how many bytes are moved",
+        |job, text| job.filesize = Some(size_range(text, job.kb_base)?)),
     option!(Target, "allow_file_create", "", "Make files that do not exist [1]",
         |job, text| job.allow_file_create = switch(text)?),
     option!(Target, "overwrite", "NAME:NAME", "Devices or files that may lose what they hold: names of filename, repeated letter for letter",
-        |job, text| job.overwrite = colon_list(text)),
+        |job, text| job.overwrite = overwrite(text)?),
     option!(Target, "direct", "", "Bypass the page cache [1; fio: 0]. A file system that cannot is refused unless 0 is given",
         |job, text| job.direct = switch(text)?),
     option!(Target, "buffered", "", "The opposite of direct [0]",
@@ -250,8 +268,15 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.zoneskip = bytes(text, job.kb_base)?),
     option!(Target, "checksums", "", "At the log level: compare checksums on every read [1]",
         |job, text| job.checksums = switch(text)?),
-    option!(Target, "fsync", "COUNT", "At the log level: puts are durable, with a commit after this many [0: scratch, no commits]",
+    option!(Target, "fsync", ["fdatasync"], "COUNT", "Flush all files after this many writes, before the next; at the log level: puts are durable, \
+        with a commit after this many [0: no flushes; scratch, no commits]",
         |job, text| job.fsync = Some(number(text, 0)?).filter(|count| *count > 0)),
+    option!(Target, "end_fsync", ["fsync_on_close"], "", "Flush all files when everything is written, which is a part of the job's time [0]",
+        |job, text| job.end_fsync = switch(text)?),
+    option!(Target, "sync", "KIND", "sync, dsync or 1: each write is on the medium when it completes; none or 0 [none]",
+        |job, text| job.sync = sync(text)?),
+    option!(Target, "invalidate", "", "With direct=0, let the page cache forget the files before the job begins [1]",
+        |job, text| job.invalidate = switch(text)?),
     option!(Target, "stripe_unit", "SIZE", "At the log level: bytes on one device before the next takes over, if a pool is made [256k]",
         |job, text| job.stripe_unit = ByteCount(bytes(text, job.kb_base)?)),
     option!(Target, "fixedbufs", "", "Register buffers if the locked-memory limit allows it [1]. \
@@ -266,8 +291,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "io_size",
         ["io_limit"],
         "SIZE",
-        "Bytes to move, if not as many as size",
-        |job, text| job.io_size = Some(ByteCount(bytes(text, job.kb_base)?))
+        "Bytes to move, or a percentage of size, if not as many as size",
+        |job, text| job.io_size = Some(amount(text, job.kb_base)?)
     ),
     option!(Time, "loops", "COUNT", "How many times to do this, or to replay the plan [1]",
         |job, text| job.loops = number(text, 1)?),
@@ -341,6 +366,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.logs.priorities = switch(text)?),
     option!(Report, "per_job_logs", "", "A log for each job, with its number in the name [1]",
         |job, text| job.logs.per_job = switch(text)?),
+    option!(Report, "disk_util", "", "Report what the disks under the jobs did [1]",
+        |job, text| job.disk_util = switch(text)?),
     option!(Report, "description", "TEXT", "What the job is for",
         |job, text| text .clone_into(&mut job.description)),
     option!(Report, "kb_base", "BASE", "For the options after it: 1024 (k is 1024, kib 1000, as in fio) or 1000 (k is 1000, kib 1024) [1024]",
@@ -368,6 +395,8 @@ pub fn find(name: &str) -> Option<&'static OptionSpec> {
 pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchError> {
     if name == "name" {
         value.clone_into(&mut job.name);
+    } else if let Some(settled) = settled(name, value) {
+        settled?;
     } else {
         let spec = find(name).ok_or_else(|| BenchError::usage(no_option(name)))?;
         (spec.apply)(job, value)?;

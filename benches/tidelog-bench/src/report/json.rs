@@ -223,7 +223,7 @@ fn buckets(names: [&str; 7], percentages: [f64; 7]) -> Value {
     names.into_iter().map(str::to_owned).zip(percentages.map(Value::from)).collect()
 }
 
-/// Of 1, 2-3, 4-7, ...: fio puts 1 to 4 under "4", and nothing under "0".
+/// Of 1 to 2, 3 to 4, 5 to 8, ...: fio puts 1 to 4 under "4", and nothing under "0".
 fn batches([one, two, four, eight, sixteen, thirty_two, more]: [f64; 7]) -> [f64; 7] {
     [0.0, one + two, four, eight, sixteen, thirty_two, more]
 }

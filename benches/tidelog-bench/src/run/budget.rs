@@ -18,7 +18,7 @@ pub(super) struct Budget {
 impl Budget {
     /// Of a job whose one pass moves `pass` bytes.
     pub(super) fn new(job: &JobOptions, pass: u64) -> Self {
-        let bytes = job.io_size.map_or(pass.saturating_mul(job.loops), |size| size.0);
+        let bytes = job.io_size.map_or(pass.saturating_mul(job.loops), |size| size.of(pass));
         let operations = job.number_ios;
         Self { bytes: (!job.time_based).then_some(bytes), runtime: job.runtime, operations }
     }

@@ -143,7 +143,7 @@ impl LogJob {
             }
             let begun = before - self.idle.len();
             if begun > 0 {
-                recorder.submitted.count(begun, 1);
+                recorder.submitted.count_batch(begun);
             }
             let due = self.due.take();
             if self.idle.len() == self.flights.len() {
@@ -154,7 +154,7 @@ impl LogJob {
             let landed =
                 self.complete(Some(recorder), due.map(|due| due.saturating_duration_since(now)));
             if landed > 0 {
-                recorder.completed.count(landed, 1);
+                recorder.completed.count_batch(landed);
             }
         }
         self.commit(Some(recorder));

@@ -11,9 +11,9 @@ use crate::exit::BenchError;
 use crate::option::JobOptions;
 use crate::option::value::{Nodes, processors};
 
-/// Binds the calling thread to the processors of its job, and its memory to the job's nodes.
-/// Threads that it starts inherit that.
-pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
+/// Binds the calling thread, of the `clone`th of a job's `numjobs`, to the processors of its job,
+/// and its memory to the job's nodes. Threads that it starts inherit that.
+pub(super) fn pin(job: &JobOptions, clone: u32) -> Result<(), BenchError> {
     take_memory_by_policy(job)?;
     let wanted = match &job.numa_cpu_nodes {
         None => job.cpus_allowed.clone(),
@@ -26,6 +26,8 @@ pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
     if wanted.is_empty() {
         return Ok(());
     }
+    let own = [wanted[clone as usize % wanted.len()]];
+    let wanted = if job.cpus_split { &own[..] } else { &wanted };
     let mut set = CpuSet::new();
     let set = wanted.iter().try_for_each(|processor| set.set(*processor)).map(|()| set);
     set.and_then(|set| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {

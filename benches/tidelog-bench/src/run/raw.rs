@@ -1,6 +1,7 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
 mod completed;
+mod flush;
 mod next;
 mod waiting;
 
@@ -57,6 +58,12 @@ pub(super) struct RawJob {
     /// What comes next, if its time has not come, and that time.
     held: Option<(BlockRange, DataDirection)>,
     due: Option<Instant>,
+    /// Writes begun since the last flush; files that are to be flushed; flushes in flight.
+    unsynced: u64,
+    to_sync: Vec<usize>,
+    syncing: usize,
+    /// Whether the queue was full, and is not filled before it has run down.
+    runs_down: bool,
     /// What was begun and found no place.
     waiting: Option<Waiting>,
     /// Buffers of operations that have no use for one, by tag.
@@ -97,6 +104,8 @@ struct Flight {
     pass: u64,
     /// Whether it reads a block of the backlog.
     is_check: bool,
+    /// Whether it is a flush.
+    is_sync: bool,
     /// From the decision to do it until it was issued, and when that was, in nanoseconds since the
     /// job's `epoch`: to take instants from each other costs more, for each of a million operations
     /// a second.
@@ -117,6 +126,8 @@ struct BegunIo {
 enum Phase {
     /// To be measured.
     Load,
+    /// To flush what was written.
+    Sync,
     /// To read back what was written: what the last pass reached, and then what only the one before
     /// it did.
     Verify { reached: u64, before: Option<u64> },
@@ -151,6 +162,7 @@ impl RawJob {
             priority: None,
             pass: 0,
             is_check: false,
+            is_sync: false,
             slat: 0,
             issued: 0,
         };
@@ -167,6 +179,10 @@ impl RawJob {
             thinks_until: None,
             held: None,
             due: None,
+            unsynced: 0,
+            to_sync: Vec::new(),
+            syncing: 0,
+            runs_down: false,
             waiting: None,
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
             trimmed: Vec::with_capacity(job.iodepth as usize),
@@ -197,6 +213,10 @@ impl RawJob {
     /// Runs the job, and reads back what it wrote if that was asked for.
     pub(super) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         self.go_through(Phase::Load, recorder);
+        if self.job.end_fsync && self.job.load.writes {
+            self.to_sync = (0..self.job.filename.len()).collect();
+            self.go_through(Phase::Sync, recorder);
+        }
         self.member.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
         self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
@@ -227,9 +247,6 @@ impl RawJob {
             let told = if begun > 0 && self.rings_early { self.path.ring() } else { Ok(()) };
             self.count_landed(recorder);
             if phase == Phase::Load {
-                if begun > 0 {
-                    recorder.submitted.count(begun, 1);
-                }
                 recorder.tick(now);
                 self.look_at_floor(recorder, now);
                 if let Some(steady) = self.steady() {
@@ -241,7 +258,10 @@ impl RawJob {
                 return;
             }
             let at_most = due.map(|due| due.saturating_duration_since(now).min(THROTTLED_MAX));
-            if let Err(error) = told.and_then(|()| self.path.wait(at_most)) {
+            let path = &mut self.path;
+            let has_rest = !self.completions.is_empty();
+            let waited = |()| if has_rest { path.ring() } else { path.wait(at_most) };
+            if let Err(error) = told.and_then(waited) {
                 self.ended.fail(format!("the data path died: {error}"));
                 return;
             }
@@ -262,7 +282,15 @@ impl RawJob {
         while self.has_room(*phase)
             && let Some((tag, buffer)) = self.idle.pop()
         {
-            let Some(BegunIo { place, direction, check }) = self.next(phase, now) else {
+            if let Some(file) = self.to_sync.pop() {
+                if !self.begin_sync(tag, buffer, file) {
+                    break;
+                }
+                self.fresh.push(tag);
+                continue;
+            }
+            let next = if self.syncing > 0 { None } else { self.next(phase, now) };
+            let Some(BegunIo { place, direction, check }) = next else {
                 self.idle.push((tag, buffer));
                 break;
             };
@@ -272,15 +300,30 @@ impl RawJob {
             self.fresh.push(tag);
             if *phase == Phase::Load && check.is_none() {
                 recorder.depth.count(self.flights.len() - self.idle.len(), 1);
+                self.note_write(direction);
+            }
+            let batch = self.job.queue.submit as usize;
+            if batch > 0 && self.fresh.len() >= batch {
+                self.stamp_fresh(now, *phase, recorder);
+                // A path that is dead says so again where it is waited for.
+                let _ = self.path.ring();
             }
         }
-        if !self.fresh.is_empty() {
-            // One look at the clock for all that go to the kernel together.
-            let (begun, issued) = (nanos(self.epoch, now), nanos(self.epoch, Instant::now()));
-            for tag in self.fresh.drain(..) {
-                let flight = &mut self.flights[tag];
-                (flight.slat, flight.issued) = (issued - begun, issued);
-            }
+        self.stamp_fresh(now, *phase, recorder);
+    }
+
+    /// Takes one look at the clock for all that go to the kernel together.
+    fn stamp_fresh(&mut self, now: Instant, phase: Phase, recorder: &mut Recorder) {
+        if self.fresh.is_empty() {
+            return;
+        }
+        if phase == Phase::Load {
+            recorder.submitted.count_batch(self.fresh.len());
+        }
+        let (begun, issued) = (nanos(self.epoch, now), nanos(self.epoch, Instant::now()));
+        for tag in self.fresh.drain(..) {
+            let flight = &mut self.flights[tag];
+            (flight.slat, flight.issued) = (issued - begun, issued);
         }
     }
 
@@ -288,8 +331,14 @@ impl RawJob {
     fn has_room(&mut self, phase: Phase) -> bool {
         let in_flight = self.flights.len() - self.idle.len();
         self.drains &= in_flight > 0;
+        let low = self.job.queue.low as usize;
+        if low > 0 && phase == Phase::Load {
+            self.runs_down = in_flight > low && (self.runs_down || in_flight == self.flights.len());
+        }
         let limit = self.depth.as_ref().filter(|_| phase == Phase::Load).map(Depth::limit);
-        !self.drains && limit.is_none_or(|limit| in_flight < limit)
+        !self.drains
+            && !(self.runs_down && phase == Phase::Load)
+            && limit.is_none_or(|limit| in_flight < limit)
     }
 
     fn look_at_depth(&mut self, recorder: &mut Recorder, now: Instant) {
@@ -334,8 +383,16 @@ impl RawJob {
     ) -> bool {
         let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
         let priority = self.job.kernel.priorities.draw(direction, &mut self.priorities);
-        self.flights[tag] =
-            Flight { place, direction, priority, pass, is_check, slat: 0, issued: 0 };
+        self.flights[tag] = Flight {
+            place,
+            direction,
+            priority,
+            pass,
+            is_check,
+            is_sync: false,
+            slat: 0,
+            issued: 0,
+        };
         let action = match direction {
             DataDirection::Read => Action::read(buffer),
             DataDirection::Write => {
@@ -348,7 +405,7 @@ impl RawJob {
                     }
                     stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
-                Action::write(buffer, false)
+                Action::write(buffer, self.job.sync)
             }
             DataDirection::Trim => {
                 self.parked[tag] = Some(buffer);

@@ -259,7 +259,7 @@ fn start_thread(
     let (options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
-        let made = pin(&options).and_then(|()| match (provider, options.plan.clone()) {
+        let made = pin(&options, clone).and_then(|()| match (provider, options.plan.clone()) {
             (Some(provider), _) => RawJob::prepare(&options, clone, &member, origin, provider)
                 .map(|job| Job::Raw(Box::new(job))),
             (None, Some(plan)) => {

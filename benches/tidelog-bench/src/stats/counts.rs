@@ -106,6 +106,11 @@ impl Depths {
         self.0[place] += times;
     }
 
+    /// Counts operations that went together, as fio does: 1 to 4, 5 to 8, 9 to 16.
+    pub fn count_batch(&mut self, number: usize) {
+        self.count(number.saturating_sub(1), 1);
+    }
+
     /// Percentages of 1, 2-3, 4-7, 8-15, 16-31, 32-63, and 64 or more.
     #[expect(clippy::cast_precision_loss, reason = "statistics")]
     pub fn percentages(&self) -> [f64; 7] {

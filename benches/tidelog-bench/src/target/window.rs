@@ -20,10 +20,11 @@ pub fn windows(
 ) -> Result<Vec<FileWindow>, BenchError> {
     let unit = ALIGNMENT as u64;
     let down = |bytes: u64| bytes / unit * unit;
-    let window = |(name, whole): (&String, &ByteCount)| {
+    let window = |(index, (name, whole)): (usize, (&String, &ByteCount))| {
         let start = down(skipped(job, whole.0, clone).ok_or_else(|| beyond_all_devices(job))?);
         let rest = down(whole.0.saturating_sub(start));
-        let wanted = match job.size {
+        let own = job.filesizes.get(index).map(|own| Amount::Bytes(own * sizes.len() as u64));
+        let wanted = match own.or(job.size) {
             None => rest,
             Some(Amount::Bytes(bytes)) => down(bytes / sizes.len() as u64),
             Some(percent @ Amount::Percent(_)) => down(percent.of(whole.0)).min(rest),
@@ -39,14 +40,16 @@ pub fn windows(
         }
         zoned(job, name, FileWindow { start, length: wanted })
     };
-    job.filename.iter().zip(sizes).map(window).collect()
+    job.filename.iter().zip(sizes).enumerate().map(window).collect()
 }
 
 /// How long a file must be for a job.
 pub(super) fn file_size(job: &JobOptions, target: &NamedDevice) -> Result<ByteCount, BenchError> {
     match job.size {
         Some(Amount::Bytes(size)) => {
-            let each = size / job.filename.len() as u64;
+            let index = job.filename.iter().position(|name| *name == target.given);
+            let own = index.and_then(|index| job.filesizes.get(index)).copied();
+            let each = own.unwrap_or(size / job.filename.len() as u64);
             skipped(job, target.size.0, job.first_clone + job.numjobs - 1)
                 .and_then(|skipped| {
                     skipped.checked_add(each)?.checked_next_multiple_of(ALIGNMENT as u64)

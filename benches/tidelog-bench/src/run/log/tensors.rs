@@ -3,6 +3,7 @@
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::units::ByteCount;
 
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
 use crate::load::STAMP_BYTES;
 use crate::option::JobOptions;
@@ -39,7 +40,7 @@ pub(super) fn tensors(
     let mut random = fastrand::Rng::with_seed(job.randseed);
     let (mut tensors, mut left) = (Vec::new(), size);
     loop {
-        let length = job.sizes.draw(&mut random);
+        let length = job.sizes.draw(DataDirection::Write, &mut random);
         let Some(rest) = left.checked_sub(length) else { break };
         left = rest;
         let name = format!("tidelog-bench/{}/{clone}/{}", job.name, tensors.len());

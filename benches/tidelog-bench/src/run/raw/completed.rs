@@ -1,7 +1,7 @@
 //! What becomes of operations that ended: counted, compared, and their buffers free again.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::{DmaBuffer, Memory};
 use tidelog_engine::path::{Completion, IoPriority};
@@ -23,18 +23,33 @@ pub(super) struct CompletedIo {
 impl RawJob {
     pub(super) fn complete(&mut self, phase: Phase, recorder: &mut Recorder) {
         let mut completions = std::mem::take(&mut self.completions);
-        let count = self.path.poll(&mut completions);
+        self.path.poll(&mut completions);
+        let [least, most] = self.job.queue.complete.map(|it| it as usize);
+        let in_flight = self.flights.len() - self.idle.len() - usize::from(self.waiting.is_some());
+        while phase == Phase::Load && completions.len() < least.min(in_flight) {
+            // A path that is dead says so again where it is waited for.
+            if self.path.wait(None).is_err() {
+                break;
+            }
+            self.path.poll(&mut completions);
+        }
+        let count = if most > 0 { completions.len().min(most) } else { completions.len() };
         self.landed_at = Instant::now();
         let now = nanos(self.epoch, self.landed_at);
         if count > 0 && phase == Phase::Load {
-            recorder.completed.count(count, 1);
+            recorder.completed.count_batch(count);
         }
-        for Completion { tag, memory, result, .. } in completions.drain(..) {
+        for Completion { tag, memory, result, .. } in completions.drain(..count) {
             let buffer = memory.and_then(Memory::into_host);
             let tag = tag as usize;
-            let Flight { place, direction, priority, pass, is_check, slat, issued } =
+            let Flight { place, direction, priority, pass, is_check, is_sync, slat, issued } =
                 self.flights[tag];
+            if is_sync {
+                self.syncing -= 1;
+                recorder.synced(self.epoch + Duration::from_nanos(issued), self.landed_at);
+            }
             if direction == DataDirection::Write
+                && !is_sync
                 && let Some(zones) = self.member.zones.get(place.file)
             {
                 zones.landed(place.offset, place.length);
@@ -43,6 +58,7 @@ impl RawJob {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
                 }
+                (Ok(()), _) if is_sync => {}
                 (Ok(()), buffer) => {
                     if phase == Phase::Load && !is_check {
                         let latency = OperationLatency { slat, clat: now - issued };

@@ -23,9 +23,10 @@ impl RawJob {
                     Some(rest) => *reached = rest,
                     None => self.origin.pass = (*before)?,
                 }
-                let place = self.stream.advance()?;
+                let place = self.stream.advance(DataDirection::Write)?;
                 Some(BegunIo { place, direction: DataDirection::Read, check: None })
             }
+            Phase::Sync => None,
             Phase::Backlog => begun_of(self.backlog.turn(self.is_one_in_flight())),
             Phase::Load => match self.backlog.turn(self.is_one_in_flight()) {
                 Turn::Write => self.next_of_load(now),
@@ -132,7 +133,8 @@ impl RawJob {
 
     /// What comes next in this pass, or first in the next.
     fn draw(&mut self) -> Option<(BlockRange, DataDirection)> {
-        let place = match self.stream.advance() {
+        let drawn = self.job.load.draw(&mut self.random, self.job.rwmixread);
+        let place = match self.stream.advance(drawn) {
             Some(place) => place,
             // Two writes of one block in flight could complete in any order, and the older one
             // stay.
@@ -148,10 +150,9 @@ impl RawJob {
                     }
                 }
                 self.stream.next_pass();
-                self.stream.advance()?
+                self.stream.advance(drawn)?
             }
         };
-        let drawn = self.job.load.draw(&mut self.random, self.job.rwmixread);
         Some((place, self.direction_in(place, drawn)))
     }
 }
