@@ -601,7 +601,7 @@ fn blocks_that_cannot_be_read_are_joined_in_pools_without_block_checksums_too() 
         share.spoil(number as u8 % 2, offset, Spoil::Unreadable);
     }
     let recovered = share.recover().unwrap();
-    assert_eq!(recovered.index.tensors, Vec::from_iter(model.into_values()));
+    assert_eq!(recovered.index.tensors, model.into_values().collect::<Vec<_>>());
     // Where the first block cannot be read, the rest of that copy is read as far as it is needed.
     assert_eq!(recovered.unread.len(), 7);
 }
@@ -690,7 +690,8 @@ fn a_newer_checkpoint_that_may_be_behind_what_cannot_be_read_is_not_gone_back_fr
     for format in [BlockFormat::Plain, BlockFormat::Checked] {
         let (mut share, model) = large(format);
         let mut log = share.recover().unwrap().log;
-        log.checkpoint(&share.disks, &Vec::from_iter(model.into_values()), &[]).unwrap();
+        let all: Vec<TensorEntry> = model.into_values().collect();
+        log.checkpoint(&share.disks, &all, &[]).unwrap();
         let newest = share.place.area.slots[0].checkpoint_offset;
         // One copy of it is torn, as far as anybody can see, and the other cannot be read.
         share.spoil(1, newest + BLOCK_BYTES, Spoil::Flip);

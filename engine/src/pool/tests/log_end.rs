@@ -31,6 +31,13 @@ fn third_record(disks: &[SimDisk]) -> u64 {
     at
 }
 
+/// Flips these bits of a byte on all disks, or none any more.
+fn rot_everywhere(disks: &[SimDisk], at: u64, mask: u8) {
+    for disk in disks {
+        disk.rot(at, mask);
+    }
+}
+
 fn checked(disks: &[SimDisk]) -> CheckReport {
     check(disks, false, &mut |_| ()).unwrap()
 }
@@ -46,7 +53,7 @@ fn a_last_record_that_rots_after_a_closing_is_damage_by_name_and_no_end_of_the_l
         for byte in [3, 50, RECORD_HEADER_BYTES as u64 + 26] {
             let disks = with_three_commits(count);
             let at = third_record(&disks) + byte;
-            disks.iter().for_each(|disk| disk.rot(at, 1));
+            rot_everywhere(&disks, at, 1);
             let report = checked(&disks);
             let [Damage::Index { share: 0, why }] = &report.damage[..] else {
                 panic!("{report:?}")
@@ -54,7 +61,7 @@ fn a_last_record_that_rots_after_a_closing_is_damage_by_name_and_no_end_of_the_l
             assert!(why.contains("change record 3 of epoch 1 is damaged"), "{why}");
             let refused = Pool::open(&disks, &quick()).err().unwrap().to_string();
             assert!(refused.contains("change record 3 of epoch 1 is damaged"), "{refused}");
-            disks.iter().for_each(|disk| disk.rot(at, 0));
+            rot_everywhere(&disks, at, 0);
             assert_eq!(tensors(&disks), 3);
         }
     }
@@ -81,7 +88,7 @@ fn a_last_record_that_is_not_whole_after_a_kill_is_a_note_and_settled_by_the_nex
         cut_power(&disks, PowerCut::KeepAll);
         drop(pool);
         let at = third_record(&disks) + 90;
-        disks.iter().for_each(|disk| disk.rot(at, 1));
+        rot_everywhere(&disks, at, 1);
         let report = checked(&disks);
         assert_eq!(report.damage, []);
         assert_eq!(report.unsettled.len(), count, "{report:?}");

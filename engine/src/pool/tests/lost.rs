@@ -31,7 +31,9 @@ fn with_five_commits(count: usize) -> Vec<SimDisk> {
 }
 
 fn rot_everywhere(disks: &[SimDisk], at: u64) {
-    disks.iter().for_each(|disk| disk.rot(at, 1));
+    for disk in disks {
+        disk.rot(at, 1);
+    }
 }
 
 fn lost(disks: &[SimDisk]) -> LostShare {

@@ -237,14 +237,14 @@ fn nothing_is_lost_while_one_good_copy_of_each_block_is_there_and_what_is_lost_i
         let pool = &pools[seed as usize % pools.len()];
         let disks = &pool.disks;
         let before: Vec<_> = disks.iter().map(SimDisk::snapshot).collect();
-        let (lost, told) = pool.spoil(&mut Random::new(seed));
+        let (gone, told) = pool.spoil(&mut Random::new(seed));
         let report = checked(disks);
         match Pool::open(disks, &OpenOptions { staging: ByteCount::kib(256), ..quick() }) {
             Ok(opened) => {
                 let found = contents(&opened);
                 // Of a pool that was killed the last records, if none of them is left, may be what
                 // the kill tore or what was never there.
-                let is_lost = |record: &u64| lost.contains(&(pool.log + record * BLOCK_BYTES));
+                let is_lost = |record: &u64| gone.contains(&(pool.log + record * BLOCK_BYTES));
                 let last = (0..12).rev().take_while(|it| !pool.closed && is_lost(it)).count();
                 let states = pool.states.iter().rev().take(last + 1);
                 assert!(states.into_iter().any(|state| found == *state), "seed {seed}: {told}");
@@ -255,7 +255,7 @@ fn nothing_is_lost_while_one_good_copy_of_each_block_is_there_and_what_is_lost_i
                 whole += 1;
             }
             Err(error) => {
-                assert!(!lost.is_empty(), "seed {seed}: {told}: {error}");
+                assert!(!gone.is_empty(), "seed {seed}: {told}: {error}");
                 let why = error.to_string();
                 let named = |damage: &Damage| matches!(damage, Damage::Index { why: named, .. } if why.contains(named));
                 assert!(report.damage.iter().any(named), "seed {seed}: {told}: {why}");
