@@ -114,7 +114,7 @@ def test_the_same_bits(pool, kind, way, kernels):
 @pytest.mark.parametrize("way", interruptions.WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_in_all_of_them(pool, kind, way, kernels, seed):
-    compare(pool, kind, way, kernels, seed, steps=20, most=1000)
+    compare(pool, kind, way, kernels, seed, steps=12, most=200)
 
 
 # -- as clusters do it --------------------------------------------------------------------------------
