@@ -226,8 +226,8 @@ typedef struct tide_pool_options {
    */
   uint64_t size;
   /**
-   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a comma
-   * that is part of a name, and `\\` a backslash.
+   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a
+   * comma that is part of a name, and `\\` a backslash.
    */
   const char *devices;
   /**
@@ -295,8 +295,8 @@ typedef struct tide_session_options {
    */
   uint64_t size;
   /**
-   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a comma
-   * that is part of a name, and `\\` a backslash.
+   * Devices of the pool, separated by commas: directories, files or block devices. `\,` is a
+   * comma that is part of a name, and `\\` a backslash.
    */
   const char *devices;
   /**
@@ -1044,9 +1044,9 @@ int32_t tide_tensor_named(const char *name, struct tide_tensor *tensor);
 
 /**
  * Adds a seal to a batch: what stands under these ids now, scratch or durable, is held under the
- * name `seal` once the batch is committed, whatever happens to the tensors. What this batch has put
- * before the call stands for it, and what it has deleted does not. Nothing is copied. It takes the
- * place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
+ * name `seal` once the batch is committed, whatever happens to the tensors. What this batch has
+ * put before the call stands for it, and what it has deleted does not. Nothing is copied. It takes
+ * the place of a seal of the same name. A full index returns `TIDE_FULL`, and nothing has changed.
  *
  * # Safety
  * `seal` is NUL-terminated; `tensors` has `count` items.
@@ -1058,8 +1058,8 @@ int32_t tide_batch_seal(uint64_t batch,
 
 /**
  * As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
- * what this batch has put or stands. What `from` was made of may have changed meanwhile. It must be committed;
- * `TIDE_NOT_FOUND` where there is none.
+ * what this batch has put or stands. What `from` was made of may have changed meanwhile. It must
+ * be committed; `TIDE_NOT_FOUND` where there is none.
  *
  * # Safety
  * `seal` and `from` are NUL-terminated; `tensors` has `count` items.
@@ -1080,9 +1080,9 @@ int32_t tide_batch_drop_seal(uint64_t batch, const char *seal);
 
 /**
  * The seals as JSON, by name, written to `buffer`: of each `name`, `sealed_at` in seconds since
- * 1970, its `order` among the commits of seals of its share (0 where older software made it; a clock
- * may have been set back), `tensors` and their `bytes`, and the bytes of space that it `alone` holds. Returns the
- * text's length, 0 for an error.
+ * 1970, its `order` among the commits of seals of its share (0 where older software made it; a
+ * clock may have been set back), `tensors` and their `bytes`, and the bytes of space that it
+ * `alone` holds. Returns the text's length, 0 for an error.
  *
  * # Safety
  * `buffer` is null or has `capacity` bytes.
