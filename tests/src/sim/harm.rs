@@ -80,7 +80,7 @@ pub struct Harm {
 }
 
 /// One harm to a closed pool for so many acts.
-const EVERY: usize = 650;
+const EVERY: usize = 3000;
 /// One block that is lost in an open pool for so many acts.
 const LOST_EVERY: usize = 900;
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use tidelog_engine::layout::{BLOCK_BYTES, Superblock, TensorId};
+use tidelog_engine::layout::{BLOCK_BYTES, Geometry, Superblock, TensorId};
 use tidelog_engine::log::StripeMap;
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::pool::Pool;
-use tidelog_engine::pool::inspect::{CheckReport, Damage, check, inspect, repair};
+use tidelog_engine::pool::inspect::{CheckReport, Damage, IndexView, check, inspect, repair};
 
 use super::faults::power_cut;
 use super::life::options;
@@ -50,10 +50,17 @@ impl Harmed {
     }
 }
 
-/// A tensor of which a block is harmed.
-struct Chosen {
-    id: TensorId,
-    place: Place,
+/// What was done to a pool.
+struct Done {
+    harm: Harm,
+    /// One block at least.
+    harmed: Vec<Harmed>,
+    /// Whether of the block that was harmed no copy is good.
+    in_all: bool,
+    /// Whether the pool was closed well before; else it crashed.
+    closed: bool,
+    /// The tensor of which a block is harmed.
+    tensor: Option<TensorId>,
 }
 
 impl Runner<'_> {
@@ -74,54 +81,55 @@ impl Runner<'_> {
         let closed = self.close()?;
         self.disks.iter().for_each(SimDisk::clear_faults);
         self.count_struck(Under::Rest);
-        if is_sound {
-            let found = inspect(&self.disks).map_err(text)?;
-            let index = found.shares[0].index.as_ref().map_err(|why| format!("no index: {why}"))?;
-            let tensors: Vec<_> = index
-                .readable()
-                .map(|(entry, ..)| entry.clone())
-                .filter(|entry| entry.length > 0)
-                .collect();
-            let chosen = (harm.part == Part::Tensor && self.model.in_doubt.is_none())
-                .then(|| tensors.get(usize::from(harm.at[0]) % tensors.len().max(1)))
-                .flatten()
-                .map(|entry| {
-                    let map = StripeMap::new(&geometry);
-                    let all: Vec<_> = map.placements(&entry.runs, entry.length).collect();
-                    let piece = all[usize::from(harm.at[1]) % all.len()];
-                    let byte = u64::from(harm.at[1]) * u64::from(piece.length) >> 16;
-                    let offset = piece.device_offset + byte;
-                    let place = Place { disk: piece.device.into(), offset, length: 1 };
-                    Chosen { id: entry.id, place }
-                });
-            let epoch = index.epoch;
-            let places = Places { disks: &self.disks, geometry, epoch };
-            let targets = match &chosen {
-                Some(chosen) => vec![(chosen.place, harm.how[0])],
-                None => targets(&places, harm),
-            };
-            let copies = places.copies();
-            // Without its first superblock nobody can tell what else is wrong with a disk's start from
-            // what somebody has made there.
-            let is_told = targets.iter().all(|(place, _)| {
-                harm.part != Part::FirstSuperblock || !self.stained.contains(&place.disk)
-            });
-            // After a crash nobody can tell what it tore in all copies from what was harmed there; but
-            // that a block cannot be read is no crash's doing.
-            let in_all = is_in_all(harm, targets.len(), copies);
-            let is_unread = targets.iter().all(|(_, how)| *how == How::Unreadable);
-            let is_told = is_told && (closed || !in_all || is_unread || !harm.part.is_of_index());
-            let harmed = if is_told { self.do_harm(&targets) } else { Vec::new() };
-            if !harmed.is_empty() {
-                return self.look_at_harm(harm, &harmed, copies, closed, chosen, by_repair);
+        let done = if is_sound { self.do_harm(*harm, geometry, closed)? } else { None };
+        match done {
+            Some(done) => self.look_at_harm(&done, by_repair),
+            None => {
+                self.open()?;
+                self.check_everything()
             }
         }
-        self.open()?;
-        self.check_everything()
+    }
+
+    /// Does it, where there is such a structure, and where what must come of it can be known.
+    fn do_harm(
+        &self,
+        harm: Harm,
+        geometry: Geometry,
+        closed: bool,
+    ) -> Result<Option<Done>, String> {
+        let found = inspect(&self.disks).map_err(text)?;
+        let index = found.shares[0].index.as_ref().map_err(|why| format!("no index: {why}"))?;
+        let places = Places { disks: &self.disks, geometry, epoch: index.epoch };
+        let (targets, tensor) = if harm.part != Part::Tensor {
+            (targets(&places, &harm), None)
+        } else if self.model.in_doubt.is_some() {
+            // Its bytes are to say what became of the commit.
+            (Vec::new(), None)
+        } else {
+            let chosen = tensor_and_byte(index, &geometry, harm.at);
+            let target = chosen.map(|(_, place)| (place, harm.how[0]));
+            (target.into_iter().collect(), chosen.map(|(id, _)| id))
+        };
+        let in_all = harm.part.is_of_index() && is_in_all(&harm, targets.len(), places.copies());
+        // Without its first superblock nobody can tell what else is wrong with a disk's start from
+        // what somebody has made there.
+        let is_stained = |(place, _): &(Place, How)| self.stained.contains(&place.disk);
+        if harm.part == Part::FirstSuperblock && targets.iter().any(is_stained) {
+            return Ok(None);
+        }
+        // After a crash nobody can tell what it tore in all copies from what was harmed there; but
+        // that a block cannot be read is no crash's doing.
+        if !closed && in_all && targets.iter().any(|(_, how)| *how != How::Unreadable) {
+            return Ok(None);
+        }
+        let harmed = self.harm_blocks(&targets);
+        let in_all = in_all && harmed.len() == targets.len();
+        Ok((!harmed.is_empty()).then_some(Done { harm, harmed, in_all, closed, tensor }))
     }
 
     /// Harms these blocks, but for those that are the same afterwards.
-    fn do_harm(&self, targets: &[(Place, How)]) -> Vec<Harmed> {
+    fn harm_blocks(&self, targets: &[(Place, How)]) -> Vec<Harmed> {
         let mut harmed = Vec::new();
         for &(place, how) in targets {
             let (disk, block) = (&self.disks[place.disk], place.block());
@@ -156,28 +164,20 @@ impl Runner<'_> {
         Superblock { pool: !superblock.pool, ..superblock }
     }
 
-    fn look_at_harm(
-        &mut self,
-        harm: &Harm,
-        harmed: &[Harmed],
-        copies: usize,
-        closed: bool,
-        chosen: Option<Chosen>,
-        by_repair: bool,
-    ) -> Check {
-        let in_all = is_in_all(harm, harmed.len(), copies);
-        let must = must(harm.part, harmed, in_all, closed);
-        let what = format!("{harm:?}, closed well: {closed}");
-        let allowed = (self.lost.clone(), self.lost_sealed.clone());
+    fn look_at_harm(&mut self, done: &Done, by_repair: bool) -> Check {
+        let Done { harm, harmed, .. } = done;
+        let must = done.must();
+        let what = format!("{harm:?}, closed well: {}", done.closed);
+        let lost = (self.lost.clone(), self.lost_sealed.clone());
         let (damaged, unreadable) = (self.allowed_errors.damaged, self.allowed_errors.unreadable);
-        if chosen.is_some() {
+        if done.tensor.is_some() {
             // What stands, and another version that a seal holds in the same place.
             self.allowed_errors.damaged += 2;
             self.allowed_errors.unreadable = true;
         }
         self.see_fault(seen(harm, harmed[0].how, must), Under::Open);
         let report = self.checked(&what)?;
-        self.compare_report(&report, harm.part, harmed, must, closed, chosen.as_ref())
+        self.compare_report(&report, done)
             .map_err(|why| format!("{why}; check found {:?}; {what}", report.damage))?;
         let opens = match must {
             Must::Open => true,
@@ -188,7 +188,7 @@ impl Runner<'_> {
             },
         };
         if opens {
-            if by_repair && chosen.is_none() {
+            if by_repair && done.tensor.is_none() {
                 self.repaired(&what)?;
             }
             self.open().map_err(|why| format!("{why}; {what}"))?;
@@ -200,8 +200,8 @@ impl Runner<'_> {
             self.open().map_err(|why| format!("{why}, with the harm undone; {what}"))?;
             self.check_everything().map_err(|why| format!("{why}, undone; {what}"))?;
         }
-        if chosen.is_some() {
-            (self.lost, self.lost_sealed) = allowed;
+        if done.tensor.is_some() {
+            (self.lost, self.lost_sealed) = lost;
             (self.allowed_errors.damaged, self.allowed_errors.unreadable) = (damaged, unreadable);
         }
         Ok(())
@@ -238,15 +238,8 @@ impl Runner<'_> {
     }
 
     /// Whether a check names what was harmed.
-    fn compare_report(
-        &self,
-        report: &CheckReport,
-        part: Part,
-        harmed: &[Harmed],
-        must: Must,
-        closed: bool,
-        chosen: Option<&Chosen>,
-    ) -> Check {
+    fn compare_report(&self, report: &CheckReport, done: &Done) -> Check {
+        let Done { harm, harmed, closed, tensor, .. } = done;
         let count = |is_meant: &dyn Fn(&Damage) -> bool| {
             report.damage.iter().filter(|it| is_meant(it)).count()
         };
@@ -259,13 +252,13 @@ impl Runner<'_> {
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
         let blank = harmed.iter().any(|it| it.how == How::Zeroes);
         let others = count(&|it| !matches!(it, Damage::Tensor(_)));
-        let found = match part {
+        let found = match harm.part {
             Part::FirstSuperblock => is_of('A') > 0,
             Part::SecondSuperblock => is_of('B') > 0,
-            Part::Tensor => chosen.is_none_or(|it| is_named(report, it.id)),
-            _ if !closed => true,
+            Part::Tensor => tensor.is_some_and(|id| report.damaged_tensors().any(|it| it.id == id)),
+            _ if !*closed => true,
             Part::Holder => (!unreadable && !blank) || self.disks.len() == 1 || others > 0,
-            Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match must {
+            Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match done.must() {
                 Must::Open => count(&|it| matches!(it, Damage::IndexCopy { .. })) >= harmed.len(),
                 Must::BeRefused => count(&|it| matches!(it, Damage::Index { .. })) > 0,
                 Must::BeSound => others > 0,
@@ -313,8 +306,19 @@ fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
     harmed == copies && (copies == 1 || harm.copies == Copies::All)
 }
 
-fn is_named(report: &CheckReport, id: TensorId) -> bool {
-    report.damaged_tensors().any(|it| it.id == id)
+/// A tensor, durable or held by a seal, and a byte of it.
+fn tensor_and_byte(
+    index: &IndexView,
+    geometry: &Geometry,
+    at: [u16; 2],
+) -> Option<(TensorId, Place)> {
+    let all: Vec<_> = index.readable().filter(|(entry, ..)| entry.length > 0).collect();
+    let (entry, ..) = all.get(usize::from(at[0]) % all.len().max(1))?;
+    let pieces: Vec<_> = StripeMap::new(geometry).placements(&entry.runs, entry.length).collect();
+    let piece = pieces[usize::from(at[1]) % pieces.len()];
+    let byte = u64::from(at[1]) * u64::from(piece.length) >> 16;
+    let offset = piece.device_offset + byte;
+    Some((entry.id, Place { disk: piece.device.into(), offset, length: 1 }))
 }
 
 /// The blocks that are to be harmed, and how.
@@ -350,23 +354,25 @@ fn targets(places: &Places<'_>, harm: &Harm) -> Vec<(Place, How)> {
     targets
 }
 
-/// What must become of a pool of which these blocks are harmed: in all copies at the same place, or
-/// not; after it was closed well, or after a crash.
-fn must(part: Part, harmed: &[Harmed], in_all: bool, closed: bool) -> Must {
-    let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
-    match part {
-        Part::FirstSuperblock | Part::SecondSuperblock | Part::Owner | Part::Tensor => Must::Open,
-        // Of a disk without a copy of the index nothing says then that it is no older copy.
-        Part::Holder if harmed.iter().any(|it| it.place.disk > 1) => Must::BeSound,
-        Part::Holder if closed => Must::Open,
-        Part::Tail | Part::OtherSlot if closed => Must::Open,
-        Part::Record | Part::LastRecord if in_all && closed => Must::BeRefused,
-        // The checkpoint before it may say the same.
-        Part::Checkpoint | Part::Grown if in_all => Must::BeSound,
-        _ if closed => Must::Open,
-        // Nobody can tell what a crash tore from what else may have stood there.
-        _ if in_all || unreadable => Must::BeSound,
-        _ => Must::Open,
+impl Done {
+    /// What must become of the pool.
+    fn must(&self) -> Must {
+        let Self { harm, harmed, in_all, closed, .. } = self;
+        let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
+        match harm.part {
+            Part::FirstSuperblock | Part::SecondSuperblock | Part::Owner | Part::Tensor => {
+                Must::Open
+            }
+            // Of a disk without a copy of the index nothing says then that it is no older copy.
+            Part::Holder if harmed.iter().any(|it| it.place.disk > 1) => Must::BeSound,
+            Part::Record | Part::LastRecord if *in_all && *closed => Must::BeRefused,
+            // The checkpoint before it may say the same.
+            Part::Checkpoint | Part::Grown if *in_all => Must::BeSound,
+            _ if *closed => Must::Open,
+            // Nobody can tell what a crash tore from what else may have stood there.
+            _ if *in_all || unreadable => Must::BeSound,
+            _ => Must::Open,
+        }
     }
 }
 
