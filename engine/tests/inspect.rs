@@ -10,8 +10,8 @@ use tidelog_engine::layout::{
 };
 use tidelog_engine::path::{DeviceIdentity, DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::{
-    CheckReport, CopyState, Damage, DropError, DropName, RepairError, check, inspect, probe,
-    repair, wipe,
+    CheckReport, CopyState, Damage, DeviceView, DropError, DropName, RepairError, check, inspect,
+    probe, repair, wipe,
 };
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, Pool};
 use tidelog_engine::units::ByteCount;
@@ -208,6 +208,10 @@ fn superblocks_that_lie_about_their_device_are_refused_before_they_are_used() {
     let lie = Superblock { geometry: Geometry { device_bytes, ..geometry }, ..view.superblock };
     let file = std::fs::File::options().write(true).open(specs[0].target()).unwrap();
     file.write_all_at(&lie.encode(), BLOCK_BYTES).unwrap();
+    // The second tells, as long as it stands.
+    let told = |probed: DeviceView| probed.newest.map(|it| it.geometry);
+    assert_eq!(told(probe(&specs[0]).unwrap()), Ok(geometry));
+    rot(&specs[0], geometry.second_superblock_offset() + 50);
     assert!(probe(&specs[0]).unwrap().copies[1].state.is_err());
     let alone = &specs[..1];
     assert!(matches!(inspect(alone), Err(OpenError::Shrunk { .. })));

@@ -44,7 +44,7 @@ impl Reservation {
 }
 
 /// Which write a seal of its own batch means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationKey(pub(super) u64);
 
 /// What the batch of a seal has done to a tensor before it.

@@ -1,7 +1,6 @@
 //! Counting the openings and closings of a share on all of its devices, and finding devices that
 //! missed some: a device that is an older copy of itself is told by that.
 
-use std::io;
 use std::time::Duration;
 
 use super::error::OpenError;
@@ -40,52 +39,29 @@ pub(super) struct ShareOnDevices<'a> {
 impl ShareOnDevices<'_> {
     /// What each device has seen of the share; `None` where it is not at hand, or its count is
     /// lost: it has rotted, or zeroes stand there or it cannot be read while the index says that
-    /// the device has missed nothing.
-    ///
-    /// # Errors
-    /// A device cannot be read, and nothing says that it is not older.
-    pub(super) fn events(&self) -> Result<Vec<Option<Events>>, OpenError> {
+    /// the device has missed nothing. Where the index does not say so, it has seen no event.
+    pub(super) fn events(&self) -> Vec<Option<Events>> {
         let read = |member: Option<&Member>| {
-            member.map(|it| it.read(holder_offset(self.share), BLOCK_BYTES as usize))
+            member.map(|it| it.read(holder_offset(self.share), BLOCK_BYTES as usize).ok())
         };
-        let blocks: Vec<Option<io::Result<Vec<u8>>>> =
-            self.members.iter().copied().map(read).collect();
-        let decode = |block: &Option<io::Result<Vec<u8>>>| match block {
-            Some(Ok(block)) => Events::decode(block, self.superblock.pool, self.share),
+        let blocks: Vec<_> = self.members.iter().copied().map(read).collect();
+        let decode = |block: &Option<Option<Vec<u8>>>| match block {
+            Some(Some(block)) => Events::decode(block, self.superblock.pool, self.share),
             _ => None,
         };
         let mut found: Vec<Option<Events>> = blocks.iter().map(decode).collect();
-        let is_counted = confirmed(&found).is_some_and(|(_, event)| event.number > 0);
+        if confirmed(&found).is_none_or(|(_, event)| event.number == 0) {
+            return found;
+        }
+        let is_zero = |block: &Vec<u8>| block.iter().all(|byte| *byte == 0);
         for (place, block) in blocks.into_iter().enumerate() {
-            let is_blank = |block: &[u8]| block.iter().all(|byte| *byte == 0);
-            match block {
-                Some(Ok(block))
-                    if is_counted && is_blank(&block) && self.lacks_nothing(place, &found) =>
-                {
-                    found[place] = None;
-                }
-                Some(Err(source)) if found.len() > 1 && !self.lacks_nothing(place, &found) => {
-                    return Err(self.unreadable(place, source));
-                }
-                _ => (),
+            let says_nothing = |block: Option<Vec<u8>>| block.as_ref().is_none_or(is_zero);
+            if block.is_some_and(says_nothing) {
+                let lacks_nothing = self.lacks_nothing(place, &found);
+                found[place] = (!lacks_nothing).then_some(Events::NONE);
             }
         }
-        Ok(found)
-    }
-
-    /// The same as far as anything can be read, for devices that are made the pool's again.
-    pub(super) fn readable_events(&self) -> Vec<Option<Events>> {
-        let read = |member: Option<&Member>| {
-            let block = member?.read(holder_offset(self.share), BLOCK_BYTES as usize).ok()?;
-            Events::decode(&block, self.superblock.pool, self.share)
-        };
-        self.members.iter().copied().map(read).collect()
-    }
-
-    fn unreadable(&self, place: usize, source: io::Error) -> OpenError {
-        let device = self.members[place].map_or(String::new(), |it| it.name());
-        let what = format!("cannot read the event count of share {} on {device}", self.share);
-        OpenError::System { what, source }
+        found
     }
 
     /// Whether a device has, by itself, the index that all copies together have, and another one of
@@ -112,30 +88,23 @@ impl ShareOnDevices<'_> {
     /// The devices that lack an event which another one confirms. Who reads without the share's
     /// lock may read one device before an event and the next one after it, so what looks older is
     /// read again.
-    ///
-    /// # Errors
-    /// A device cannot be read.
-    pub(super) fn older(&self) -> Result<Vec<OlderCopy>, OpenError> {
+    pub(super) fn older(&self) -> Vec<OlderCopy> {
         let name = |member: Option<&Member>| member.map_or(String::new(), |it| it.name());
         let names: Vec<String> = self.members.iter().copied().map(name).collect();
         let mut older = Vec::new();
         for _ in 0..READS {
-            older = older_copies(&self.events()?, &names);
+            older = older_copies(&self.events(), &names);
             if older.is_empty() {
                 break;
             }
         }
-        Ok(older)
+        older
     }
 
     /// How far the share's log went, by the last event that these devices have seen of it. What an
     /// older copy lacks is told by that, or has been given up.
-    ///
-    /// # Errors
-    /// A device cannot be read.
-    pub(super) fn mark(&self) -> Result<LogMark, OpenError> {
-        let events = self.events()?;
-        Ok(if self.older()?.is_empty() { last_mark(&events) } else { LogMark::NONE })
+    pub(super) fn mark(&self) -> LogMark {
+        if self.older().is_empty() { last_mark(&self.events()) } else { LogMark::NONE }
     }
 }
 
@@ -153,7 +122,7 @@ const READS: usize = 3;
 pub(super) fn refuse_older(members: &Members, superblock: &Superblock) -> Result<(), OpenError> {
     let members = members.each();
     for share in 0..superblock.geometry.shares {
-        let devices = ShareOnDevices { superblock, members: &members, share }.older()?;
+        let devices = ShareOnDevices { superblock, members: &members, share }.older();
         if !devices.is_empty() {
             return Err(OpenError::OlderCopy { share, devices });
         }
@@ -236,7 +205,7 @@ impl EventCount {
             }
         };
         let pool = superblock.pool;
-        let found = ShareOnDevices { superblock, members: &members.each(), share }.events()?;
+        let found = ShareOnDevices { superblock, members: &members.each(), share }.events();
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };
         let accepted = accepted(&found);
         let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());

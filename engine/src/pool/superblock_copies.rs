@@ -87,6 +87,11 @@ impl Member {
         others: &[Geometry],
     ) -> Result<Vec<SuperblockClaim>, SuperblockError> {
         let mut claims = self.superblock_copies(others).claims()?;
+        let fits =
+            |claim: &SuperblockClaim| claim.superblock.geometry.device_bytes <= self.size().0;
+        if claims.iter().any(fits) {
+            claims.retain(fits);
+        }
         let confirmed = |claim: &SuperblockClaim| self.has_events_of(&claim.superblock);
         if claims.len() > 1 && claims.iter().filter(|claim| confirmed(claim)).count() == 1 {
             claims.retain(confirmed);

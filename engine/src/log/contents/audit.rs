@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Contents, Pending};
 use crate::layout::TensorId;
 use crate::log::space::{Durability, SpaceUse};
-use crate::log::version::Version;
+use crate::log::version::{ReservationKey, Version};
 
 impl Contents {
     /// Checks every rule of index and space by counting again from the ground up; see
@@ -16,7 +16,10 @@ impl Contents {
     /// The first rule that does not hold.
     pub fn audit(&self) -> Result<SpaceUse, String> {
         self.audit_writers()?;
-        self.seals.audit(self.pending.values().filter_map(|pending| pending.held))?;
+        let puts = self.pending.iter();
+        let held =
+            puts.filter_map(|(serial, pending)| Some((ReservationKey(*serial), pending.held?)));
+        self.seals.audit(&held.collect())?;
         let live = self.readable().flat_map(|version| {
             version.entry.runs.iter().map(move |run| (run, version.durability))
         });

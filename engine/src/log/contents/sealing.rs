@@ -93,17 +93,17 @@ impl Contents {
             });
         }
         let key = self.next_serial();
-        let puts = versions.iter().filter_map(|version| match version {
-            Sealable::Put(put) => Some(*put),
-            Sealable::Version(_) => None,
-        });
-        let puts = puts.collect();
-        let versions = versions.iter().map(|version| match version {
+        let mut puts = Vec::new();
+        let mut number_of = |version: &Sealable| match version {
             Sealable::Version(version) => self.seals.hold(version),
-            Sealable::Put(put) => self.hold_put(*put),
-        });
-        let (name, versions) = (name.into(), versions.collect());
-        let seal = Seal { name, sealed_at, order: 0, versions };
+            Sealable::Put(put) => {
+                let number = self.hold_put(*put);
+                puts.push((*put, number));
+                number
+            }
+        };
+        let versions: Vec<u64> = versions.iter().map(&mut number_of).collect();
+        let seal = Seal { name: name.into(), sealed_at, order: 0, versions };
         self.seals.coming.insert(key, Coming { seal, puts, index_bytes, in_doubt: false });
         Ok(ComingSeal { key })
     }
@@ -231,7 +231,7 @@ impl Contents {
         if let Some(Coming { seal, puts, index_bytes, .. }) = self.seals.coming.remove(&coming.key)
         {
             self.room.end(index_bytes);
-            for put in puts {
+            for (put, _) in puts {
                 let pending = self.pending.get_mut(&put.0);
                 if let Some((_, seals)) = pending.and_then(|it| it.held.as_mut()) {
                     *seals -= 1;

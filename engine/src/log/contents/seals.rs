@@ -70,8 +70,8 @@ pub(super) enum Left {
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) seal: Seal,
-    /// What its own batch puts of that.
-    pub(super) puts: Vec<ReservationKey>,
+    /// What its own batch puts of that, and how it calls it.
+    pub(super) puts: Vec<(ReservationKey, u64)>,
     /// What it will take in the index, at most.
     pub(super) index_bytes: u64,
     /// Its commit failed half way.
@@ -223,12 +223,12 @@ impl Seals {
         self.named.remove(name)
     }
 
-    /// Counts again from the ground up, with the puts that seals of their own batches hold: a
-    /// number and a count each.
+    /// Counts again from the ground up, with the puts that seals of their own batches hold: for
+    /// each that has not ended, its key, its number and how many hold it.
     ///
     /// # Errors
     /// The first rule that does not hold.
-    pub(super) fn audit(&self, puts: impl Iterator<Item = (u64, u32)>) -> Result<(), String> {
+    pub(super) fn audit(&self, puts: &FxHashMap<ReservationKey, (u64, u32)>) -> Result<(), String> {
         let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
         for number in self.named.values().flat_map(|seal| &seal.versions) {
             counts.entry(*number).or_default().0 += 1;
@@ -245,10 +245,17 @@ impl Seals {
                 return Err(format!("version {number} is not found by its tensor's id"));
             }
         }
-        for (number, seals) in puts {
-            let found = counts.remove(&number).unwrap_or_default();
-            if found != (0, seals) {
+        for (number, seals) in puts.values() {
+            let found = counts.remove(number).unwrap_or_default();
+            if found != (0, *seals) {
                 return Err(format!("put {number} has {found:?} seals and counts {seals}"));
+            }
+        }
+        // A put that failed is gone before its batch, which will not be committed.
+        let of_batches = self.coming.values().flat_map(|coming| &coming.puts);
+        for (_, number) in of_batches.filter(|(put, _)| !puts.contains_key(put)) {
+            if !self.held.contains_key(number) {
+                counts.remove(number);
             }
         }
         if let Some((number, seals)) = counts.pop_first() {

@@ -6,14 +6,13 @@ use std::sync::atomic::AtomicU64;
 
 use super::index::{CopyState, IndexView, read_index};
 use super::view::has_protective_mbr;
-use crate::layout::{BLOCK_BYTES, Geometry, Superblock, TensorEntry, TensorId, TensorKey};
+use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
 use crate::log::StripeMap;
 use crate::memory::Destination;
 use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
 use crate::pool::arrangement::{Damaged, arrange};
 use crate::pool::events::{OlderCopy, ShareOnDevices};
-use crate::pool::holder::holder_offset;
 use crate::pool::media::MetadataIo;
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::pieces::{self, PieceGroup};
@@ -311,7 +310,7 @@ fn check_members(
             .into_iter()
             .filter(|it| !matches!(it, Damage::Holder { device, .. } if is_overwritten(device)));
         damage.extend(counts.collect::<Vec<_>>());
-        match read_index(superblock, share, devices.mark().unwrap_or_default(), &media) {
+        match read_index(superblock, share, devices.mark(), &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
                 tensors.extend(Read::all(share, &index));
@@ -406,17 +405,11 @@ fn damage_of_devices(
 /// What is wrong with the event counts of a share.
 fn damage_of_count(members: &Members, devices: ShareOnDevices<'_>) -> Vec<Damage> {
     let share = devices.share;
-    let events = devices.events().ok();
-    // Where one that cannot be read is all that is known.
-    let is_unreadable =
-        |place: usize| members.0[place].read(holder_offset(share), BLOCK_BYTES as usize).is_err();
-    let is_damaged = |place: &usize| match &events {
-        Some(events) => events[*place].is_none(),
-        None => is_unreadable(*place),
-    };
+    let events = devices.events();
+    let is_damaged = |place: &usize| events[*place].is_none();
     let damaged = (0..members.0.len()).filter(is_damaged);
     let damaged = damaged.map(|place| Damage::Holder { share, device: members.0[place].name() });
-    let older = devices.older().unwrap_or_default().into_iter();
+    let older = devices.older().into_iter();
     let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
     damaged.chain(older).collect()
 }

@@ -48,7 +48,7 @@ pub fn lost_commits<Source: MemberSource>(
     for share in 0..geometry.shares {
         let no_share = OpenError::NoShare { share, shares: geometry.shares };
         let place = LogPlace::of(superblock, share).ok_or(no_share)?;
-        let mark = ShareOnDevices { superblock, members: &members.each(), share }.mark()?;
+        let mark = ShareOnDevices { superblock, members: &members.each(), share }.mark();
         if recover(place, mark, &media).is_ok() {
             continue;
         }

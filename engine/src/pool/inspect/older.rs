@@ -57,9 +57,8 @@ fn find<Source: MemberSource>(
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let members = members.each();
     let older = (0..superblock.geometry.shares).flat_map(|share| {
-        // What cannot be read is told as damage.
         let found = ShareOnDevices { superblock, members: &members, share }.older();
-        found.unwrap_or_default().into_iter().map(move |it| (share, it))
+        found.into_iter().map(move |it| (share, it))
     });
     Ok((superblock.geometry, older.collect()))
 }

@@ -118,10 +118,10 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
             let held = first.is_locked_elsewhere(share);
             let holder = places.iter().find_map(|it| last_holder(&*it.member, share));
             let devices = ShareOnDevices { superblock: &superblock, members: &members, share };
-            // Before the log, which may be longer meanwhile. What cannot be read shows elsewhere.
-            let mark = devices.mark().unwrap_or_default();
+            // Before the log, which may be longer meanwhile.
+            let mark = devices.mark();
             let mark = LogMark { closed: mark.closed && !held, ..mark };
-            let older = devices.older().unwrap_or_default();
+            let older = devices.older();
             let index = read_index(&superblock, share, mark, &media).map(|mut index| {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index

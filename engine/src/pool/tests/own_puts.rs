@@ -183,8 +183,11 @@ fn a_write_that_fails_fails_its_batch_with_the_seal_and_costs_nothing() {
     let before = (pool.stats().unwrap().index, space(&pool));
     disks[0].plan_fault(OperationKind::Write, 0, Fault::Errno(libc::EREMOTEIO));
     let mut batch = pool.batch();
-    add(&mut batch, 1, &version(1));
+    let write = add(&mut batch, 1, &version(1));
     let sealed = batch.seal("x", [TensorId(1)]);
+    // Also while the put has failed, and the batch has not.
+    write.wait().unwrap_err();
+    pool.audit().unwrap();
     let ended = batch.commit();
     assert!(matches!(ended, Err(CommitError::Write { .. })), "{sealed:?} {ended:?}");
     assert_eq!(get(&pool, 1), Some(version(0)));
