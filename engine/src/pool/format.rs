@@ -234,7 +234,7 @@ fn refuse_content<'a>(
     options: &FormatOptions,
 ) -> Result<(), FormatError> {
     // Where it had begun to write the superblocks, one device has its own and the next the mark.
-    let unfinished: Vec<u128> = members.clone().filter_map(|it| unfinished_pool(it)).collect();
+    let unfinished: Vec<u128> = members.clone().filter_map(unfinished_pool).collect();
     let may_be_lost = |member: &Member| {
         options.overwrite
             || member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
