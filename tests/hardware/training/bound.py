@@ -65,7 +65,9 @@ class Bounds:
     def _run(self, *command):
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise BoundError(f"{pathlib.Path(command[0]).name}: {(done.stderr.strip() or 'no word').splitlines()[-1]}")
+            said = done.stderr.strip() or done.stdout.strip() or "no word"
+            said = json.loads(said)["error"] if said.startswith("{") else said.splitlines()[-1]
+            raise BoundError(f"{pathlib.Path(command[0]).name}: {said}")
         return done.stdout
 
 

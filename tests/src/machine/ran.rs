@@ -43,13 +43,15 @@ impl Ran {
         self
     }
 
-    /// It said this on standard error.
+    /// It said this on standard error, or as the error of its JSON.
     ///
     /// # Panics
     /// It did not.
     #[track_caller]
     pub fn says(self, what: &str) -> Self {
-        assert!(self.err.contains(what), "{what:?} is not in: {}", self.err);
+        let json = serde_json::from_str::<Value>(&self.out).unwrap_or_default();
+        let error = json["error"].as_str().unwrap_or_default();
+        assert!(self.err.contains(what) || error.contains(what), "{what:?} is not in: {self}");
         self
     }
 

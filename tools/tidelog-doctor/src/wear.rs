@@ -39,14 +39,12 @@ pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<SsdWear, String> {
         };
         let output = Command::new(program).args(arguments).arg(node).stdin(Stdio::null()).output();
         let parsed = output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok());
-        match parsed.as_ref().and_then(read) {
-            Some(wear) => return Ok(wear),
-            None => {
-                let hint = if is_root() { "to see why" } else { "as root" };
-                let line = arguments.join(" ");
-                why.push(format!("{name} cannot read it ({hint}: {name} {line} {node_name})"));
-            }
+        if let Some(wear) = parsed.as_ref().and_then(read) {
+            return Ok(wear);
         }
+        let hint = if is_root() { "to see why" } else { "as root" };
+        let line = arguments.join(" ");
+        why.push(format!("{name} cannot read it ({hint}: {name} {line} {node_name})"));
     }
     Err(why.join("; "))
 }
