@@ -122,9 +122,9 @@ impl Ops {
     ) {
         let mut outer = std::mem::take(&mut self.current);
         if outer.open {
-            let mut used = Vec::new();
-            uses(&outer.uses, &mut used);
-            for one in used {
+            let mut to_pin = Vec::new();
+            uses(&outer.uses, &mut to_pin);
+            for one in to_pin {
                 machine.pin(one.storage);
                 outer.pinned.push(one.storage);
             }

@@ -31,6 +31,7 @@ const FREE_SPACE_PARTS: u64 = 2;
 const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
 
 /// How to open a pool.
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub(crate) struct PoolConfig<'a> {
     /// Separated by commas.
     pub(crate) devices: &'a str,
