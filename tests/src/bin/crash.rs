@@ -14,9 +14,9 @@ use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
 
 /// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any
-/// moment; then a check must find no damage, every commit that had returned must be there whole, and
-/// no space may be lost. On files, there also with an index so long that the kill often comes upon
-/// a checkpoint, and on loop devices where there are any (they need root). Ends with 1 where
+/// moment; then a check must find no damage, every commit that had returned must be there whole,
+/// and no space may be lost. On files, there also with an index so long that the kill often comes
+/// upon a checkpoint, and on loop devices where there are any (they need root). Ends with 1 where
 /// anything is lost, torn, leaked, or called damaged.
 #[derive(Parser)]
 #[command(version)]

@@ -39,7 +39,7 @@ fn act(random: &mut Random, tensors: Population) -> Act {
         9..12 => Act::DropSeal { name, flight: random.chance(2) },
         12..14 => {
             let id = |random: &mut Random| random.below(tensors.ids) as u8;
-            let puts = (0..1 + random.below(3))
+            let puts = (0..=random.below(3))
                 .map(|_| (id(random), tensors.content(random), random.below(3) as u8));
             let puts = puts.collect();
             Act::PutAndSeal { name, puts, durable, flight: random.chance(2) }

@@ -83,6 +83,7 @@ enum Order {
 
 /// In which order a job goes through its files.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
 pub struct FileOrder {
     /// As chance has it.
     pub random: bool,

@@ -171,6 +171,17 @@ impl JobOptions {
         if self.verify && self.load.add < 0 {
             return wrong("verify does not go backwards: give rw an offset above 0, or none");
         }
+        self.check_zones()?;
+        self.check_pace()?;
+        if matches!(self.size, Some(Amount::Percent(_))) && self.filesize.is_some() {
+            return wrong("filesize and a size in percent both say how large files are: give one");
+        }
+        Ok(())
+    }
+
+    /// Whether what divides a file into zones goes together.
+    fn check_zones(&self) -> Result<(), BenchError> {
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.strided && (self.zonesize == 0 || self.load.random || self.load.add != 0) {
             return wrong(
                 "zonemode=strided needs zonesize, and a sequential load without an offset",
@@ -193,6 +204,12 @@ impl JobOptions {
         if self.zonerange > 0 && self.zonerange < self.zonesize {
             return wrong("zonerange is the whole zone, of which zonesize is a part");
         }
+        Ok(())
+    }
+
+    /// Whether what holds operations back goes together.
+    fn check_pace(&self) -> Result<(), BenchError> {
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.latency_target.is_some() == self.latency_window.is_zero() {
             return wrong(
                 "latency_target and latency_window go together: the window is how long each depth is tried",
@@ -205,9 +222,6 @@ impl JobOptions {
         }
         if self.poisson && !is_held_back {
             return wrong("rate_process=poisson needs rate or rate_iops");
-        }
-        if matches!(self.size, Some(Amount::Percent(_))) && self.filesize.is_some() {
-            return wrong("filesize and a size in percent both say how large files are: give one");
         }
         Ok(())
     }

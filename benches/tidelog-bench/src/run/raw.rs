@@ -336,9 +336,8 @@ impl RawJob {
             self.runs_down = in_flight > low && (self.runs_down || in_flight == self.flights.len());
         }
         let limit = self.depth.as_ref().filter(|_| phase == Phase::Load).map(Depth::limit);
-        !self.drains
-            && !(self.runs_down && phase == Phase::Load)
-            && limit.is_none_or(|limit| in_flight < limit)
+        let is_low = self.runs_down && phase == Phase::Load;
+        !(self.drains || is_low) && limit.is_none_or(|limit| in_flight < limit)
     }
 
     fn look_at_depth(&mut self, recorder: &mut Recorder, now: Instant) {

@@ -70,7 +70,7 @@ impl Runner<'_> {
         if self.is_down() {
             return Ok(());
         }
-        // What is planned would strike in the midst of what is compared.
+        // What is planned would come in the midst of what is compared.
         SimDisk::cut_power_at(&self.disks, NEVER, power_cut(Cut::Drop));
         let geometry = self.pool()?.description().geometry;
         // Where a copy may lack something already, the other one is all there is.
@@ -82,13 +82,11 @@ impl Runner<'_> {
         self.disks.iter().for_each(SimDisk::clear_faults);
         self.count_struck(Under::Rest);
         let done = if is_sound { self.do_harm(*harm, geometry, closed)? } else { None };
-        match done {
-            Some(done) => self.look_at_harm(&done, by_repair),
-            None => {
-                self.open()?;
-                self.check_everything()
-            }
+        if let Some(done) = done {
+            return self.look_at_harm(&done, by_repair);
         }
+        self.open()?;
+        self.check_everything()
     }
 
     /// Does it, where there is such a structure, and where what must come of it can be known.
@@ -196,7 +194,9 @@ impl Runner<'_> {
             harmed.iter().filter(|it| it.is_overlay()).for_each(|it| it.undo(&self.disks));
         } else {
             self.is_refused(&what)?;
-            harmed.iter().for_each(|it| it.undo(&self.disks));
+            for it in harmed {
+                it.undo(&self.disks);
+            }
             self.open().map_err(|why| format!("{why}, with the harm undone; {what}"))?;
             self.check_everything().map_err(|why| format!("{why}, undone; {what}"))?;
         }
@@ -316,7 +316,7 @@ fn tensor_and_byte(
     let (entry, ..) = all.get(usize::from(at[0]) % all.len().max(1))?;
     let pieces: Vec<_> = StripeMap::new(geometry).placements(&entry.runs, entry.length).collect();
     let piece = pieces[usize::from(at[1]) % pieces.len()];
-    let byte = u64::from(at[1]) * u64::from(piece.length) >> 16;
+    let byte = (u64::from(at[1]) * u64::from(piece.length)) >> 16;
     let offset = piece.device_offset + byte;
     Some((entry.id, Place { disk: piece.device.into(), offset, length: 1 }))
 }

@@ -75,8 +75,8 @@ impl Runner<'_> {
                     self.see_fault(struck_by(self.cut), Under::Open);
                     self.figures.crashes += 1;
                 }
-                // What a crash may have torn on one copy, and the other cannot be read: nobody knows
-                // whether it was whole.
+                // What a crash may have torn on one copy, and the other cannot be read: nobody
+                // knows whether it was whole.
                 Err(OpenError::Recovery { .. }) if !self.closed && self.read_again() => {
                     self.see_fault(FaultSeen::RefusedUnread, Under::Open);
                 }

@@ -115,12 +115,12 @@ fn dry_run(lost: &[LostShare]) -> CommandReport {
 fn lost_text(lost: &[LostShare]) -> String {
     let mut text = String::new();
     for LostShare { share, commits, tensors, damaged } in lost {
-        let (kept, last) = (commits.kept, commits.last);
+        let (from, to) = (commits.kept, commits.last);
         let _ = writeln!(text, "share {share}: {}", printable(&commits.why.to_string()));
         let _ = writeln!(
             text,
             "  lost: every commit after record {} of epoch {}, as far as is known up to record {} of epoch {}",
-            kept.sequence, kept.epoch, last.sequence, last.epoch
+            from.sequence, from.epoch, to.sequence, to.epoch
         );
         for change in &commits.changes {
             let _ = writeln!(text, "  lost: {}", printable(change));
