@@ -81,8 +81,7 @@ pub struct CallerBehaviour {
     pub host_memory: u64,
     /// Whether parts of storages may move.
     pub parts: bool,
-    /// Of 100 times that an op runs, or a request is being done, in how many another op runs
-    /// inside.
+    /// Of 100 times that an op runs, in how many another op runs inside.
     pub nested: u64,
 }
 
@@ -265,9 +264,7 @@ impl Framework {
                 TIDE_READY => return false,
                 error => panic!("next action: {error}: {}", last_error()),
             }
-            self.nested_op();
             let address = self.perform(&action);
-            self.nested_op();
             if !again || !self.choices.percent(self.manners.redelivered) {
                 let storage = self.storages.get(&action.storage);
                 break (address, raw(storage.and_then(|storage| storage.after.as_ref())));
@@ -393,8 +390,7 @@ impl Framework {
         true
     }
 
-    /// Runs an op in the middle of another, or of a request, as a signal handler or a finalizer
-    /// may.
+    /// Runs an op in the middle of another, as a signal handler or a finalizer may.
     fn nested_op(&mut self) {
         if self.depth == DEPTH_MAX || !self.choices.percent(self.manners.nested) {
             return;

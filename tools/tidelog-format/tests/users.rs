@@ -292,16 +292,16 @@ fn a_block_device_that_a_program_has_locked_is_refused_and_a_pool_on_it_not_open
         let guest = open();
         fcntl(&guest, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
         if pool_is_there {
-            shows_it_is_not_opened()
+            shows_it_is_not_opened();
         } else {
-            shows_it_is_refused()
+            shows_it_is_refused();
         }
         drop(guest);
         let guest = Flock::lock(open(), FlockArg::LockSharedNonblock).unwrap();
         if pool_is_there {
-            shows_it_is_not_opened()
+            shows_it_is_not_opened();
         } else {
-            shows_it_is_refused()
+            shows_it_is_refused();
         }
         drop(guest);
         if !pool_is_there {
