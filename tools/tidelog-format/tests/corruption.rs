@@ -118,7 +118,7 @@ impl Closed {
     /// Hits some blocks; returns what the files hold then.
     fn hit(&self, random: &mut Random) -> Vec<Vec<u8>> {
         let mut bytes = self.saved.clone();
-        for _ in 0..1 + random.below(3) {
+        for _ in 0..=random.below(3) {
             let device = random.below(bytes.len() as u64) as usize;
             let first = self.place(random) / BLOCK * BLOCK;
             let blocks = if random.chance(6) { 1 + random.below(8) } else { 1 };
@@ -268,7 +268,7 @@ fn campaign(devices: usize) {
     let count = std::env::var("TIDELOG_CORRUPTIONS").ok().and_then(|it| it.parse().ok());
     let pool = Closed::make(devices);
     let names: Vec<&str> = pool.names.iter().map(String::as_str).collect();
-    let (mut refused, mut recovered, mut named) = (0, 0, 0);
+    let (mut refused, mut recovered, mut told) = (0, 0, 0);
     for round in 0..count.unwrap_or(20) {
         let mut random = Random::new(round << 8 | devices as u64);
         let bytes = pool.hit(&mut random);
@@ -288,7 +288,7 @@ fn campaign(devices: usize) {
                 open.close().unwrap();
                 assert_eq!(unread, pool.contents_of(&lost), "{what}");
                 recovered += 1;
-                named += lost.len();
+                told += lost.len();
                 let ids: BTreeSet<String> =
                     lost.iter().map(|(_, id)| format!("{id:032x}")).collect();
                 let told = report["damage"].as_array().into_iter().flatten();
@@ -321,7 +321,7 @@ fn campaign(devices: usize) {
         pool.write(&pool.saved);
     }
     println!(
-        "{devices} device(s): {recovered} with everything that was not hit, {named} lost and named; {refused} refused"
+        "{devices} device(s): {recovered} with everything that was not hit, {told} lost and named; {refused} refused"
     );
     drop(pool.folder);
 }
