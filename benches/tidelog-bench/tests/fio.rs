@@ -293,8 +293,8 @@ fn visited(test: &str, words: &[&str], size: &str, count: u32) -> Option<[Vec<u6
     }
     Ran::of(&mut fio).expect(0);
     let blocks = |file: &str, separator: &str, field: usize| -> Vec<u64> {
-        let text = std::fs::read_to_string(file).unwrap();
-        let fields = text.lines().map(|line| line.split(separator).collect::<Vec<_>>());
+        let said = std::fs::read_to_string(file).unwrap();
+        let fields = said.lines().map(|line| line.split(separator).collect::<Vec<_>>());
         let is_read = |fields: &Vec<&str>| separator == ", " || fields.get(2) == Some(&"read");
         let offset = |fields: Vec<&str>| fields[field].parse::<u64>().unwrap() / 4096;
         fields.filter(is_read).map(offset).collect()
