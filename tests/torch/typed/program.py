@@ -38,6 +38,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         parts="whole",
         blocks=None,
         pool_size="1TiB",
+        sparse=True,
         staging=None,
         data_path="uring",
         buffered=False,
