@@ -127,18 +127,22 @@ impl LogCopies {
         self.format.take_out(blocks)
     }
 
-    /// The first place from `from` on at which a record that is `wanted` was begun. Where blocks
-    /// have no checksums it must be whole: any block may look like a head.
+    /// The first place from `from` on at which a record that is `wanted` was begun. Its first block
+    /// must be whole, or all of it where blocks have no checksums: bits of a record that stood
+    /// there before may have rotted into its numbers.
     pub(super) fn find(
         &mut self,
         from: usize,
         wanted: impl Fn(&RecordHead) -> bool,
     ) -> Option<(usize, RecordHead)> {
-        let plain = self.format == BlockFormat::Plain;
         (from..self.len()).step_by(BLOCK).find_map(|at| {
+            if self.format == BlockFormat::Checked {
+                let (_, head) = self.claims(at, &wanted).into_iter().next()?;
+                return Some((at, head));
+            }
             self.copies.iter_mut().find_map(|(_, image)| {
                 let head = image.claim(at).filter(|head| wanted(head))?;
-                (!plain || image.is_whole(at)).then_some((at, head))
+                image.is_whole(at).then_some((at, head))
             })
         })
     }

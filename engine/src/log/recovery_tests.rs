@@ -522,6 +522,28 @@ fn a_newer_record_in_the_log_that_holds_is_one_whose_checkpoint_is_lost() {
     assert!(matches!(share.recover(), Err(RecoveryError::CheckpointDamaged { epoch: 3 })));
 }
 
+#[test]
+fn rotten_bits_of_an_old_record_are_no_newer_one() {
+    for format in [BlockFormat::Plain, BlockFormat::Checked] {
+        let share = Share::with(8, format);
+        let LogPlace { pool, share: number, .. } = share.place;
+        let record = |sequence| {
+            let record = ChangeRecord { pool, share: number, epoch: 0, sequence, changes: vec![] };
+            format.lay_out(record.encode())
+        };
+        let bits_of_epoch = (0..64).map(|bit| (32 + bit / 8, 1 << (bit % 8)));
+        for (byte, mask) in bits_of_epoch {
+            for slot in 0..2 {
+                let mut rotten = record(9);
+                rotten[byte] ^= mask;
+                share.write_log(1, slot, 4, rotten);
+            }
+            let recovered = share.recover();
+            assert!(recovered.is_ok_and(|it| it.settled), "{format:?}, byte {byte}, mask {mask}");
+        }
+    }
+}
+
 /// A put of many, each in another place.
 fn spread(id: u128) -> Change {
     let Change::Put(mut entry) = put(id, id as u32 % 32) else { unreachable!("put() makes puts") };
