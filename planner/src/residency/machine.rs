@@ -36,6 +36,8 @@ pub struct Residency {
     pub(super) batches: u64,
     pub(super) op: CurrentOp,
     pub(super) pending: Pending,
+    /// The part of the budget that is others'.
+    pub(super) for_others: u64,
     /// How many ops were granted: the clock of least recent use.
     pub(super) grants: u64,
     pub(super) failure: Option<TransferFailure>,
@@ -63,6 +65,7 @@ impl Residency {
             batches: 1,
             op: CurrentOp::default(),
             pending: Pending::Nothing,
+            for_others: 0,
             grants: 0,
             failure: None,
             unwritable: Vec::new(),

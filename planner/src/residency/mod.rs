@@ -55,6 +55,7 @@ mod types;
 mod victims;
 
 pub use machine::Residency;
+pub use op::{Pending, Suspended};
 pub use refusal::{BudgetRefusal, CONTRIBUTORS_MAX, Contributor};
 pub use schedule::Schedule;
 pub use schedule_error::ScheduleError;

@@ -11,15 +11,29 @@ use super::types::{
     TransferFailure,
 };
 use crate::migration::{MigrationDirection, Target};
-use crate::units::OpIndex;
+use crate::units::{Bytes, OpIndex};
 
-/// What `resume` looks at again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pending {
+/// What [`Residency::resume`] looks at again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pending {
+    /// Nothing waits.
+    #[default]
     Nothing,
+    /// An op that wants to run.
     Op,
+    /// What is committed is to be within the budget.
     Settle,
+    /// A storage that the caller moves out.
     Evict(StorageId),
+}
+
+/// What was under way when ops began inside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Suspended {
+    /// What waited.
+    pub pending: Pending,
+    /// Room that an op which runs was granted for outputs that are not born yet.
+    pub reserve: Bytes,
 }
 
 /// The op that runs, or waits to run.
@@ -113,6 +127,38 @@ impl Residency {
     pub fn op_end(&mut self) {
         self.abandon();
         self.pump();
+    }
+
+    /// What is under way stops for now: other ops run inside it. What an op uses that runs is the
+    /// caller's to pin, and its room to keep by [`Self::keep_for_others`]. What waits is told anew
+    /// when those ops are over.
+    pub fn suspend(&mut self) -> Suspended {
+        let suspended = Suspended { pending: self.pending, reserve: Bytes(self.op.reserve) };
+        self.abandon();
+        suspended
+    }
+
+    /// The ops inside are over: one that runs has its room for outputs again.
+    pub fn go_on(&mut self, reserve: Bytes) {
+        self.abandon();
+        self.op.reserve = reserve.0;
+    }
+
+    /// So much of the budget is not for what begins from here on: others have it, or will.
+    pub fn keep_for_others(&mut self, bytes: Bytes) {
+        self.for_others = bytes.0;
+    }
+
+    /// The caller is in the middle of something with a storage's memory, or no longer: until then
+    /// nothing makes room by it. Unknown storages are passed over.
+    pub fn in_hand(&mut self, id: StorageId, is: bool) {
+        self.change(id, |storage| storage.in_hand = is);
+        self.offer(id);
+    }
+
+    /// What waits now.
+    pub fn pending(&self) -> Pending {
+        self.pending
     }
 
     /// Looks again at what waits, after completions were reported. `Ready` if nothing does.

@@ -14,9 +14,10 @@ impl Residency {
         self.config.budget
     }
 
-    /// The part of the budget that storages may take: all but staging.
+    /// The part of the budget that storages may take: all but staging, and what is others'.
     pub fn limit(&self) -> Bytes {
-        Bytes(self.config.budget.0.saturating_sub(self.config.staging.0))
+        let others = self.config.staging.0.saturating_add(self.for_others);
+        Bytes(self.config.budget.0.saturating_sub(others))
     }
 
     /// Memory that storages and transfers on them take now.

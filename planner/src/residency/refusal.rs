@@ -23,7 +23,7 @@ pub struct Contributor {
 pub struct BudgetRefusal {
     /// All memory there may be.
     pub budget: Bytes,
-    /// What must be there at once: the sum of the next six.
+    /// What must be there at once: the sum of the next seven.
     pub smallest_budget: Bytes,
     /// The staging ring.
     pub staging: Bytes,
@@ -37,6 +37,8 @@ pub struct BudgetRefusal {
     pub unwritable: Bytes,
     /// Storages that ops use which have ended, and may wait for this one: sends and receives.
     pub asynchronous: Bytes,
+    /// What is others': [`Residency::keep_for_others`](super::Residency::keep_for_others).
+    pub others: Bytes,
     /// The largest of these storages, largest first.
     pub largest: Vec<Contributor>,
 }
@@ -62,6 +64,9 @@ impl BudgetRefusal {
         }
         if self.asynchronous.0 > 0 {
             write!(out, ", {} in use by communication that may wait for it", self.asynchronous)?;
+        }
+        if self.others.0 > 0 {
+            write!(out, ", {} of an op around it", self.others)?;
         }
         write!(out, ", {} of staging", self.staging)?;
         for (index, contributor) in self.largest.iter().enumerate() {

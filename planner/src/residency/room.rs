@@ -210,13 +210,16 @@ impl Residency {
         largest.truncate(CONTRIBUTORS_MAX);
         Some(Box::new(BudgetRefusal {
             budget: self.config.budget,
-            smallest_budget: Bytes(needed.saturating_add(self.config.staging.0)),
+            smallest_budget: Bytes(
+                needed.saturating_add(self.config.staging.0).saturating_add(self.for_others),
+            ),
             staging: self.config.staging,
             uses: Bytes(uses),
             outputs: Bytes(outputs),
             unmovable: Bytes(self.sums.fixed - unwritable),
             unwritable: Bytes(unwritable),
             asynchronous: Bytes(asynchronous),
+            others: Bytes(self.for_others),
             largest,
         }))
     }

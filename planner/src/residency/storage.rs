@@ -64,6 +64,8 @@ pub(super) struct ResidentStorage {
     pub(super) async_use: bool,
     /// Its last write failed; not written again before a retry.
     pub(super) unwritable: bool,
+    /// The caller is in the middle of something with its memory: for now that goes nowhere.
+    pub(super) in_hand: bool,
     /// It died while a transfer was in flight; known until that completes.
     pub(super) dead: bool,
     /// The op that uses it, by serial number: protected while that is the current one.
@@ -117,6 +119,7 @@ impl ResidentStorage {
             pins: 0,
             async_use: false,
             unwritable: false,
+            in_hand: false,
             dead: false,
             used_by: 0,
             use_slot: 0,
@@ -132,7 +135,7 @@ impl ResidentStorage {
         let (has_memory, leaves) = match self.place {
             BytesPlace::Resident => (true, false),
             BytesPlace::Out => (false, false),
-            BytesPlace::Moving(flight) => (true, self.dead || flight.leaving),
+            BytesPlace::Moving(flight) => (true, (self.dead || flight.leaving) && !self.in_hand),
         };
         let count = |holds: bool| if holds { self.size } else { 0 };
         Sums {
@@ -174,7 +177,8 @@ impl ResidentStorage {
             BytesPlace::Out => false,
             BytesPlace::Moving(flight) => !flight.leaving,
         };
-        here && !self.dead && self.size > 0 && !self.stays() && !self.async_use
+        let is_free = !self.dead && !self.in_hand && !self.async_use;
+        here && is_free && self.size > 0 && !self.stays()
     }
 
     pub(super) fn state(&self) -> StorageState {

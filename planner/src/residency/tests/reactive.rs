@@ -423,3 +423,49 @@ fn a_birth_told_twice_is_one_birth() {
     assert_eq!(machine.committed(), Bytes(0));
     assert_eq!(machine.stats().bytes_never_written, Bytes(10));
 }
+
+#[test]
+fn what_is_suspended_is_told_and_what_others_have_is_not_given_away() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(begin(&mut machine, &[reads(0)], 10), OpProgress::Ready);
+    let (pending, reserve) = (Pending::Nothing, Bytes(10));
+    assert_eq!(machine.suspend(), Suspended { pending, reserve }, "the op has its room yet");
+    machine.pin(id(0));
+    machine.keep_for_others(reserve);
+    let OpProgress::Refused(refusal) = begin(&mut machine, &[reads(1)], 10) else {
+        panic!("the op around has that room");
+    };
+    assert_eq!((refusal.smallest_budget, refusal.others), (Bytes(47), Bytes(10)));
+    assert!(refusal.to_string().contains("of an op around it"), "{refusal}");
+    assert_eq!(begin(&mut machine, &[writes(1)], 0), OpProgress::Ready);
+    machine.keep_for_others(Bytes(0));
+    machine.go_on(reserve);
+    machine.born(id(2), Bytes(10), Attributes::default());
+    assert_eq!(machine.settle(), OpProgress::Ready);
+    machine.set_budget(Bytes(20));
+    assert_eq!(machine.settle(), OpProgress::Waiting);
+    assert_eq!(machine.suspend(), Suspended { pending: Pending::Settle, reserve: Bytes(0) });
+    assert_eq!((machine.pending(), machine.resume()), (Pending::Nothing, OpProgress::Ready));
+}
+
+#[test]
+fn what_the_caller_is_in_the_middle_of_makes_no_room() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
+    assert_eq!(actions(&mut machine), [evict(0, 0, CopyKind::Write)]);
+    machine.in_hand(id(0), true);
+    machine.in_hand(id(2), true);
+    machine.in_hand(id(7), true);
+    assert_eq!(begin(&mut machine, &[], 10), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [evict(1, 1, CopyKind::Write)], "the one that can leave now");
+    machine.completed(TransferId(1), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    machine.op_end();
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(1) }]);
+    machine.in_hand(id(0), false);
+    machine.in_hand(id(2), false);
+    assert_eq!(begin(&mut machine, &[], 30), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [evict(2, 2, CopyKind::Write)], "both leave as ever");
+}
