@@ -105,6 +105,12 @@ extern "C" {
 #define TIDE_READ_ONLY -14
 
 /**
+ * An op around this one has, or is in the middle of moving, what it needs: it can run when that
+ * has ended.
+ */
+#define TIDE_BUSY -15
+
+/**
  * "No storage" where an error is about none.
  */
 #define TIDE_NO_STORAGE UINT32_MAX
@@ -840,13 +846,23 @@ int32_t tide_session_op_end(uint64_t session);
  * Says how many ops are around those that begin from here on, for a caller that has code of others
  * run in the middle of an op or of a request (a signal handler, a finalizer), which runs ops
  * itself. One more than before: the next op is inside the one that was begun last, which stays as
- * it is, and what that uses stays where it is. One less: what was inside is over, and the op
- * around goes on; so does a wait for it, by `tide_session_resume`. A step that begins or ends has
- * none around it.
+ * it is. If that runs, what it uses stays where it is, and the room that it was granted stays its
+ * own; if it waits, that is interrupted. One less: what was inside is over, and what is around
+ * goes on. A wait for it (for an op, or after `tide_session_op_end`, `_settle`, `_evict` or
+ * `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer. A
+ * step that begins or ends has none around it.
  *
  * A request that was handed out is handed out again only where no more ops are around than there
- * were: inside of the op in which it was begun, others are. Where an op waits for what the caller
- * has begun around it, it is refused (`TIDE_INVALID_ARGUMENT`), and the op around goes on.
+ * were: inside of the op in which it was begun, others are. Until it is answered its storage is in
+ * the hands of the caller: it makes no room for ops inside, and what it is to give up counts. Its
+ * number is given to no other storage that is born inside.
+ *
+ * An op inside is refused with `TIDE_BUSY` where it cannot run before what is around has gone on:
+ * it uses what the caller is in the middle of moving, or needs room that this, or the op around,
+ * has. `tide_session_evict` returns the same where it would have to wait for that. Nothing of the
+ * op has happened then, and all else goes on; the op can run when the request was answered, or the
+ * op around has ended. One that does not fit beside what the op around uses exceeds the budget
+ * (`TIDE_BUDGET_EXCEEDED`).
  */
 int32_t tide_session_nest(uint64_t session, uint32_t depth);
 

@@ -33,6 +33,8 @@ pub(crate) enum FailureKind {
     Cancelled,
     /// The storages of one op exceed the budget.
     BudgetExceeded,
+    /// An op around this one is in the middle of moving what it needs.
+    Busy,
     /// The handle belongs to the parent of this forked process.
     Forked,
     /// No such handle.

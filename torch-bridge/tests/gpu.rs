@@ -53,6 +53,15 @@ fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
 }
 
 #[test]
+fn no_byte_of_a_storage_on_a_gpu_is_lost_when_ops_run_inside_ops_and_requests() {
+    for seed in 300..308 {
+        let host_memory = if seed % 4 < 2 { 0 } else { HOST_MEMORY };
+        let gds = seed % 2 == 1;
+        walk(seed, CallerBehaviour { gds, host_memory, nested: 15, ..CallerBehaviour::default() });
+    }
+}
+
+#[test]
 fn no_byte_is_lost_where_host_memory_takes_a_part() {
     for seed in 200..208 {
         let careless = CallerBehaviour {

@@ -81,7 +81,8 @@ pub struct CallerBehaviour {
     pub host_memory: u64,
     /// Whether parts of storages may move.
     pub parts: bool,
-    /// Of 100 times that an op runs, in how many another op runs inside.
+    /// Of 100 times that an op runs, or a request is being done, in how many another op runs
+    /// inside.
     pub nested: u64,
 }
 
@@ -103,6 +104,12 @@ pub struct Framework {
     parked_numbers: BTreeSet<u32>,
     /// How many ops and requests are around what is done now.
     depth: u32,
+    /// Bytes of outputs that ops around may make yet.
+    granted: Vec<usize>,
+    /// What the requests are about that it is in the middle of.
+    in_hand: Vec<u32>,
+    /// What ops around use.
+    used: Vec<u32>,
     births: Vec<tide_birth>,
     deaths: Vec<u32>,
     /// That of the pool, if it has one.
@@ -164,6 +171,9 @@ impl Framework {
             parked: Vec::new(),
             parked_numbers: BTreeSet::new(),
             depth: 0,
+            granted: Vec::new(),
+            in_hand: Vec::new(),
+            used: Vec::new(),
             births: Vec::new(),
             deaths: Vec::new(),
             _folder: folder,
@@ -185,14 +195,22 @@ impl Framework {
         if self.manners.parts { TIDE_PART_NUMBERS } else { 0 }
     }
 
+    fn is_free(&self, n: u32) -> bool {
+        !self.storages.contains_key(&n)
+            && !self.parked_numbers.contains(&n)
+            && !self.in_hand.contains(&n)
+            && !self.deaths.contains(&n)
+    }
+
     /// A number that no storage has.
     pub fn free_number(&self) -> u32 {
-        let taken = |n: &u32| {
-            self.storages.contains_key(n)
-                || self.parked_numbers.contains(n)
-                || self.deaths.contains(n)
-        };
-        (self.first_number()..u32::MAX).find(|number| !taken(number)).unwrap()
+        (self.first_number()..u32::MAX).find(|&number| self.is_free(number)).unwrap()
+    }
+
+    /// The same, not one that an op around is about to give.
+    fn free_number_inside(&self) -> u32 {
+        let first = self.first_number() + (self.depth << 10);
+        (first..u32::MAX).find(|&number| self.is_free(number)).unwrap()
     }
 
     /// A storage comes into being with some bytes in it, told at the next call.
@@ -264,7 +282,11 @@ impl Framework {
                 TIDE_READY => return false,
                 error => panic!("next action: {error}: {}", last_error()),
             }
+            self.in_hand.push(action.storage);
+            self.nested_op();
             let address = self.perform(&action);
+            self.nested_op();
+            self.in_hand.pop();
             if !again || !self.choices.percent(self.manners.redelivered) {
                 let storage = self.storages.get(&action.storage);
                 break (address, raw(storage.and_then(|storage| storage.after.as_ref())));
@@ -274,7 +296,7 @@ impl Framework {
         // What was begun around it is not to be reported here.
         if self.depth == 0 && self.choices.percent(self.manners.misreported) {
             let earlier = self.choices.percent(50);
-            let sequence = if earlier { action.sequence - 1 } else { action.sequence + 5 };
+            let sequence = if earlier { action.sequence - 1 } else { action.sequence + (1 << 40) };
             // SAFETY: the number is not the next one's: nothing is done with the address.
             let answer =
                 unsafe { tide_session_action_done(self.session, sequence, address, after) };
@@ -345,6 +367,19 @@ impl Framework {
         uses: &[(u32, bool)],
         outputs: &[(u32, usize)],
     ) -> bool {
+        let around = self.used.len();
+        self.used.extend(uses.iter().map(|&(number, _)| number));
+        let fitted = self.run_op((index, name, fingerprint), uses, outputs);
+        self.used.truncate(around);
+        fitted
+    }
+
+    fn run_op(
+        &mut self,
+        (index, name, fingerprint): (i64, &str, u64),
+        uses: &[(u32, bool)],
+        outputs: &[(u32, usize)],
+    ) -> bool {
         let status = self.begin_op((index, name, fingerprint), uses, outputs);
         match self.drive(status) {
             TIDE_READY => {}
@@ -353,7 +388,7 @@ impl Framework {
                 return false;
             }
             // It needs what the caller has begun to move around it.
-            TIDE_INVALID_ARGUMENT if self.depth > 0 => {
+            TIDE_BUSY if self.depth > 0 => {
                 assert!(last_error().contains("inside another op"), "{}", last_error());
                 return false;
             }
@@ -364,7 +399,11 @@ impl Framework {
             }
             status => panic!("op begin: {status}: {}", last_error()),
         }
+        let made: usize = outputs.iter().map(|&(_, size)| size).sum();
+        self.check_budget(made);
+        self.granted.push(made);
         self.nested_op();
+        self.granted.pop();
         for &(number, modifies) in uses {
             let seed = self.choices.content();
             let storage = self.storages.get_mut(&number).unwrap();
@@ -383,14 +422,14 @@ impl Framework {
         }
         self.sync();
         let status = self.drive(tide_session_op_end(self.session));
-        // What is around has memory yet that it is about to give up.
-        if status == TIDE_READY && self.depth == 0 {
-            self.check_budget();
+        if status == TIDE_READY {
+            self.check_budget(0);
         }
         true
     }
 
-    /// Runs an op in the middle of another, as a signal handler or a finalizer may.
+    /// Runs an op in the middle of another, or of a request, as a signal handler or a finalizer
+    /// may.
     fn nested_op(&mut self) {
         if self.depth == DEPTH_MAX || !self.choices.percent(self.manners.nested) {
             return;
@@ -402,13 +441,53 @@ impl Framework {
             uses.insert(number, self.choices.percent(50));
         }
         let uses: Vec<_> = uses.into_iter().collect();
+        self.inside(|framework| {
+            let size = (framework.choices.below(64 << 10) + 1) as usize;
+            let makes = framework.storages.len() < 100 && framework.choices.percent(30);
+            let makes = makes.then(|| (framework.free_number_inside(), size));
+            let index = i64::from(framework.depth) - 2;
+            framework.op((index, "nested", 0), &uses, makes.as_slice());
+            framework.death_inside();
+        });
+    }
+
+    /// A storage may die that no op around uses.
+    fn death_inside(&mut self) {
+        let mut numbers = self.numbers();
+        numbers.retain(|number| !self.used.contains(number));
+        if !numbers.is_empty() && self.choices.percent(20) {
+            let dies = numbers[self.choices.below(numbers.len() as u64) as usize];
+            self.kill(dies);
+            self.sync();
+        }
+    }
+
+    /// Does this inside the op, or the request, that it is in the middle of.
+    pub fn inside<T>(&mut self, does: impl FnOnce(&mut Self) -> T) -> T {
         self.depth += 1;
         let entered = tide_session_nest(self.session, self.depth);
         assert!(entered >= 0, "{}", last_error());
-        self.op((i64::from(self.depth) - 2, "nested", 0), &uses, &[]);
+        let done = does(self);
         self.depth -= 1;
         let left = tide_session_nest(self.session, self.depth);
-        assert!(left >= 0 || left == TIDE_BUDGET_EXCEEDED, "{}", last_error());
+        assert!(left >= 0, "{}", last_error());
+        done
+    }
+
+    /// Performs the next request, and does this in the middle of it.
+    pub fn perform_one_around<T>(&mut self, does: impl FnOnce(&mut Self) -> T) -> T {
+        let mut action = tide_action::default();
+        // SAFETY: one action of ours.
+        let next = unsafe { tide_session_next_action(self.session, &raw mut action) };
+        assert_eq!(next, TIDE_ACTION, "{}", last_error());
+        let done = self.inside(does);
+        let address = self.perform(&action);
+        // SAFETY: 0, or the address of the storage's memory, which stays until release or
+        // settlement.
+        let answer =
+            unsafe { tide_session_action_done(self.session, action.sequence, address, null_mut()) };
+        assert_eq!(answer, TIDE_READY, "{}", last_error());
+        done
     }
 
     /// Begins an op, and returns what the session said.
@@ -432,10 +511,11 @@ impl Framework {
         }
     }
 
-    /// Bytes in memory, which the budget allows.
-    fn check_budget(&self) {
+    /// Bytes in memory, and those to come, which the budget allows.
+    fn check_budget(&self, to_come: usize) {
         let held: usize = self.storages.values().map(FrameworkStorage::held).sum();
-        let taken = held as u64 + STAGING;
+        let granted: usize = self.granted.iter().sum();
+        let taken = (held + granted + to_come) as u64 + STAGING;
         assert!(taken <= self.budget, "{taken} bytes are taken of a budget of {}", self.budget);
     }
 

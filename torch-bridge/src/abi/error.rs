@@ -43,6 +43,9 @@ pub const TIDE_CHECKSUM: i32 = -12;
 pub const TIDE_CANCELLED: i32 = -13;
 /// The pool is open for reading only; nothing happened.
 pub const TIDE_READ_ONLY: i32 = -14;
+/// An op around this one has, or is in the middle of moving, what it needs: it can run when that
+/// has ended.
+pub const TIDE_BUSY: i32 = -15;
 
 /// "No storage" where an error is about none.
 pub const TIDE_NO_STORAGE: u32 = u32::MAX;
@@ -61,6 +64,7 @@ fn code_of(kind: FailureKind) -> i32 {
         FailureKind::Checksum => TIDE_CHECKSUM,
         FailureKind::Cancelled => TIDE_CANCELLED,
         FailureKind::BudgetExceeded => TIDE_BUDGET_EXCEEDED,
+        FailureKind::Busy => TIDE_BUSY,
         FailureKind::Forked => TIDE_FORKED,
         FailureKind::StaleHandle => TIDE_STALE_HANDLE,
         FailureKind::Internal => TIDE_PANICKED,

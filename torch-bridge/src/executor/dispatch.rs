@@ -1,6 +1,7 @@
 //! The executor: hands each event to the machine and to the rooms, in their order, and carries out
 //! what the machine decides.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,21 +9,21 @@ use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{
-    Attributes, EvictError, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin,
-    OpProgress, OpUse, ProtocolError, Residency, ResidencyAction, StorageId,
+    Attributes, BudgetRefusal, EvictError, FailureInfo, FetchUrgency as Wanted, MigrationOutcome,
+    OpBegin, OpProgress, OpUse, Pending, ProtocolError, Residency, ResidencyAction, StorageId,
     StorageState as Residence, TransferId,
 };
 use tidelog_planner::units::{Bytes, OpIndex};
 
 use super::history::History;
-use super::ops::{OpCall, Ops};
+use super::ops::{GoesOn, OpCall, Ops};
 use super::parts::{PART_NUMBERS, StorageParts};
 use super::planning::Planning;
 use super::storages::{STORAGES_MAX, StorageBirth, Storages};
 use super::transfer::{StorageTransfer, TransferDirection};
 use super::transfers::{BackingStore, QueuedRequest, TransferEnd, Transfers};
 use crate::error::{Failure, FailureKind};
-use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest};
+use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
 
 /// What the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub(super) struct Executor {
     pub(super) history: History,
     /// Parts that are to be out before an eviction that was asked for is through.
     evicting: Vec<StorageId>,
+    /// What the caller is in the middle of around the op that is begun, as the machine has it.
+    in_hand: Vec<StorageId>,
     /// Empty; kept for its memory.
     actions: Vec<ResidencyAction>,
     /// As `actions`.
@@ -63,6 +66,7 @@ impl Executor {
             planning,
             history: History::default(),
             evicting: Vec::new(),
+            in_hand: Vec::new(),
             actions: Vec::new(),
             uses: Vec::new(),
         }
@@ -92,6 +96,13 @@ impl Executor {
                 storage.0
             )));
         }
+        if self.ops.depth() > 0 && self.transfers.is_in_hand_around(storage.0) {
+            return Err(Failure::invalid(format!(
+                "storage number {} is that of one that died while the caller was in the middle of \
+                 what it is asked for: take another number",
+                storage.0
+            )));
+        }
         self.check_size(birth.size)?;
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let movable = birth.movable && birth.size > 0;
@@ -107,6 +118,7 @@ impl Executor {
         if self.storages.died(storage) {
             self.parts.of(storage).for_each(|part| self.ops.died(part));
             self.parts.died(&mut self.machine, storage);
+            self.transfers.died(storage.0);
             self.planning.died(storage);
         }
     }
@@ -123,8 +135,24 @@ impl Executor {
     }
 
     /// So many ops are around those that begin from here on. What was inside is over; the op that
-    /// was begun last goes on after those that begin inside it.
-    pub(super) fn nest(&mut self, depth: usize) -> Result<OpProgress, Failure> {
+    /// was begun last goes on after those that begin inside it. An error of what goes on by that
+    /// is for who waits for it, who looks again.
+    pub(super) fn nest(&mut self, depth: usize) -> Result<Readiness, Failure> {
+        self.caller_returns();
+        let mut progress = self.nest_ops(depth)?;
+        self.carry_out();
+        if matches!(progress, OpProgress::Refused(_) | OpProgress::Failed(_)) {
+            self.ops.hold(std::mem::replace(&mut progress, OpProgress::Waiting));
+        }
+        if self.transfers.next_request().is_some() {
+            self.history.requests_handed_out();
+            return Ok(Readiness::Requests);
+        }
+        let waits = matches!(progress, OpProgress::Waiting);
+        Ok(if waits { Readiness::Waiting } else { Readiness::Ready })
+    }
+
+    fn nest_ops(&mut self, depth: usize) -> Result<OpProgress, Failure> {
         let now = self.ops.depth();
         if depth > now + 1 {
             return Err(Failure::invalid(format!(
@@ -133,8 +161,9 @@ impl Executor {
         }
         self.transfers.nest(depth);
         if depth > now {
-            let parts = &self.parts;
-            self.ops.enter(&mut self.machine, |uses, into| parts.uses(uses, into));
+            let (parts, evicting) = (&self.parts, std::mem::take(&mut self.evicting));
+            self.ops.enter(&mut self.machine, evicting, |uses, into| parts.uses(uses, into));
+            self.depth_changed();
             return Ok(OpProgress::Ready);
         }
         if depth == now {
@@ -142,20 +171,53 @@ impl Executor {
         }
         self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
-        self.machine.op_end();
-        let mut waits = false;
+        let mut goes_on = GoesOn::Nothing;
         while self.ops.depth() > depth {
-            waits = self.ops.leave(&mut self.machine);
+            goes_on = self.ops.leave(&mut self.machine);
         }
-        Ok(if waits { self.op_waits_again() } else { OpProgress::Ready })
+        self.depth_changed();
+        Ok(match goes_on {
+            GoesOn::Nothing => OpProgress::Ready,
+            GoesOn::Held => OpProgress::Waiting,
+            // In the plan's time, and in the step, it has begun.
+            GoesOn::Op => self.op_begins_in_machine(None),
+            GoesOn::Settle => self.machine.settle(),
+            GoesOn::Evict(storages) => {
+                self.evicting = storages;
+                self.evict_rest()
+            }
+        })
     }
 
-    /// The op that is begun waited for what it uses when another began inside it. In the plan's
-    /// time, and in the step, it has begun.
-    fn op_waits_again(&mut self) -> OpProgress {
-        let progress = self.op_begins_in_machine(None);
-        self.ops.unpin(&mut self.machine);
-        progress
+    /// What the caller is in the middle of now is what it is until the depth changes again.
+    fn depth_changed(&mut self) {
+        for storage in self.in_hand.drain(..) {
+            self.machine.in_hand(storage, false);
+        }
+        let in_hand = self.transfers.in_hand_around().map(StorageId);
+        self.in_hand.extend(in_hand.flat_map(|storage| self.parts.of(storage)));
+        for &storage in &self.in_hand {
+            self.machine.in_hand(storage, true);
+        }
+        self.keep_for_ops_around();
+    }
+
+    /// What ops around have of the budget is not for those inside: room for outputs that they were
+    /// granted, and memory that counts as given up, but that the caller was about to free when the
+    /// op inside began.
+    fn keep_for_ops_around(&mut self) {
+        if self.ops.depth() == 0 {
+            return self.machine.keep_for_others(Bytes(0));
+        }
+        let is_out = |of: RequestedBytes| {
+            let mut parts = self.parts.of(StorageId(of.storage));
+            let id = parts.find(|&part| self.parts.requested(part) == of);
+            id.and_then(|id| self.machine.state(id)) == Some(Residence::Evicted)
+        };
+        // One that was given up, wanted back and given up again is there once.
+        let kept: BTreeMap<_, _> = self.transfers.kept_around().filter(|it| is_out(it.0)).collect();
+        let room = self.ops.room_around() + kept.values().sum::<u64>();
+        self.machine.keep_for_others(Bytes(room));
     }
 
     pub(super) fn step_begins(&mut self) -> OpProgress {
@@ -178,6 +240,8 @@ impl Executor {
             self.ops.leave(&mut self.machine);
         }
         self.ops.unpin(&mut self.machine);
+        self.ops.take_held();
+        self.depth_changed();
     }
 
     pub(super) fn step_ends(&mut self, complete: bool) -> OpProgress {
@@ -216,6 +280,7 @@ impl Executor {
 
     pub(super) fn op_ends(&mut self) -> OpProgress {
         let now = Instant::now();
+        self.ops.take_held();
         if self.ops.depth() == 0 {
             self.planning.op_ends(now);
         }
@@ -225,6 +290,11 @@ impl Executor {
         self.ops.unpin(&mut self.machine);
         self.machine.op_end();
         self.parts.cut_waiting(&mut self.machine);
+        self.machine.settle()
+    }
+
+    pub(super) fn settle(&mut self) -> OpProgress {
+        self.ops.take_held();
         self.machine.settle()
     }
 
@@ -253,6 +323,7 @@ impl Executor {
     /// Moves one storage out: all of its parts.
     pub(super) fn evict(&mut self, storage: StorageId) -> Result<OpProgress, EvictError> {
         self.evicting.clear();
+        self.ops.take_held();
         // All begin to leave; whether they are out is looked at one after the other.
         for part in self.parts.of(storage) {
             let _ = self.machine.evict(part)?;
@@ -304,6 +375,7 @@ impl Executor {
         event: impl FnOnce(&mut Self) -> OpProgress,
     ) -> Result<Readiness, Failure> {
         self.caller_returns();
+        self.keep_for_ops_around();
         let progress = event(self);
         self.carry_out();
         if self.transfers.next_request().is_some() {
@@ -344,18 +416,27 @@ impl Executor {
                 self.ops.runs(now);
                 Ok(Readiness::Ready)
             }
+            OpProgress::Waiting if self.transfers.wait_for_op_around() => {
+                // An op that has ended is not refused: the budget holds once the op around has.
+                let settles = self.machine.pending() == Pending::Settle;
+                if settles { Ok(Readiness::Ready) } else { Err(self.in_the_middle()) }
+            }
             OpProgress::Waiting
                 if self.transfers.is_empty() && self.machine.async_used() == Bytes(0) =>
             {
                 Err(Failure::internal("the op waits, but nothing is in flight"))
             }
-            OpProgress::Waiting if self.transfers.wait_for_op_around() => Err(self.in_the_middle()),
             OpProgress::Waiting => Ok(Readiness::Waiting),
+            OpProgress::Refused(refusal) if fits_but_for_others(&refusal) => {
+                Err(self.in_the_middle())
+            }
             OpProgress::Refused(refusal) => {
+                self.ops.gives_up();
                 let name = |storage| self.storages.text(self.parts.whole(storage));
                 Err(self.ops.too_large(&refusal, name))
             }
             OpProgress::Failed(failure) => {
+                self.ops.gives_up();
                 let not_accepted = self.transfers.take_not_accepted(failure.storage);
                 let kind = if not_accepted { FailureKind::Pool } else { FailureKind::Transfer };
                 let storage = self.parts.whole(failure.storage);
@@ -374,12 +455,20 @@ impl Executor {
     /// The error of an op that needs what the caller is in the middle of around it. The op around
     /// goes on once this one has ended, and this one could once the other has done what it was
     /// asked for. So this one ends, and by that neither waits for good.
-    fn in_the_middle(&self) -> Failure {
+    fn in_the_middle(&mut self) -> Failure {
         let name = self.ops.last().map_or("an access", |(name, _)| name);
-        Failure::invalid(format!(
-            "{name} is inside another op, which is in the middle of moving what it needs: let it run \
-             when that has ended"
-        ))
+        let failure = Failure::new(
+            FailureKind::Busy,
+            format!(
+                "{name} is inside another op, which has or is in the middle of moving what it \
+                 needs: let it run when that has ended"
+            ),
+        );
+        self.ops.gives_up();
+        self.evicting.clear();
+        self.machine.op_end();
+        self.carry_out();
+        failure
     }
 
     /// Carries out the machine's actions until it has none left.
@@ -537,6 +626,11 @@ impl Executor {
         let moving = self.transfers.moving();
         self.history.sample(now, committed.saturating_sub(moving), moving, wanted);
     }
+}
+
+/// Whether it would be granted if it were not for what ops around it have.
+fn fits_but_for_others(refusal: &BudgetRefusal) -> bool {
+    refusal.smallest_budget.0 - refusal.others.0 <= refusal.budget.0
 }
 
 fn ending_of(outcome: &MigrationOutcome) -> Ending {

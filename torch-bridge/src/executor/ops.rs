@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use tidelog_planner::residency::{BudgetRefusal, OpProgress, OpUse, Residency, StorageId};
+use tidelog_planner::residency::{
+    BudgetRefusal, OpProgress, OpUse, Pending, Residency, StorageId, Suspended,
+};
 use tidelog_planner::units::Bytes;
 
 use crate::error::{Failure, FailureKind};
@@ -33,6 +35,26 @@ struct Op {
     running_since: Option<Instant>,
     /// What of it is pinned since another op began inside it.
     pinned: Vec<StorageId>,
+    /// What the machine was at when another op began inside it.
+    suspended: Suspended,
+    /// What was to be moved out then.
+    evicting: Vec<StorageId>,
+    /// An error of the machine that waits until the caller's requests are done.
+    held: Option<OpProgress>,
+}
+
+/// What goes on where the ops inside are over.
+pub(super) enum GoesOn {
+    /// The op around runs, or nothing was under way.
+    Nothing,
+    /// An error that the caller has not heard yet.
+    Held,
+    /// The op around waits to run.
+    Op,
+    /// The budget is to hold.
+    Settle,
+    /// These are to be out.
+    Evict(Vec<StorageId>),
 }
 
 /// The op that was begun last, and those around it.
@@ -43,8 +65,13 @@ pub(super) struct Ops {
     around: Vec<Op>,
     /// Pinned until the next op, because the caller could not let them go.
     declined: Vec<StorageId>,
-    /// An error of the machine that waits until the caller's requests are done.
-    held: Option<OpProgress>,
+}
+
+impl Op {
+    /// Whether the caller has heard that it may run, and has not ended it.
+    fn runs(&self) -> bool {
+        self.open && self.running_since.is_some()
+    }
 }
 
 impl Ops {
@@ -58,7 +85,7 @@ impl Ops {
         current.needs = op.needs;
         current.open = true;
         current.running_since = None;
-        self.held = None;
+        current.held = None;
     }
 
     /// What the op uses.
@@ -83,6 +110,11 @@ impl Ops {
         let Op { name, index, open, running_since, .. } = &mut self.current;
         *open = false;
         running_since.take().map(|since| ((name.as_str(), *index), since))
+    }
+
+    /// The op was refused, or has failed, before it ran.
+    pub(super) fn gives_up(&mut self) {
+        self.current.open = self.current.runs();
     }
 
     /// A step begins: no op of it has.
@@ -113,15 +145,18 @@ impl Ops {
         self.around.len()
     }
 
-    /// What begins from here on is inside the op that was begun last. That stays as it is, and what
-    /// it uses, which these are to the machine, stays where it is.
+    /// What begins from here on is inside the op that was begun last. If that runs, what it uses,
+    /// which these are to the machine, stays where it is. What waits goes on later.
     pub(super) fn enter(
         &mut self,
         machine: &mut Residency,
+        evicting: Vec<StorageId>,
         uses: impl FnOnce(&[OpUse], &mut Vec<OpUse>),
     ) {
         let mut outer = std::mem::take(&mut self.current);
-        if outer.open {
+        outer.suspended = machine.suspend();
+        outer.evicting = evicting;
+        if outer.runs() {
             let mut to_pin = Vec::new();
             uses(&outer.uses, &mut to_pin);
             for one in to_pin {
@@ -132,11 +167,35 @@ impl Ops {
         self.around.push(outer);
     }
 
-    /// What was inside the op around is over. Returns whether that waits to run.
-    pub(super) fn leave(&mut self, machine: &mut Residency) -> bool {
+    /// What was inside the op around is over. Returns what goes on by that.
+    pub(super) fn leave(&mut self, machine: &mut Residency) -> GoesOn {
         self.unpin(machine);
         self.current = self.around.pop().unwrap_or_default();
-        self.current.open && self.current.running_since.is_none()
+        let Op { suspended, evicting, .. } = &mut self.current;
+        let (suspended, mut evicting) = (std::mem::take(suspended), std::mem::take(evicting));
+        let runs = self.current.runs();
+        machine.go_on(if runs { suspended.reserve } else { Bytes(0) });
+        if self.current.held.is_some() {
+            return GoesOn::Held;
+        }
+        if self.current.open && !runs {
+            // Also where the machine had granted it: others may have used that room.
+            return GoesOn::Op;
+        }
+        match suspended.pending {
+            Pending::Nothing | Pending::Op if evicting.is_empty() => GoesOn::Nothing,
+            Pending::Nothing | Pending::Op => GoesOn::Evict(evicting),
+            Pending::Settle => GoesOn::Settle,
+            Pending::Evict(storage) => {
+                evicting.push(storage);
+                GoesOn::Evict(evicting)
+            }
+        }
+    }
+
+    /// Room that the ops around were granted for outputs that are not born yet.
+    pub(super) fn room_around(&self) -> u64 {
+        self.around.iter().filter(|op| op.runs()).map(|op| op.suspended.reserve.0).sum()
     }
 
     /// What the op uses is held by the machine alone, or the op is over.
@@ -148,11 +207,11 @@ impl Ops {
 
     /// Keeps an error until the caller's requests are done.
     pub(super) fn hold(&mut self, error: OpProgress) {
-        self.held = Some(error);
+        self.current.held = Some(error);
     }
 
     pub(super) fn take_held(&mut self) -> Option<OpProgress> {
-        self.held.take()
+        self.current.held.take()
     }
 
     /// The caller could not let the storage go: it stays, until the next op at least. Asked again
@@ -173,6 +232,7 @@ impl Ops {
         self.declined.retain(|&each| each != storage);
         for op in self.around.iter_mut().chain([&mut self.current]) {
             op.pinned.retain(|&each| each != storage);
+            op.evicting.retain(|&each| each != storage);
         }
     }
 
@@ -187,13 +247,17 @@ impl Ops {
             Bytes(0) => String::new(),
             bytes => format!("{bytes} in use by communication that may wait for it, "),
         };
+        let others = match refusal.others {
+            Bytes(0) => String::new(),
+            bytes => format!("{bytes} of an op around it, "),
+        };
         let largest: Vec<String> =
             refusal.largest.iter().map(|part| named(part.size, part.storage)).collect();
         Failure::new(
             FailureKind::BudgetExceeded,
             format!(
                 "{} does not fit the budget: {} must be in memory at once, but the budget is {}: \
-                 {} that it uses, {} of outputs, {} pinned or not movable, {}{} of staging; \
+                 {} that it uses, {} of outputs, {} pinned or not movable, {}{}{} of staging; \
                  the largest: {}. The smallest budget that would do is {} bytes: raise memory= to it, \
                  or make the op smaller (a smaller batch, fewer tensors at once)",
                 self.current.name,
@@ -203,6 +267,7 @@ impl Ops {
                 refusal.outputs,
                 refusal.unmovable,
                 asynchronous,
+                others,
                 refusal.staging,
                 largest.join(", "),
                 refusal.smallest_budget.0,

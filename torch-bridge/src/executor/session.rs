@@ -284,7 +284,7 @@ impl Session {
     }
 
     pub(crate) fn settle(&self) -> Result<Readiness, Failure> {
-        self.lock().advance(|executor| executor.machine.settle())
+        self.lock().advance(Executor::settle)
     }
 
     pub(crate) fn resume(&self) -> Result<Readiness, Failure> {
@@ -306,14 +306,7 @@ impl Session {
 
     /// So many ops are around those that begin from here on.
     pub(crate) fn nest(&self, depth: u32) -> Result<Readiness, Failure> {
-        let mut refused = None;
-        let readiness = self.lock().advance(|executor| {
-            executor.nest(depth as usize).unwrap_or_else(|error| {
-                refused = Some(error);
-                OpProgress::Ready
-            })
-        });
-        refused.map_or(readiness, Err)
+        self.lock().nest(depth as usize)
     }
 
     pub(crate) fn next_request(&self) -> Option<MemoryRequest> {

@@ -64,7 +64,7 @@ pub(crate) enum PartState {
 }
 
 /// What a request is about: a storage, or a part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestedBytes {
     /// The caller's number of the storage.
     pub(crate) storage: u32,

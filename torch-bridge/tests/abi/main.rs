@@ -5,6 +5,7 @@ mod arguments;
 mod drift;
 mod errors;
 mod memory;
+mod nested;
 mod parts;
 mod pools;
 mod session;

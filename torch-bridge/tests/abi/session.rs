@@ -46,7 +46,7 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
 }
 
 #[test]
-fn no_byte_is_lost_when_ops_run_inside_ops() {
+fn no_byte_is_lost_when_ops_run_inside_ops_and_requests() {
     for seed in 200..224 {
         let careless = seed % 2 * 10;
         walk(

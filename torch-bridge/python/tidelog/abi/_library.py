@@ -37,6 +37,7 @@ class Status(IntEnum):
     CHECKSUM = -12
     CANCELLED = -13
     READ_ONLY = -14
+    BUSY = -15
 
 
 NO_STORAGE = 0xFFFFFFFF  # what an error is about, where it is about no storage

@@ -111,11 +111,41 @@ impl Transfers {
         if self.depth == 0 {
             return requests.next();
         }
-        let is_begun = |storage| {
-            let mut others = self.requests.iter().map(|queued| queued.request);
-            others.any(|other| other.of.storage == storage && self.is_begun_around(other.sequence))
+        requests.find(|request| !self.is_in_hand_around(request.of.storage))
+    }
+
+    /// Whether the caller has begun to do what a request asks for that is about this storage, or a
+    /// part of it, before the op that is begun.
+    pub(super) fn is_in_hand_around(&self, storage: u32) -> bool {
+        let mut requests = self.requests.iter().map(|queued| queued.request);
+        requests.any(|it| it.of.storage == storage && self.is_begun_around(it.sequence))
+    }
+
+    /// A storage is gone, and its memory with it. Another may be born under its number: nothing is
+    /// asked for that any more was meant for this one. What is in hand around is answered yet.
+    pub(super) fn died(&mut self, storage: u32) {
+        let of_it = |queued: &QueuedRequest| {
+            queued.transfer.is_none() && queued.request.of.storage == storage
         };
-        requests.find(|request| !is_begun(request.of.storage))
+        if self.requests.iter().any(of_it) && !self.is_in_hand_around(storage) {
+            self.requests.retain(|queued| !of_it(queued));
+        }
+    }
+
+    /// The storages that requests are about which the caller has begun to do before the op that is
+    /// begun.
+    pub(super) fn in_hand_around(&self) -> impl Iterator<Item = u32> + '_ {
+        let requests = self.requests.iter().map(|queued| queued.request);
+        requests.filter(|it| self.is_begun_around(it.sequence)).map(|it| it.of.storage)
+    }
+
+    /// What the caller is to give up, with its size, but cannot before the op around goes on.
+    pub(super) fn kept_around(&self) -> impl Iterator<Item = (RequestedBytes, u64)> + '_ {
+        let requests = self.requests.iter().map(|queued| queued.request);
+        let kept = requests.filter(|request| {
+            request.action == MemoryAction::Release && self.is_in_hand_around(request.of.storage)
+        });
+        kept.map(|request| (request.of, request.size))
     }
 
     /// The same, for the caller to begin.
@@ -166,7 +196,7 @@ impl Transfers {
     /// the op that waits.
     pub(super) fn wait_for_op_around(&self) -> bool {
         self.depth > 0
-            && !self.in_flight.is_empty()
+            && self.in_hand_around().next().is_some()
             && self.in_flight.values().all(|in_flight| in_flight.ticket.is_none())
     }
 
