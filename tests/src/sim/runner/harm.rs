@@ -43,6 +43,11 @@ impl Harmed {
         matches!(self.how, How::Rot(_) | How::Unreadable)
     }
 
+    /// Whether nothing can be read there but zeroes.
+    fn is_blank(&self) -> bool {
+        matches!(self.how, How::Zeroes | How::Unreadable)
+    }
+
     /// As it was before, whatever was written since.
     fn undo(&self, disks: &[SimDisk]) {
         let (disk, block) = (&disks[self.place.disk], self.place.block());
@@ -250,14 +255,14 @@ impl Runner<'_> {
             )
         };
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
-        let blank = harmed.iter().any(|it| it.how == How::Zeroes);
+        let blank = harmed.iter().any(Harmed::is_blank);
         let others = count(&|it| !matches!(it, Damage::Tensor(_)));
         let found = match harm.part {
             Part::FirstSuperblock => is_of('A') > 0,
             Part::SecondSuperblock => is_of('B') > 0,
             Part::Tensor => tensor.is_some_and(|id| report.damaged_tensors().any(|it| it.id == id)),
             _ if !*closed => true,
-            Part::Holder => (!unreadable && !blank) || self.disks.len() == 1 || others > 0,
+            Part::Holder => !blank || self.disks.len() == 1 || others > 0,
             Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match done.must() {
                 Must::Open => count(&|it| matches!(it, Damage::IndexCopy { .. })) >= harmed.len(),
                 Must::BeRefused => count(&|it| matches!(it, Damage::Index { .. })) > 0,
@@ -364,7 +369,10 @@ impl Done {
                 Must::Open
             }
             // Of a disk without a copy of the index nothing says then that it is no older copy.
-            Part::Holder if harmed.iter().any(|it| it.place.disk > 1) => Must::BeSound,
+            Part::Holder if harmed.iter().any(|it| it.place.disk > 1 && it.is_blank()) => {
+                Must::BeRefused
+            }
+            Part::Holder => Must::Open,
             Part::Record | Part::LastRecord if *in_all && *closed => Must::BeRefused,
             // The checkpoint before it may say the same.
             Part::Checkpoint | Part::Grown if *in_all => Must::BeSound,
