@@ -20,7 +20,7 @@ use crate::layout::{
 };
 use crate::log::{ChangeLog, LogMedia, LogPlace};
 use crate::path::device::blank::first_byte_set;
-use crate::path::{DeviceSpec, MemberSource, OpenMode};
+use crate::path::{DeviceSpec, FillProgress, MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -33,6 +33,15 @@ const DISCARD_BYTES: u64 = 1 << 30;
 /// How far formatting is with what takes its time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FormatProgress {
+    /// Zeroes that are stored in a file whose file system cannot reserve space.
+    Filling {
+        /// The device.
+        device: String,
+        /// Bytes of it that are done.
+        done: ByteCount,
+        /// Its size.
+        total: ByteCount,
+    },
     /// The deallocation of a whole device.
     Deallocating {
         /// The device.
@@ -115,11 +124,15 @@ fn format<Source: MemberSource>(
     for (place, ((source, member), size)) in
         sources.iter().zip(members).zip(sizes.iter().copied()).enumerate()
     {
+        let fill: FillProgress<'_> = &mut |done| {
+            let device = source.name(place);
+            progress(FormatProgress::Filling { device, done, total: size });
+        };
         complete.push(if let Some(mut member) = member {
-            member.grow(size, options.sparse)?;
+            member.grow(size, options.sparse, fill)?;
             member
         } else {
-            source.create(size, options.sparse, access.mode)?;
+            source.create(size, options.sparse, access.mode, fill)?;
             created.0.push(source);
             Member::open(source, place, &access)?
         });
