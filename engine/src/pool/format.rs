@@ -413,17 +413,22 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
         let place = place.ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
-    // What they lead to is there before them. Each takes the place of its device's mark.
-    devices.clone().try_for_each(|device| media.flush(device))?;
+    let flush = || devices.clone().try_for_each(|device| media.flush(device));
+    let of_device = |device: u8| Superblock { device: device.into(), ..*superblock }.encode();
+    // What they lead to is there before them.
+    flush()?;
     for (device, member) in devices.clone().zip(&members.0) {
-        let superblock = Superblock { device: device.into(), ..*superblock };
         if member.is_block_device() {
             media.write(device, 0, protective_mbr(member.size().0))?;
         }
-        media.write(device, geometry.second_superblock_offset(), superblock.encode())?;
-        media.write(device, SUPERBLOCK_OFFSET, superblock.encode())?;
+        media.write(device, geometry.second_superblock_offset(), of_device(device))?;
     }
-    devices.into_iter().try_for_each(|device| media.flush(device))?;
+    // A first one takes the place of its device's mark. Where it is torn the second one is whole.
+    flush()?;
+    for device in devices.clone() {
+        media.write(device, SUPERBLOCK_OFFSET, of_device(device))?;
+    }
+    flush()?;
     Ok(())
 }
 
