@@ -143,8 +143,8 @@ pub trait MemberDevice: Any + Send {
         true
     }
 
-    /// Makes a regular file at least this long, and reserves it unless it is to be sparse. Tells how
-    /// many zeroes are stored, where it needs zeroes.
+    /// Makes a regular file at least this long, and reserves it unless it is to be sparse. Tells
+    /// how many zeroes are stored, where it needs zeroes.
     ///
     /// # Errors
     /// Why not.

@@ -1,4 +1,5 @@
-//! Which tensor lies where, as a reverse map: the runs of all that can be read, by segment and first block.
+//! Which tensor lies where, as a reverse map: the runs of all that can be read, by segment and
+//! first block.
 //!
 //! A segment fills from front to back and what lies in it goes in whatever order, so each has a
 //! sorted list, at whose end nearly all is added. A list whose last run went serves for another
