@@ -2,8 +2,8 @@
 # Plants one bug after the other into a copy of the source, and lets a test look for it:
 #   tests/planted/*.patch        the simulation must find each within 500 seeds (SEEDS)
 #   tests/planted/loom/*.patch   a loom model of the ticket protocol must find each
-# tests/planted.sh [sim|loom|check] [NAME]...: those of one kind, or all, or of one kind those of these names; check only
-# sees whether the patches apply. Ends with 1 where one is not found, or where a patch does not apply any more.
+# tests/planted.sh [sim|loom|check] [NAME]...: those of one kind, or all, or of one kind those of these names; check
+# only sees whether the patches apply. Ends with 1 where one is not found, or where a patch does not apply any more.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
