@@ -111,6 +111,10 @@ pub enum SuperblockError {
     /// It does not start as a superblock does.
     #[error("no Tidelog superblock stands here")]
     Absent,
+    /// The mark of a format stands in the place of the first one, and nothing whole in that of the
+    /// second.
+    #[error("a format of it was interrupted; format it again")]
+    Unfinished,
     /// It starts like one, but its checksum does not match.
     #[error("the superblock is damaged: checksum {found:#010x}, expected {expected:#010x}")]
     Checksum {
@@ -147,6 +151,25 @@ pub enum SuperblockError {
         /// Devices in its pool.
         devices: u32,
     },
+}
+
+/// Whether a sector behind the first one of a superblock may have this: rows of shares, each of
+/// which begins where the one before ends, and zeroes behind them.
+pub(super) fn is_part_of_share_table(sector: &[u8]) -> bool {
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let is_blank = |row: &ShareOnMedia| is_zero(bytemuck::bytes_of(row));
+    let rows = sector.chunks_exact(size_of::<ShareOnMedia>()).map(bytemuck::pod_read_unaligned);
+    let rows: Vec<ShareOnMedia> = rows.collect();
+    let (rows, rest) = rows.split_at(rows.iter().position(is_blank).unwrap_or(rows.len()));
+    let follows = |pair: &[ShareOnMedia]| {
+        let [one, next] = [pair[0], pair[1]];
+        let end = one.metadata_offset.get().wrapping_add(one.metadata_bytes.get());
+        let segment = one.first_segment.get().wrapping_add(one.segments.get());
+        (next.metadata_offset.get(), next.first_segment.get()) == (end, segment)
+    };
+    rest.iter().all(is_blank)
+        && rows.iter().all(|row| is_zero(&row.reserved))
+        && rows.windows(2).all(follows)
 }
 
 impl SuperblockError {

@@ -49,24 +49,43 @@ impl UnfinishedFormat {
         bytemuck::bytes_of(&block).to_vec()
     }
 
-    /// Reads a block; `None` if no such mark stands there, or one that is damaged.
+    /// Reads a block; `None` if no such mark stands there, or one that is damaged. The superblock
+    /// that takes its place may have been torn: the mark is all in the first sector.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut block: UnfinishedOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        if bytes.chunks(SECTOR_BYTES).skip(1).all(superblock::is_part_of_share_table) {
+            block.reserved[SECTOR_BYTES - 32..].fill(0);
+        }
         let expected = std::mem::replace(&mut block.checksum, 0.into());
         let found = checksum_of(&[bytemuck::bytes_of(&block)]);
         (block.magic == MAGIC && expected.get() == found).then(|| Self { pool: block.pool.get() })
     }
 
     /// Whether an interrupted format may have left this block: of whole sectors of a calibration,
-    /// or one of a pool's structures that holds nothing yet.
+    /// or one of a pool's structures that holds nothing yet, or what a device wrote of that which
+    /// loses its power: any of its sectors.
     pub fn may_have_left(block: &[u8]) -> bool {
-        let is_measured = |sector: &[u8]| {
-            sector.starts_with(&CALIBRATION_MARK) || sector.iter().all(|byte| *byte == 0)
+        let is_measured = |sector: &[u8]| sector.starts_with(&CALIBRATION_MARK) || is_zero(sector);
+        let is_torn = |mut sectors: std::slice::Chunks<'_, u8>| {
+            sectors.next().is_some_and(is_zero)
+                && (sectors.clone().all(superblock::is_part_of_share_table)
+                    || sectors.next_back().is_some_and(ends_as_a_block_does)
+                        && sectors.all(is_zero))
         };
         block.chunks(SECTOR_BYTES).all(is_measured)
+            || is_torn(block.chunks(SECTOR_BYTES))
             || is_protective_mbr(block)
             || [MAGIC, superblock::MAGIC, checkpoint::MAGIC].iter().any(|it| block.starts_with(it))
     }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Whether a sector has nothing but the checksum that blocks of checkpoints end with.
+fn ends_as_a_block_does(sector: &[u8]) -> bool {
+    sector.split_last_chunk::<4>().is_some_and(|(content, _)| is_zero(content))
 }
 
 #[cfg(test)]
@@ -79,7 +98,7 @@ mod tests {
         let mark = UnfinishedFormat { pool: 0xABCD };
         let block = mark.encode();
         assert_eq!(UnfinishedFormat::decode(&block), Some(mark));
-        for byte in [0, 7, 9, 16, 31, 4095] {
+        for byte in [0, 7, 9, 16, 31, 511, 4095] {
             let mut bad = block.clone();
             bad[byte] ^= 1;
             assert_eq!(UnfinishedFormat::decode(&bad), None, "byte {byte}");

@@ -10,9 +10,9 @@ mod after;
 mod audit;
 mod checkpoint;
 mod index;
-mod places;
 mod readers;
 mod relocate;
+mod reverse_map;
 mod sealing;
 mod seals;
 mod spares;
@@ -30,7 +30,7 @@ pub use sealing::{ComingSeal, SealRefusal};
 pub use seals::SealUse;
 
 use index::Index;
-use places::Places;
+use reverse_map::ReverseMap;
 use seals::Seals;
 use spares::SpareVersions;
 
@@ -88,7 +88,7 @@ pub struct Contents {
     /// Places, by the serial of their version, that only its readers still know.
     retired: FxHashMap<u64, SmallVec<[Retired; 1]>>,
     /// Which tensor lies where.
-    places: Places,
+    reverse_map: ReverseMap,
     /// Where reclamation is copying to.
     moving: HashMap<u64, Moving>,
     seals: Seals,
@@ -148,9 +148,9 @@ impl Contents {
         }
         room.all_segments().for_each(|segment| space.adopt_for_index(segment));
         space.resume();
-        let mut places = Places::default();
+        let mut reverse_map = ReverseMap::default();
         for (run, id) in runs {
-            places.insert(&run, id);
+            reverse_map.insert(&run, id);
         }
         Self {
             space,
@@ -160,7 +160,7 @@ impl Contents {
             pending: FxHashMap::default(),
             readers: FxHashMap::default(),
             retired: FxHashMap::default(),
-            places,
+            reverse_map,
             moving: HashMap::new(),
             seals,
             last_serial,
@@ -431,7 +431,7 @@ impl Contents {
     fn occupy(&mut self, id: TensorId, runs: &[Run]) {
         self.space.install(runs);
         for run in runs {
-            self.places.insert(run, id);
+            self.reverse_map.insert(run, id);
         }
     }
 
@@ -454,7 +454,7 @@ impl Contents {
     /// These runs of a version are found no more; they stay while somebody reads the version.
     fn release_blocks(&mut self, version: &Version, runs: &[Run]) {
         for run in runs {
-            self.places.remove(run);
+            self.reverse_map.remove(run);
         }
         let Version { serial, moves, durability, .. } = *version;
         let readers = self.readers.get(&serial).into_iter().flatten();

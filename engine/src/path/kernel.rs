@@ -11,7 +11,8 @@ use super::device::blank::Leftover;
 use super::device::lock::LockedFile;
 use super::device::users::{lock_of_others, other_use_unless};
 use super::device::{
-    ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
+    ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, FillProgress,
+    OpenMode,
 };
 use super::endurance::Endurance;
 use super::member::{MemberDevice, MemberError, MemberSource, PathRequest, mixed, of_one_kind};
@@ -49,8 +50,14 @@ impl MemberSource for DeviceSpec {
         if self.exists() { Ok(()) } else { Err(DeviceOpenError::Missing { path: self.target() }) }
     }
 
-    fn create(&self, size: ByteCount, sparse: bool, mode: OpenMode) -> Result<(), DeviceOpenError> {
-        Device::create(self, size, sparse, mode).map(drop)
+    fn create(
+        &self,
+        size: ByteCount,
+        sparse: bool,
+        mode: OpenMode,
+        progress: FillProgress<'_>,
+    ) -> Result<(), DeviceOpenError> {
+        Device::create_with(self, size, sparse, mode, progress).map(drop)
     }
 
     fn remove(&self) {
@@ -207,8 +214,13 @@ impl MemberDevice for KernelMember {
         self.lock.is_last_user(&shares)
     }
 
-    fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
-        self.device.grow(size, sparse)
+    fn grow(
+        &mut self,
+        size: ByteCount,
+        sparse: bool,
+        progress: FillProgress<'_>,
+    ) -> Result<(), DeviceOpenError> {
+        self.device.grow_with(size, sparse, progress)
     }
 
     fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {

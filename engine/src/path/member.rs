@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::choose::{Backend, PathProvider};
 use super::device::blank::{Leftover, first_byte_set_by};
-use super::device::{ControllerName, DeviceIdentity, DeviceOpenError, OpenMode};
+use super::device::{ControllerName, DeviceIdentity, DeviceOpenError, FillProgress, OpenMode};
 use super::endurance::Endurance;
 use super::kind::PathChoice;
 use super::nvme::{AdminError, Namespace};
@@ -44,7 +44,8 @@ pub trait MemberSource {
         Ok(())
     }
 
-    /// Makes the device, `size` bytes long, where it does not exist yet and can be made.
+    /// Makes the device, `size` bytes long, where it does not exist yet and can be made. Tells how
+    /// many zeroes are stored, where it needs zeroes.
     ///
     /// # Errors
     /// Why not.
@@ -53,6 +54,7 @@ pub trait MemberSource {
         _size: ByteCount,
         _sparse: bool,
         _mode: OpenMode,
+        _progress: FillProgress<'_>,
     ) -> Result<(), DeviceOpenError> {
         Ok(())
     }
@@ -141,11 +143,17 @@ pub trait MemberDevice: Any + Send {
         true
     }
 
-    /// Makes a regular file at least this long, and reserves it unless it is to be sparse.
+    /// Makes a regular file at least this long, and reserves it unless it is to be sparse. Tells
+    /// how many zeroes are stored, where it needs zeroes.
     ///
     /// # Errors
     /// Why not.
-    fn grow(&mut self, _size: ByteCount, _sparse: bool) -> Result<(), DeviceOpenError> {
+    fn grow(
+        &mut self,
+        _size: ByteCount,
+        _sparse: bool,
+        _progress: FillProgress<'_>,
+    ) -> Result<(), DeviceOpenError> {
         Ok(())
     }
 

@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 pub use choose::{Backend, KernelDevices, OpenedPath, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
-    OpenMode, SpecError, controllers_of,
+    FillProgress, OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
 pub use error::PathError;

@@ -26,6 +26,24 @@ pub struct OlderCopy {
     pub why: String,
 }
 
+/// What devices have seen of a share, by one reading of their holder blocks.
+pub(super) struct SeenOfShare {
+    /// `None` where a device is not at hand, or its count is lost: it has rotted, or zeroes stand
+    /// there or it cannot be read while the index says that the device has missed nothing. Where
+    /// the index does not say so, it has seen no event.
+    pub(super) events: Vec<Option<Events>>,
+    /// The devices that lack an event which another one confirms.
+    pub(super) older: Vec<OlderCopy>,
+}
+
+impl SeenOfShare {
+    /// How far the share's log went, by the last event that these devices have seen of it. What an
+    /// older copy lacks is told by that, or has been given up.
+    pub(super) fn mark(&self) -> LogMark {
+        if self.older.is_empty() { last_mark(&self.events) } else { LogMark::NONE }
+    }
+}
+
 /// A share on the devices of its pool.
 #[derive(Clone, Copy)]
 pub(super) struct ShareOnDevices<'a> {
@@ -37,10 +55,26 @@ pub(super) struct ShareOnDevices<'a> {
 }
 
 impl ShareOnDevices<'_> {
-    /// What each device has seen of the share; `None` where it is not at hand, or its count is
-    /// lost: it has rotted, or zeroes stand there or it cannot be read while the index says that
-    /// the device has missed nothing. Where the index does not say so, it has seen no event.
-    pub(super) fn events(&self) -> Vec<Option<Events>> {
+    /// What the devices have seen of the share. Who reads without its lock may read one device
+    /// before an event and the next one after it, so where one looks older all are read again.
+    pub(super) fn seen(&self) -> SeenOfShare {
+        let name = |member: Option<&Member>| member.map_or(String::new(), |it| it.name());
+        let names: Vec<String> = self.members.iter().copied().map(name).collect();
+        let read = || {
+            let events = self.events();
+            SeenOfShare { older: older_copies(&events, &names), events }
+        };
+        let mut seen = read();
+        for _ in 1..READS {
+            if seen.older.is_empty() {
+                break;
+            }
+            seen = read();
+        }
+        seen
+    }
+
+    fn events(&self) -> Vec<Option<Events>> {
         let read = |member: Option<&Member>| {
             member.map(|it| it.read(holder_offset(self.share), BLOCK_BYTES as usize).ok())
         };
@@ -84,28 +118,6 @@ impl ShareOnDevices<'_> {
         let at = |it: &Recovered| (it.log.epoch(), it.log.records());
         at(&own) == at(&all) && own.index == all.index
     }
-
-    /// The devices that lack an event which another one confirms. Who reads without the share's
-    /// lock may read one device before an event and the next one after it, so what looks older is
-    /// read again.
-    pub(super) fn older(&self) -> Vec<OlderCopy> {
-        let name = |member: Option<&Member>| member.map_or(String::new(), |it| it.name());
-        let names: Vec<String> = self.members.iter().copied().map(name).collect();
-        let mut older = Vec::new();
-        for _ in 0..READS {
-            older = older_copies(&self.events(), &names);
-            if older.is_empty() {
-                break;
-            }
-        }
-        older
-    }
-
-    /// How far the share's log went, by the last event that these devices have seen of it. What an
-    /// older copy lacks is told by that, or has been given up.
-    pub(super) fn mark(&self) -> LogMark {
-        if self.older().is_empty() { last_mark(&self.events()) } else { LogMark::NONE }
-    }
 }
 
 /// How far a share's log went, by the last event that devices have seen of it.
@@ -120,14 +132,21 @@ const READS: usize = 3;
 
 /// Refuses a pool of which a share was used without one of these devices.
 pub(super) fn refuse_older(members: &Members, superblock: &Superblock) -> Result<(), OpenError> {
-    let members = members.each();
-    for share in 0..superblock.geometry.shares {
-        let devices = ShareOnDevices { superblock, members: &members, share }.older();
-        if !devices.is_empty() {
-            return Err(OpenError::OlderCopy { share, devices });
-        }
+    refuse_older_by(&seen_of_shares(members, superblock))
+}
+
+fn refuse_older_by(seen: &[SeenOfShare]) -> Result<(), OpenError> {
+    match (0..).zip(seen).find(|(_, seen)| !seen.older.is_empty()) {
+        Some((share, seen)) => Err(OpenError::OlderCopy { share, devices: seen.older.clone() }),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// What the devices have seen of each share.
+fn seen_of_shares(members: &Members, superblock: &Superblock) -> Vec<SeenOfShare> {
+    let members = members.each();
+    let shares = 0..superblock.geometry.shares;
+    shares.map(|share| ShareOnDevices { superblock, members: &members, share }.seen()).collect()
 }
 
 /// The last event that all devices of a pool had, by what these say; which of them says it.
@@ -197,18 +216,17 @@ impl EventCount {
         superblock: &Superblock,
         (share, accept): (u32, bool),
     ) -> Result<Self, OpenError> {
-        let is_older = match refuse_older(members, superblock) {
-            Err(OpenError::OlderCopy { .. }) if accept => true,
-            refused => {
-                refused?;
-                false
-            }
-        };
+        let seen = seen_of_shares(members, superblock);
+        let refused = refuse_older_by(&seen);
+        let is_older = refused.is_err();
+        if !accept {
+            refused?;
+        }
         let pool = superblock.pool;
-        let found = ShareOnDevices { superblock, members: &members.each(), share }.events();
+        let found = &seen[share as usize].events;
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };
-        let accepted = accepted(&found);
-        let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());
+        let accepted = accepted(found);
+        let signed = members.0.iter().zip(found).filter(|(member, _)| !member.is_private());
         for (member, events) in signed {
             // At once, for those who are refused: nothing of it is left in a page cache, from where
             // it could be written over what the data path writes there.

@@ -24,51 +24,42 @@ const ZFS: &str = "a label of ZFS";
 
 const MD: [u8; 4] = [0xFC, 0x4E, 0x2B, 0xA9];
 
-/// Marks at the start of a device: where, the bytes, the name.
-const AT_START: &[(u64, &[u8], &str)] = &[
-    (512, b"EFI PART", "a partition table (GPT)"),
-    (SUPERBLOCK_OFFSET, b"EFI PART", "a partition table (GPT)"),
-    (SUPERBLOCK_OFFSET, b"UNFINISH", "the mark of an unfinished format"),
-    (0, &MD, "a RAID superblock (md)"),
-    (SUPERBLOCK_OFFSET, &MD, "a RAID superblock (md)"),
-    (SUPERBLOCK_OFFSET + 24, &[0xC6, 0x85, 0x73, 0xF6], "a superblock of bcache or bcachefs"),
-    (4086, b"SWAPSPACE2", "swap space"),
-    (8182, b"SWAPSPACE2", "swap space"),
-    (16_374, b"SWAPSPACE2", "swap space"),
-    (65_526, b"SWAPSPACE2", "swap space"),
-    (0, b"XFSB", "a file system (xfs)"),
-    (0, b"LUKS\xBA\xBE", "an encrypted volume (LUKS)"),
-    (16 * KIB, b"SKUL\xBA\xBE", "an encrypted volume (LUKS)"),
-    (32 * KIB, b"SKUL\xBA\xBE", "an encrypted volume (LUKS)"),
-    (64 * KIB, b"SKUL\xBA\xBE", "an encrypted volume (LUKS)"),
-    (128 * KIB, b"SKUL\xBA\xBE", "an encrypted volume (LUKS)"),
-    (3, b"-FVE-FS-", "an encrypted volume (BitLocker)"),
-    (0, b"LABELONE", "a volume of LVM"),
-    (512, b"LABELONE", "a volume of LVM"),
-    (1024, b"LABELONE", "a volume of LVM"),
-    (1536, b"LABELONE", "a volume of LVM"),
-    (516, b"!Stra0tis\x86\xFF\x02^\x41rh", "a pool of Stratis"),
-    (0, b"dmvdo001", "a volume of VDO"),
-    (0, b"bluestore block device", "a device of Ceph"),
-    (1080, &[0x53, 0xEF], "a file system (ext2, ext3 or ext4)"),
-    (1024, &[0x10, 0x20, 0xF5, 0xF2], "a file system (f2fs)"),
-    (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "a file system (erofs)"),
-    (1024, b"H+\0\x04", "a file system (HFS+)"),
-    (1030, &[0x34, 0x34], "a file system (nilfs2)"),
-    (3, b"NTFS    ", "a file system (NTFS)"),
-    (3, b"EXFAT   ", "a file system (exFAT)"),
-    (54, b"FAT1", "a file system (FAT)"),
-    (82, b"FAT32   ", "a file system (FAT)"),
-    (32, b"NXSB", "a container of APFS"),
-    (0, b"hsqs", "a file system (squashfs)"),
-    (32 * KIB, b"JFS1", "a file system (jfs)"),
-    (32_769, b"CD001", "a file system (ISO 9660)"),
-    (32_769, b"BEA01", "a file system (UDF)"),
-    (64 * KIB, &[0x01, 0x16, 0x19, 0x70], "a file system (gfs2)"),
-    (65_588, b"ReIsEr", "a file system (reiserfs)"),
-    (65_600, b"_BHRfS_M", "a file system (btrfs)"),
-    (4 * KIB, b"OCFSV2", "a file system (ocfs2)"),
-    (8 * KIB, b"OCFSV2", "a file system (ocfs2)"),
+/// Marks at the start of a device: where each may stand, the bytes, the name.
+const AT_START: &[(&[u64], &[u8], &str)] = &[
+    (&[512, SUPERBLOCK_OFFSET], b"EFI PART", "a partition table (GPT)"),
+    (&[SUPERBLOCK_OFFSET], b"UNFINISH", "the mark of an unfinished format"),
+    (&[0, SUPERBLOCK_OFFSET], &MD, "a RAID superblock (md)"),
+    (&[SUPERBLOCK_OFFSET + 24], &[0xC6, 0x85, 0x73, 0xF6], "a superblock of bcache or bcachefs"),
+    // At the end of the first page, which has 4 to 64 KiB.
+    (&[4086, 8182, 16_374, 65_526], b"SWAPSPACE2", "swap space"),
+    (&[0], b"XFSB", "a file system (xfs)"),
+    (&[0], b"LUKS\xBA\xBE", "an encrypted volume (LUKS)"),
+    // The second header of LUKS2.
+    (&[16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB], b"SKUL\xBA\xBE", "an encrypted volume (LUKS)"),
+    (&[3], b"-FVE-FS-", "an encrypted volume (BitLocker)"),
+    // In one of the first four sectors.
+    (&[0, 512, 1024, 1536], b"LABELONE", "a volume of LVM"),
+    (&[516], b"!Stra0tis\x86\xFF\x02^\x41rh", "a pool of Stratis"),
+    (&[0], b"dmvdo001", "a volume of VDO"),
+    (&[0], b"bluestore block device", "a device of Ceph"),
+    (&[1080], &[0x53, 0xEF], "a file system (ext2, ext3 or ext4)"),
+    (&[1024], &[0x10, 0x20, 0xF5, 0xF2], "a file system (f2fs)"),
+    (&[1024], &[0xE2, 0xE1, 0xF5, 0xE0], "a file system (erofs)"),
+    (&[1024], b"H+\0\x04", "a file system (HFS+)"),
+    (&[1030], &[0x34, 0x34], "a file system (nilfs2)"),
+    (&[3], b"NTFS    ", "a file system (NTFS)"),
+    (&[3], b"EXFAT   ", "a file system (exFAT)"),
+    (&[54], b"FAT1", "a file system (FAT)"),
+    (&[82], b"FAT32   ", "a file system (FAT)"),
+    (&[32], b"NXSB", "a container of APFS"),
+    (&[0], b"hsqs", "a file system (squashfs)"),
+    (&[32 * KIB], b"JFS1", "a file system (jfs)"),
+    (&[32_769], b"CD001", "a file system (ISO 9660)"),
+    (&[32_769], b"BEA01", "a file system (UDF)"),
+    (&[64 * KIB], &[0x01, 0x16, 0x19, 0x70], "a file system (gfs2)"),
+    (&[65_588], b"ReIsEr", "a file system (reiserfs)"),
+    (&[65_600], b"_BHRfS_M", "a file system (btrfs)"),
+    (&[4 * KIB, 8 * KIB], b"OCFSV2", "a file system (ocfs2)"),
 ];
 
 /// A mark at the end of a device: a unit down to which the size is rounded, how far before that it
@@ -102,8 +93,10 @@ pub(super) struct Foreign {
 
 /// What others have in a block at the start of a device, by its name.
 pub(super) fn at_start(offset: u64, block: &[u8]) -> Option<String> {
-    let stands = |(at, bytes, _): &&(u64, &[u8], &str)| has(offset, block, *at, bytes);
-    let mark = AT_START.iter().find(stands).map(|(at, _, name)| format!("{name} at byte {at}"));
+    let mark = AT_START.iter().find_map(|(places, bytes, name)| {
+        let at = places.iter().find(|at| has(offset, block, **at, bytes))?;
+        Some(format!("{name} at byte {at}"))
+    });
     mark.or_else(|| zfs_at_start(offset, block)).or_else(|| {
         (offset == 0 && has_partitions(block)).then(|| "a partition table (MBR) in block 0".into())
     })

@@ -20,7 +20,7 @@ use crate::layout::{
 };
 use crate::log::{ChangeLog, LogMedia, LogPlace};
 use crate::path::device::blank::first_byte_set;
-use crate::path::{DeviceSpec, MemberSource, OpenMode};
+use crate::path::{DeviceSpec, FillProgress, MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -33,6 +33,15 @@ const DISCARD_BYTES: u64 = 1 << 30;
 /// How far formatting is with what takes its time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FormatProgress {
+    /// Zeroes that are stored in a file whose file system cannot reserve space.
+    Filling {
+        /// The device.
+        device: String,
+        /// Bytes of it that are done.
+        done: ByteCount,
+        /// Its size.
+        total: ByteCount,
+    },
     /// The deallocation of a whole device.
     Deallocating {
         /// The device.
@@ -115,11 +124,15 @@ fn format<Source: MemberSource>(
     for (place, ((source, member), size)) in
         sources.iter().zip(members).zip(sizes.iter().copied()).enumerate()
     {
+        let fill: FillProgress<'_> = &mut |done| {
+            let device = source.name(place);
+            progress(FormatProgress::Filling { device, done, total: size });
+        };
         complete.push(if let Some(mut member) = member {
-            member.grow(size, options.sparse)?;
+            member.grow(size, options.sparse, fill)?;
             member
         } else {
-            source.create(size, options.sparse, access.mode)?;
+            source.create(size, options.sparse, access.mode, fill)?;
             created.0.push(source);
             Member::open(source, place, &access)?
         });
@@ -400,17 +413,22 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
         let place = place.ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
-    // What they lead to is there before them. Each takes the place of its device's mark.
-    devices.clone().try_for_each(|device| media.flush(device))?;
+    let flush = || devices.clone().try_for_each(|device| media.flush(device));
+    let of_device = |device: u8| Superblock { device: device.into(), ..*superblock }.encode();
+    // What they lead to is there before them.
+    flush()?;
     for (device, member) in devices.clone().zip(&members.0) {
-        let superblock = Superblock { device: device.into(), ..*superblock };
         if member.is_block_device() {
             media.write(device, 0, protective_mbr(member.size().0))?;
         }
-        media.write(device, geometry.second_superblock_offset(), superblock.encode())?;
-        media.write(device, SUPERBLOCK_OFFSET, superblock.encode())?;
+        media.write(device, geometry.second_superblock_offset(), of_device(device))?;
     }
-    devices.into_iter().try_for_each(|device| media.flush(device))?;
+    // A first one takes the place of its device's mark. Where it is torn the second one is whole.
+    flush()?;
+    for device in devices.clone() {
+        media.write(device, SUPERBLOCK_OFFSET, of_device(device))?;
+    }
+    flush()?;
     Ok(())
 }
 

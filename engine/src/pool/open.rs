@@ -184,7 +184,7 @@ impl Found<'_> {
             recovered
         } else {
             let (superblock, members) = (&superblocks[0], self.members.each());
-            let mark = ShareOnDevices { superblock, members: &members, share }.mark();
+            let mark = ShareOnDevices { superblock, members: &members, share }.seen().mark();
             // What stands in a device's cache alone is shown, too: a flush would be a write.
             recover(place, mark, &media).map_err(|error| failed(error.to_string()))?
         };

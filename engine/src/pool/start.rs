@@ -11,7 +11,7 @@ use super::foreign;
 use super::members::{Member, Members};
 use crate::layout::{
     BLOCK_BYTES, HOLDERS_OFFSET, Holder, METADATA_OFFSET, OWNER_OFFSET, Owner, SUPERBLOCK_OFFSET,
-    Superblock, is_protective_mbr,
+    Superblock, SuperblockError, UnfinishedFormat, is_protective_mbr,
 };
 
 /// What others have made on a device since it was a pool's, and where. A superblock that stands at
@@ -65,17 +65,22 @@ pub(super) fn holds_other_data(member: &Member) -> bool {
     places().any(|offset| foreign_at(member, offset).is_some())
 }
 
-/// Refuses devices that were given away.
+/// Refuses devices that were given away, to a format that has not ended or to anybody else.
 pub(super) fn refuse_overwritten(
     members: &Members,
     superblocks: &[Superblock],
 ) -> Result<(), OpenError> {
-    let each = members.0.iter().zip(superblocks);
-    let found = each.map(|(member, superblock)| (member, overwritten(member, superblock)));
-    let mut found = found.filter_map(|(member, found)| Some((member.name(), found?)));
-    found
-        .next()
-        .map_or(Ok(()), |(device, found)| Err(OpenError::OverwrittenStart { device, found }))
+    for (member, superblock) in members.0.iter().zip(superblocks) {
+        let device = member.name();
+        let first = read(member, SUPERBLOCK_OFFSET);
+        if first.as_deref().and_then(UnfinishedFormat::decode).is_some() {
+            return Err(OpenError::Superblock { device, source: SuperblockError::Unfinished });
+        }
+        if let Some(found) = overwritten(member, superblock) {
+            return Err(OpenError::OverwrittenStart { device, found });
+        }
+    }
+    Ok(())
 }
 
 /// The blocks of the start.

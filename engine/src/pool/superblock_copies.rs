@@ -4,7 +4,7 @@ use super::holder::holder_offset;
 use super::members::Member;
 use super::start;
 use crate::layout::{
-    BLOCK_BYTES, Events, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    BLOCK_BYTES, Events, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError, UnfinishedFormat,
 };
 
 impl Member {
@@ -14,6 +14,9 @@ impl Member {
     /// and then the rest of it does not count; unless others left them there.
     pub(super) fn superblock_copies(&self, others: &[Geometry]) -> SuperblockCopies {
         let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
+            Ok(bytes) if UnfinishedFormat::decode(&bytes).is_some() => {
+                (Err(SuperblockError::Unfinished), false)
+            }
             Ok(bytes) => (Superblock::decode(&bytes), is_zero(&bytes)),
             Err(_) => (Err(SuperblockError::Absent), false),
         };

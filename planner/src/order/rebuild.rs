@@ -13,7 +13,7 @@ pub(super) fn rebuild(
     schedule: &[Placed],
     updates: &[bool],
 ) -> Result<Trace, TraceError> {
-    let places = Places::of(schedule);
+    let positions = Positions::of(schedule);
     let mut trace = Trace {
         name: base.name.clone(),
         storages: base.storages.clone(),
@@ -21,7 +21,7 @@ pub(super) fn rebuild(
     };
     for (position, op) in trace.ops.iter_mut().enumerate() {
         for used in &mut op.uses {
-            used.previous = places.previous(base, schedule[position].op, *used);
+            used.previous = positions.previous(base, schedule[position].op, *used);
         }
         for Birth { storage, slot } in &op.births {
             let identity = Identity::Output { op: OpIndex(position as u32), slot: *slot };
@@ -29,7 +29,7 @@ pub(super) fn rebuild(
         }
         op.deaths.clear();
     }
-    for (storage, at) in deaths(base, &places, updates).into_iter().enumerate() {
+    for (storage, at) in deaths(base, &positions, updates).into_iter().enumerate() {
         let Some((position, previous)) = at else { continue };
         let storage = PlanStorage(storage as u32);
         trace.ops[position as usize].deaths.push(Death { storage, previous });
@@ -39,12 +39,12 @@ pub(super) fn rebuild(
 }
 
 /// Where each op of the program runs.
-struct Places {
+struct Positions {
     of_op: Vec<(u32, bool)>,
     ops: u64,
 }
 
-impl Places {
+impl Positions {
     fn of(schedule: &[Placed]) -> Self {
         let mut of_op = vec![(0, false); schedule.len()];
         for (position, placed) in schedule.iter().enumerate() {
@@ -86,7 +86,7 @@ struct End {
 }
 
 /// Where each storage dies in the new order, and whether one iteration after it was made.
-fn deaths(base: &Trace, places: &Places, updates: &[bool]) -> Vec<Option<(u32, bool)>> {
+fn deaths(base: &Trace, positions: &Positions, updates: &[bool]) -> Vec<Option<(u32, bool)>> {
     let mut ends = vec![End::default(); base.storages.len()];
     // What an update happens to stand beside does not move with it.
     let mut last_other = 0;
@@ -95,12 +95,12 @@ fn deaths(base: &Trace, places: &Places, updates: &[bool]) -> Vec<Option<(u32, b
         let op = op as u32;
         for used in &recorded.uses {
             let end = &mut ends[used.storage.0 as usize];
-            end.last_use = end.last_use.max(Some(places.when(op, used.previous)));
+            end.last_use = end.last_use.max(Some(positions.when(op, used.previous)));
             end.used_by_update |= is_update;
         }
         for birth in &recorded.births {
             let end = &mut ends[birth.storage.0 as usize];
-            end.last_use = end.last_use.max(Some(places.when(op, false)));
+            end.last_use = end.last_use.max(Some(positions.when(op, false)));
             end.used_by_update |= is_update;
         }
         if !is_update {
@@ -118,17 +118,17 @@ fn deaths(base: &Trace, places: &Places, updates: &[bool]) -> Vec<Option<(u32, b
         if matches!(held.identity, Identity::Name(_)) {
             return None;
         }
-        let made_in = places.made_in(base, storage);
-        let outlives = end.last_use.is_some_and(|last| last / places.ops > made_in);
+        let made_in = positions.made_in(base, storage);
+        let outlives = end.last_use.is_some_and(|last| last / positions.ops > made_in);
         let is_done = held.kind == StorageKind::Gradient && end.used_by_update;
-        let let_go = end.death.filter(|_| !is_done).map(|(op, late)| places.when(op, late));
+        let let_go = end.death.filter(|_| !is_done).map(|(op, late)| positions.when(op, late));
         if end.death.is_none() && !outlives && !is_done {
             return None;
         }
         // A trace has no word for a death two iterations later.
-        let let_go = let_go.filter(|at| at / places.ops <= made_in + 1);
+        let let_go = let_go.filter(|at| at / positions.ops <= made_in + 1);
         let at = let_go.max(end.last_use)?;
-        Some(((at % places.ops) as u32, at / places.ops > made_in))
+        Some(((at % positions.ops) as u32, at / positions.ops > made_in))
     };
     ends.iter().enumerate().map(of_storage).collect()
 }

@@ -12,7 +12,7 @@ use tidelog_engine::pool::Pool;
 use tidelog_gds::cuda::Event;
 
 use super::Choices;
-use super::place::{Place, Room, raw};
+use super::compute_device::{ComputeDevice, Room, raw};
 use super::storage::FrameworkStorage;
 
 /// Bytes of staging of every session here.
@@ -97,7 +97,7 @@ pub struct Framework {
     pub budget: u64,
     choices: Choices,
     manners: CallerBehaviour,
-    place: Place,
+    device: ComputeDevice,
     storages: BTreeMap<u32, FrameworkStorage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
     parked: Vec<(Option<Room>, Option<Event>)>,
@@ -166,7 +166,7 @@ impl Framework {
             budget,
             choices: Choices::of_seed(seed),
             manners,
-            place: Place::of(manners.gpu),
+            device: ComputeDevice::of(manners.gpu),
             storages: BTreeMap::new(),
             parked: Vec::new(),
             parked_numbers: BTreeSet::new(),
@@ -216,7 +216,7 @@ impl Framework {
     /// A storage comes into being with some bytes in it, told at the next call.
     pub fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
         let seed = self.choices.content();
-        let mut memory = self.place.room(size, 0);
+        let mut memory = self.device.room(size, 0);
         memory.fill(seed, size);
         let storage =
             FrameworkStorage { size, seed, memory: Some(memory), ..FrameworkStorage::default() };
@@ -306,7 +306,7 @@ impl Framework {
         let early = action.kind == TIDE_ALLOCATE && !after.is_null() && self.choices.percent(50);
         let landed = if early { after } else { null_mut() };
         // SAFETY: 0, or the address of the storage's memory, which stays until release or
-        // settlement, as does the event; from then on the place's stream waits for it.
+        // settlement, as does the event; from then on the device's stream waits for it.
         let answer = unsafe {
             match action.kind {
                 TIDE_ALLOCATE => {
@@ -332,25 +332,25 @@ impl Framework {
                 assert!(!storage.async_use, "storage {} is in use", action.storage);
                 assert_eq!(action.size, storage.size as u64);
                 storage.in_flight = true;
-                storage.after = self.place.now();
+                storage.after = self.device.now();
                 storage.memory.as_ref().expect("what is evicted is in memory").address()
             }
             TIDE_ALLOCATE => {
                 assert_eq!(action.size, storage.size as u64);
                 storage.in_flight = true;
-                storage.after = self.place.now();
+                storage.after = self.device.now();
                 let size = storage.size;
-                storage.memory.get_or_insert_with(|| self.place.room(size, 0xCD)).address()
+                storage.memory.get_or_insert_with(|| self.device.room(size, 0xCD)).address()
             }
             TIDE_RELEASE => {
-                self.place.wait_for(storage.after.as_ref());
+                self.device.wait_for(storage.after.as_ref());
                 assert!(!storage.async_use, "storage {} is in use", action.storage);
                 storage.memory = None;
                 storage.in_flight = false;
                 0
             }
             TIDE_SETTLE => {
-                self.place.wait_for(storage.after.as_ref());
+                self.device.wait_for(storage.after.as_ref());
                 let memory = storage.memory.as_ref().expect("what is settled is in memory");
                 memory.check(storage.seed, storage.size, action.storage);
                 storage.in_flight = false;

@@ -9,9 +9,9 @@
 #![allow(clippy::wildcard_imports)]
 
 mod choices;
+mod compute_device;
 mod framework;
 mod memory;
-mod place;
 mod pool;
 mod session;
 mod storage;

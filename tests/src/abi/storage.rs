@@ -6,7 +6,7 @@ use tidelog::abi::*;
 
 use tidelog_gds::cuda::Event;
 
-use super::place::Room;
+use super::compute_device::Room;
 
 /// A storage: its memory while it has any, and what its bytes must be.
 #[derive(Default)]

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arbitrary::Unstructured;
-use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::layout::{Superblock, SuperblockError};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::inspect::{Damage, SuperblockCopyView, check, inspect, probe, repair};
+use tidelog_engine::pool::inspect::{Damage, DeviceView, check, inspect, probe, repair};
 
 use super::corrupt_device::CorruptDevice;
 
@@ -20,14 +20,7 @@ pub(super) fn run(bytes: &[u8]) {
     let files = Files::of(&pool);
     let specs = &files.specs;
     for spec in specs {
-        let view = probe(spec).expect("a file can be looked at");
-        let whole = view.copies.iter().any(|copy| copy.state.is_ok());
-        let is_newer = |copy: &SuperblockCopyView| {
-            copy.state.as_ref().is_err_and(SuperblockError::is_of_another_version)
-        };
-        // What a newer version wrote is not taken for damage, whatever the other copy says. Whole
-        // copies that are of two devices, or of a larger one, need not say anything either.
-        assert!(view.newest.is_err() || (whole && !view.copies.iter().any(is_newer)));
+        says_what_it_is(&probe(spec).expect("a file can be looked at"));
     }
     let Ok(view) = inspect(specs) else { return };
     for index in view.shares.iter().filter_map(|share| share.index.as_ref().ok()) {
@@ -47,6 +40,24 @@ pub(super) fn run(bytes: &[u8]) {
         let left = repaired.after.damage.iter().filter(|it| it.is_repairable());
         // What has no good copy stays as it is, and so do the copies beside it.
         assert!(lost > 0 || left.count() == 0, "{:?}", repaired.after.damage);
+    }
+}
+
+/// A device says what it is where one of its superblocks is whole, and a newer version has written
+/// neither: that is not taken for damage, whatever the other copy says.
+fn says_what_it_is(device: &DeviceView) {
+    let copies = device.copies.each_ref().map(|copy| copy.state.as_ref());
+    let is_whole = copies.iter().any(Result::is_ok);
+    let is_newer =
+        copies.iter().any(|copy| copy.is_err_and(SuperblockError::is_of_another_version));
+    match (&device.newest, copies) {
+        (Err(SuperblockError::Disagree { .. }), [Ok(first), Ok(second)]) => {
+            assert!(!first.is_of_the_same_device(second), "they agree: {device:?}");
+            // A pool that is larger than the device is a lie, and leaves the other one.
+            let fits = |it: &Superblock| it.geometry.device_bytes <= device.size.0;
+            assert_eq!(fits(first), fits(second), "the size tells which is right: {device:?}");
+        }
+        (newest, _) => assert_eq!(newest.is_ok(), is_whole && !is_newer, "{device:?}"),
     }
 }
 

@@ -5,10 +5,10 @@ mod faults;
 mod harm;
 mod housekeeping;
 mod life;
-mod places;
 mod reads;
 mod scratch;
 mod seals;
+mod structures;
 mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use super::coverage::{Coverage, FaultSeen, Under};
 use super::model::{Content, Model};
 use super::script::{Act, Cut, Script};
 use faults::{AllowedErrors, power_cut};
-use reads::Read;
+use reads::ReadInFlight;
 use scratch::Write;
 use tidelog_random::Random;
 use trouble::Copied;
@@ -91,7 +91,7 @@ pub struct Runner<'a> {
     /// Commits that were in flight when this was last looked at, in the order of their start.
     pub(super) commits: Vec<Started>,
     writes: Vec<Write>,
-    reads: Vec<Read>,
+    reads: Vec<ReadInFlight>,
     /// Writes of batches, which may outlive a batch that was given up.
     pub(super) staged: Vec<Ticket>,
     order: u64,

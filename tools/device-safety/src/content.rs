@@ -16,8 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
-use tidelog_engine::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, UnfinishedFormat};
+use tidelog_engine::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, UnfinishedFormat};
+use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::{START_BYTES, partition_starts};
+use tidelog_engine::pool::inspect::probe;
 
 /// Something on a device that has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +60,8 @@ pub fn unfinished_pool(path: &Path) -> Option<u128> {
 /// these pools, whose other devices are. What it may have left is nobody's
 /// ([`UnfinishedFormat::may_have_left`]).
 pub(super) fn is_unfinished(path: &Path, unfinished: &[u128]) -> bool {
-    let Some(block) = first_superblock(path) else { return false };
-    UnfinishedFormat::decode(&block).is_some()
-        || Superblock::decode(&block).is_ok_and(|it| unfinished.contains(&it.pool))
+    let pool = || probe(&DeviceSpec::new(path)).ok()?.newest.ok().map(|it| it.pool);
+    unfinished_pool(path).is_some() || pool().is_some_and(|it| unfinished.contains(&it))
 }
 
 fn first_superblock(path: &Path) -> Option<Vec<u8>> {

@@ -189,7 +189,10 @@ fn unnamed_content(target: &NamedDevice, left: bool) -> io::Result<Option<Reason
 fn pool_reasons(spec: &DeviceSpec) -> Vec<Reason> {
     let view = match inspect(std::slice::from_ref(spec)) {
         Ok(view) => view,
-        Err(OpenError::Superblock { source: SuperblockError::Absent, .. }) => return Vec::new(),
+        Err(OpenError::Superblock {
+            source: SuperblockError::Absent | SuperblockError::Unfinished,
+            ..
+        }) => return Vec::new(),
         Err(OpenError::Superblock { source, .. }) => {
             return vec![Reason::Pool { description: format!("a Tidelog pool: {source}") }];
         }

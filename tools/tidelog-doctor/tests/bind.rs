@@ -12,7 +12,7 @@ use common::{CARD, Machine, Ran, SSD, TWIN, loop_device};
 use nix::fcntl::{FcntlArg, fcntl};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, Pool};
-use tidelog_tests::machine::LoopDevice;
+use tidelog_tests::machine::{LoopDevice, lock_of_bytes};
 
 fn is_refused(machine: &Machine, arguments: &[&str], words: &[&str]) -> Ran {
     let before = (machine.driver(), machine.overridden());
@@ -298,13 +298,7 @@ fn what_spdk_has_locked_is_not_taken_from_it() {
     let file = File::create(&lock).unwrap();
     let unbind = ["unbind", SSD];
     assert_eq!(machine.doctor(&unbind).code, 0, "what a process that died has left");
-    let whole = nix::libc::flock {
-        l_type: nix::libc::F_WRLCK as _,
-        l_whence: nix::libc::SEEK_SET as _,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
+    let whole = lock_of_bytes(nix::libc::F_WRLCK, 0, 0);
     fcntl(&file, FcntlArg::F_SETLK(&whole)).unwrap();
     machine.write_proc(&format!("{}/comm", std::process::id()), "nvmf_tgt\n");
     let who = format!("process {} (nvmf_tgt) holds SPDK's lock", std::process::id());

@@ -155,6 +155,10 @@ impl From<OpenError> for FormatFailure {
             OpenError::Device(DeviceOpenError::Controller { name, .. }) => {
                 (FormatExit::Failed, help_for_controller(name))
             }
+            OpenError::Superblock { source: SuperblockError::Unfinished, .. } => (
+                FormatExit::NotAPool,
+                "`format` takes it, with the others of that format, as if blank; `check` says whether a pool is left on it",
+            ),
             OpenError::Superblock { source: SuperblockError::Absent, .. }
             | OpenError::Device(DeviceOpenError::Missing { .. }) => {
                 (FormatExit::NotAPool, "`list` shows which devices carry pools")

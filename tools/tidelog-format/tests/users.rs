@@ -14,7 +14,7 @@ use common::{
 use tidelog_device_safety::{DeviceNumber, Reason, System};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions as PoolOptions, Pool};
-use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
+use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, lock_of_bytes, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -244,13 +244,7 @@ fn a_file_that_a_program_has_locked_is_refused() {
     let image = sparse(&directory, "image", 64 * MIB);
     let open = || fs::File::open(&image).unwrap();
     // As QEMU does: shared locks on single bytes, by an open file description.
-    let byte = nix::libc::flock {
-        l_type: nix::libc::F_RDLCK as i16,
-        l_whence: nix::libc::SEEK_SET as i16,
-        l_start: 103,
-        l_len: 1,
-        l_pid: 0,
-    };
+    let byte = lock_of_bytes(nix::libc::F_RDLCK, 103, 1);
     let guest = open();
     fcntl(&guest, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
     is_refused_whatever_is_said(&image, "locked");
@@ -281,13 +275,7 @@ fn a_block_device_that_a_program_has_locked_is_refused_and_a_pool_on_it_not_open
         let text = Pool::open(&specs, &PoolOptions::default()).err().unwrap().to_string();
         assert!(text.contains(device.node()) && text.contains("locked by another"), "{text}");
     };
-    let byte = nix::libc::flock {
-        l_type: nix::libc::F_RDLCK as i16,
-        l_whence: nix::libc::SEEK_SET as i16,
-        l_start: 4096,
-        l_len: 1,
-        l_pid: 0,
-    };
+    let byte = lock_of_bytes(nix::libc::F_RDLCK, 4096, 1);
     for pool_is_there in [false, true] {
         let guest = open();
         fcntl(&guest, FcntlArg::F_OFD_SETLK(&byte)).unwrap();

@@ -27,9 +27,9 @@ struct Free {
     freed: u64,
 }
 
-/// A place for an allocation.
+/// Where an allocation fits.
 #[derive(Clone, Copy)]
-struct Place {
+struct Fit {
     at: usize,
     resident: usize,
     run: usize,
@@ -76,7 +76,7 @@ impl Extents {
 
     /// Takes a part, where most of it has pages: among such places, from the smallest gap.
     pub(super) fn take(&mut self, length: usize) -> Option<usize> {
-        let at = self.best_place(length)?.at;
+        let at = self.best_fit(length)?.at;
         self.carve(at, length);
         self.taken.insert(at, length);
         self.taken_bytes += length;
@@ -108,8 +108,8 @@ impl Extents {
         Some((last, length))
     }
 
-    fn best_place(&self, length: usize) -> Option<Place> {
-        let (mut best, mut run) = (None::<Place>, Vec::<(usize, Free)>::new());
+    fn best_fit(&self, length: usize) -> Option<Fit> {
+        let (mut best, mut run) = (None::<Fit>, Vec::<(usize, Free)>::new());
         for (&at, &free) in &self.free {
             if run.last().is_some_and(|(before, last)| before + last.length != at) {
                 consider(&mut best, &run, length);
@@ -176,26 +176,26 @@ fn joined(left: Free, right: Free) -> Free {
 
 /// Looks at the places that begin or end where a part of a gap does. A gap is made of neighbouring
 /// free parts.
-fn consider(best: &mut Option<Place>, gap: &[(usize, Free)], length: usize) {
+fn consider(best: &mut Option<Fit>, gap: &[(usize, Free)], length: usize) {
     let run = gap.iter().map(|(_, free)| free.length).sum();
     let mut before = 0;
     for (index, &(begin, free)) in gap.iter().enumerate() {
         let after = before + free.length;
         if run - before >= length {
             let resident = resident_in(gap[index..].iter(), length);
-            take_better(best, Place { at: begin, resident, run });
+            take_better(best, Fit { at: begin, resident, run });
         }
         if after >= length {
             let resident = resident_in(gap[..=index].iter().rev(), length);
-            take_better(best, Place { at: begin + free.length - length, resident, run });
+            take_better(best, Fit { at: begin + free.length - length, resident, run });
         }
         before = after;
     }
 }
 
-fn take_better(best: &mut Option<Place>, place: Place) {
-    if best.is_none_or(|best| (place.resident, best.run) > (best.resident, place.run)) {
-        *best = Some(place);
+fn take_better(best: &mut Option<Fit>, fit: Fit) {
+    if best.is_none_or(|best| (fit.resident, best.run) > (best.resident, fit.run)) {
+        *best = Some(fit);
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
                 let length = 1 + random.below(12) as usize;
                 match random.below(5) {
                     0 | 1 => {
-                        if extents.best_place(length).is_none() {
+                        if extents.best_fit(length).is_none() {
                             extents.grow(length.max(64));
                         }
                         let at = extents.take(length).unwrap();

@@ -31,7 +31,7 @@ impl Contents {
             retired.flat_map(|place| place.runs.iter().map(|run| (run, place.durability)));
         let moving = self.moving.values();
         let moving = moving.flat_map(|to| to.runs.iter().map(|run| (run, to.durability)));
-        self.audit_places()?;
+        self.audit_reverse_map()?;
         self.audit_room()?;
         let index = self.room.all_segments();
         let space = self.space.audit(live, pending.chain(retired).chain(moving), index)?;
@@ -88,22 +88,22 @@ impl Contents {
         }
     }
 
-    /// Every run of every tensor stands in `places`, and nothing else does.
-    fn audit_places(&self) -> Result<(), String> {
+    /// Every run of every tensor stands in the reverse map, and nothing else does.
+    fn audit_reverse_map(&self) -> Result<(), String> {
         let mut runs = 0;
         for version in self.readable() {
             for run in &version.entry.runs {
-                let stands = self.places.get(run);
+                let stands = self.reverse_map.get(run);
                 if stands != Some(version.entry.id) {
                     return Err(format!("{run:?} of {} belongs to {stands:?}", version.entry.id));
                 }
                 runs += 1;
             }
         }
-        if runs == self.places.len() {
+        if runs == self.reverse_map.len() {
             Ok(())
         } else {
-            Err(format!("{runs} runs of tensors, {} places", self.places.len()))
+            Err(format!("{runs} runs of tensors, {} in the reverse map", self.reverse_map.len()))
         }
     }
 }

@@ -215,7 +215,7 @@ impl Contents {
     /// The versions in a segment, in the order in which their tensors lie there.
     fn residents(&self, segment: u32) -> Vec<Arc<Version>> {
         let mut seen = HashSet::new();
-        let ids = self.places.of_segment(segment).filter(|id| seen.insert(*id));
+        let ids = self.reverse_map.of_segment(segment).filter(|id| seen.insert(*id));
         let versions = ids.flat_map(|id| {
             let held = self.seals.versions_of(id).map(|(_, version)| version);
             let held = held.filter(|version| !self.is_standing(version));

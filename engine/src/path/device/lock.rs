@@ -163,11 +163,17 @@ fn range(shares: &Range<u32>, sharing: Sharing) -> nix::libc::flock {
         Sharing::Alone => nix::libc::F_WRLCK,
         Sharing::WithReaders => nix::libc::F_RDLCK,
     };
+    let start = SHARE_LOCKS_OFFSET + i64::from(shares.start);
+    lock_of_bytes(kind, start, i64::from(shares.end - shares.start))
+}
+
+/// A lock of this kind on so many bytes of a file. No length reaches as far as there are bytes.
+pub(super) fn lock_of_bytes(kind: nix::libc::c_int, start: i64, length: i64) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,
         l_whence: nix::libc::SEEK_SET as i16,
-        l_start: SHARE_LOCKS_OFFSET + i64::from(shares.start),
-        l_len: i64::from(shares.end - shares.start),
+        l_start: start,
+        l_len: length,
         l_pid: 0,
     }
 }

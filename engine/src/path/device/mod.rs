@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::claim::Claim;
+pub use self::reserve::FillProgress;
 use self::reserve::reserve;
 use super::DeviceCapabilities;
 use super::operation::Action;
@@ -192,13 +193,24 @@ impl Device {
 
     /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write
     /// can not run out of space later; with zeroes, where it cannot reserve. `sparse` leaves that
-    /// out. A file that exists is refused, and
-    /// so is a name among the devices: it is of one that is not there, or mistyped.
+    /// out. A file that exists is refused, and so is a name among the devices: it is of one that is
+    /// not there, or mistyped.
     pub fn create(
         spec: &DeviceSpec,
         size: ByteCount,
         sparse: bool,
         mode: OpenMode,
+    ) -> Result<Self, DeviceOpenError> {
+        Self::create_with(spec, size, sparse, mode, &mut |_| ())
+    }
+
+    /// The same; tells how many zeroes are stored, where it needs zeroes.
+    pub fn create_with(
+        spec: &DeviceSpec,
+        size: ByteCount,
+        sparse: bool,
+        mode: OpenMode,
+        progress: FillProgress<'_>,
     ) -> Result<Self, DeviceOpenError> {
         let path = spec.target();
         if is_among_devices(&path) {
@@ -209,7 +221,8 @@ impl Device {
             io::ErrorKind::AlreadyExists => DeviceOpenError::Exists { path: path.clone() },
             _ => DeviceOpenError::Open { path: path.clone(), source },
         })?;
-        let opened = reserve(&file, &path, size, sparse).and_then(|()| Self::open(spec, mode));
+        let reserved = reserve(&file, &path, size, sparse, progress);
+        let opened = reserved.and_then(|()| Self::open(spec, mode));
         if opened.is_err() {
             // The file is ours and holds nothing; leaving it would block the next attempt.
             let _ = std::fs::remove_file(&path);
@@ -220,8 +233,18 @@ impl Device {
     /// Makes a regular file at least `size` bytes long, with every one of these bytes reserved;
     /// `sparse` leaves that out. Block devices have the size they have: the request is ignored.
     pub fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
+        self.grow_with(size, sparse, &mut |_| ())
+    }
+
+    /// The same; tells how many zeroes are stored, where it needs zeroes.
+    pub fn grow_with(
+        &mut self,
+        size: ByteCount,
+        sparse: bool,
+        progress: FillProgress<'_>,
+    ) -> Result<(), DeviceOpenError> {
         if self.kind == DeviceKind::File && (self.size < size || !sparse) {
-            reserve(&self.file, &self.path, size, sparse)?;
+            reserve(&self.file, &self.path, size, sparse, progress)?;
             self.size = self.size.max(size);
         }
         Ok(())

@@ -15,20 +15,25 @@ use crate::units::ByteCount;
 /// Zeroes in one write.
 const CHUNK_BYTES: u64 = 1 << 20;
 
+/// What is told of zeroes that are being stored: how many bytes are done.
+pub type FillProgress<'a> = &'a mut dyn FnMut(ByteCount);
+
 /// Extends a file to `size` bytes, each of which has a place on its file system unless it is to be
 /// sparse. A file system that cannot reserve (ext3, vfat, many that are mounted by FUSE or over a
-/// network) is given zeroes to store. Where it fails the file has its old length.
+/// network) is given zeroes to store, of which `progress` is told. Where it fails the file has its
+/// old length.
 pub(super) fn reserve(
     file: &File,
     path: &Path,
     size: ByteCount,
     sparse: bool,
+    progress: FillProgress<'_>,
 ) -> Result<(), DeviceOpenError> {
     let done = if sparse {
         file.set_len(size.0)
     } else {
         match allocate(file, size) {
-            Err(error) if is_unsupported(&error) => return fill(file, path, size),
+            Err(error) if is_unsupported(&error) => return fill(file, path, size, progress),
             answer => answer,
         }
     };
@@ -55,7 +60,12 @@ fn is_unsupported(error: &io::Error) -> bool {
 }
 
 /// Has a file system that cannot reserve space store zeroes wherever nothing else is.
-fn fill(file: &File, path: &Path, size: ByteCount) -> Result<(), DeviceOpenError> {
+fn fill(
+    file: &File,
+    path: &Path,
+    size: ByteCount,
+    progress: FillProgress<'_>,
+) -> Result<(), DeviceOpenError> {
     let failed = |source| DeviceOpenError::Reserve { path: path.into(), size, source };
     let before = file.metadata().map_err(failed)?;
     // Once more, by way of the page cache: the length of a file need not be one of whole blocks.
@@ -64,7 +74,7 @@ fn fill(file: &File, path: &Path, size: ByteCount) -> Result<(), DeviceOpenError
     if DeviceIdentity::of(&after) != DeviceIdentity::of(&before) {
         return Err(DeviceOpenError::Changed { path: path.into() });
     }
-    fill_up_to(&opened, size.0).map_err(|source| {
+    fill_up_to(&opened, size.0, progress).map_err(|source| {
         if before.len() < size.0 {
             // The first failure is told; what is too long then holds nothing.
             let _ = opened.set_len(before.len());
@@ -73,7 +83,7 @@ fn fill(file: &File, path: &Path, size: ByteCount) -> Result<(), DeviceOpenError
     })
 }
 
-fn fill_up_to(file: &File, size: u64) -> io::Result<()> {
+fn fill_up_to(file: &File, size: u64, progress: FillProgress<'_>) -> io::Result<()> {
     // Its whole length first: what is left where this is interrupted is as large as was asked for.
     if file.metadata()?.len() < size {
         file.set_len(size)?;
@@ -83,6 +93,7 @@ fn fill_up_to(file: &File, size: u64) -> io::Result<()> {
         let chunk = &mut chunk[..CHUNK_BYTES.min(size - start) as usize];
         file.read_exact_at(chunk, start)?;
         fill_chunk(file, start, chunk)?;
+        progress(ByteCount(start + chunk.len() as u64));
     }
     // Only now do all file systems say whether they had room.
     file.sync_data()?;
@@ -135,14 +146,19 @@ mod tests {
         let file = File::options().write(true).open(&path).unwrap();
         // Neither the end of the data nor that of the file lies on a block.
         let size = 3 * CHUNK_BYTES + 100;
-        fill(&file, &path, ByteCount(size)).unwrap();
+        let mut told = Vec::new();
+        fill(&file, &path, ByteCount(size), &mut |done| told.push(done.0)).unwrap();
+        assert_eq!(
+            told,
+            [1, 2, 3].map(|it| it * CHUNK_BYTES).into_iter().chain([size]).collect::<Vec<_>>()
+        );
         let stored = file.metadata().unwrap();
         assert_eq!(stored.len(), size);
         assert!(stored.blocks() * 512 >= size, "{} blocks", stored.blocks());
         let found = std::fs::read(&path).unwrap();
         assert!(found.starts_with(&data) && found[data.len()..].iter().all(|byte| *byte == 0));
         // What is longer stays so.
-        fill(&file, &path, ByteCount(CHUNK_BYTES)).unwrap();
+        fill(&file, &path, ByteCount(CHUNK_BYTES), &mut |_| ()).unwrap();
         assert_eq!(file.metadata().unwrap().len(), size);
     }
 

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 
 use super::DeviceIdentity;
+use super::lock::lock_of_bytes;
 
 /// Where the locks on shares begin; no device reaches there, and others lock bytes before them.
 pub const SHARE_LOCKS_OFFSET: i64 = 1 << 62;
@@ -112,13 +113,7 @@ fn lock_on(file: File) -> io::Result<Found> {
 
 /// Whether somebody has a lock on bytes of it (POSIX's, or an open file description's).
 fn is_range_locked(file: &File) -> bool {
-    let mut found = libc::flock {
-        l_type: libc::F_WRLCK as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: SHARE_LOCKS_OFFSET,
-        l_pid: 0,
-    };
+    let mut found = lock_of_bytes(libc::F_WRLCK, 0, SHARE_LOCKS_OFFSET);
     let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
     asked.is_ok() && found.l_type != libc::F_UNLCK as i16
 }
@@ -240,13 +235,7 @@ mod tests {
     fn locks_of_both_kinds_are_seen_but_not_those_on_shares() {
         let scratch = Scratch::new("users-locks");
         let reading = File::open(&scratch.0).unwrap();
-        let range = |start, length| libc::flock {
-            l_type: libc::F_RDLCK as i16,
-            l_whence: libc::SEEK_SET as i16,
-            l_start: start,
-            l_len: length,
-            l_pid: 0,
-        };
+        let range = |start, length| lock_of_bytes(libc::F_RDLCK, start, length);
         fcntl(&reading, FcntlArg::F_OFD_SETLK(&range(SHARE_LOCKS_OFFSET, 4))).unwrap();
         assert_eq!(other_use(&scratch.0).unwrap(), None);
         // As QEMU locks the image of a disk: single bytes from 100 on.

@@ -25,10 +25,10 @@ pub(super) struct Registers(Option<usize>);
 pub(super) struct Attaching(());
 
 /// Where registers begin and end; both 0 for none.
-struct Place(AtomicUsize, AtomicUsize);
+struct RegisterRange(AtomicUsize, AtomicUsize);
 
-static PLACES: [Place; REGISTERS_MAX] =
-    [const { Place(AtomicUsize::new(0), AtomicUsize::new(0)) }; REGISTERS_MAX];
+static RANGES: [RegisterRange; REGISTERS_MAX] =
+    [const { RegisterRange(AtomicUsize::new(0), AtomicUsize::new(0)) }; REGISTERS_MAX];
 /// The thread that attaches a controller.
 static ATTACHES: AtomicI32 = AtomicI32::new(NOBODY);
 /// Its last fault: one that comes again was not mended.
@@ -47,23 +47,23 @@ unsafe impl Sync for Before {}
 impl Registers {
     /// The registers at `start`, of so many bytes.
     pub(super) fn new(start: usize, bytes: usize) -> Self {
-        let is_free = |place: &Place| {
-            place.0.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let is_free = |range: &RegisterRange| {
+            range.0.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        let place = PLACES.iter().position(is_free);
-        if let Some(place) = place {
-            PLACES[place].1.store(start.saturating_add(bytes), Ordering::Release);
+        let range = RANGES.iter().position(is_free);
+        if let Some(range) = range {
+            RANGES[range].1.store(start.saturating_add(bytes), Ordering::Release);
             need();
         }
-        Self(place)
+        Self(range)
     }
 }
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        if let Some(place) = self.0 {
-            PLACES[place].1.store(0, Ordering::Relaxed);
-            PLACES[place].0.store(0, Ordering::Release);
+        if let Some(range) = self.0 {
+            RANGES[range].1.store(0, Ordering::Relaxed);
+            RANGES[range].0.store(0, Ordering::Release);
             need_no_more();
         }
     }
@@ -151,11 +151,11 @@ extern "C" fn on_fault(signal: i32, information: *mut libc::siginfo_t, context: 
 }
 
 fn is_of_registers(address: usize) -> bool {
-    let is_in = |place: &Place| {
-        let end = place.1.load(Ordering::Acquire);
-        (place.0.load(Ordering::Relaxed)..end).contains(&address)
+    let is_in = |range: &RegisterRange| {
+        let end = range.1.load(Ordering::Acquire);
+        (range.0.load(Ordering::Relaxed)..end).contains(&address)
     };
-    if PLACES.iter().any(is_in) {
+    if RANGES.iter().any(is_in) {
         return true;
     }
     ATTACHES.load(Ordering::Relaxed) == this_thread()

@@ -91,7 +91,7 @@ fn free(
         let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
         // What has been read must not disappear when the power goes, as what was free then might
         // not be.
-        let mark = ShareOnDevices { superblock, members: &members.each(), share }.mark();
+        let mark = ShareOnDevices { superblock, members: &members.each(), share }.seen().mark();
         let recovered = settle::read(media, geometry, place, mark, recover).map_err(failed)?;
         let Recovered { index, index_segments, mut log, settled, .. } = recovered;
         for (run, _) in &index.runs {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::check::{CheckReport, DamagedTensor};
+use super::check::CheckReport;
+use super::damage::DamagedTensor;
 use crate::layout::TensorId;
 
 /// What is to be dropped if it has lost bytes, in every share in which it has.

@@ -2,9 +2,11 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::check::{CheckProgress, DamagedTensor, Read, Reader, reactor_to_read};
+use super::check::{CheckProgress, reactor_to_read};
+use super::damage::DamagedTensor;
 use super::index::IndexView;
 use super::older::AcceptError;
+use super::tensors::{ReadableVersion, Reader};
 use crate::log::{LogPlace, LostCommits, StripeMap, recover, recover_rest};
 use crate::path::MemberSource;
 use crate::pool::arrangement::arrange;
@@ -48,7 +50,7 @@ pub fn lost_commits<Source: MemberSource>(
     for share in 0..geometry.shares {
         let no_share = OpenError::NoShare { share, shares: geometry.shares };
         let place = LogPlace::of(superblock, share).ok_or(no_share)?;
-        let mark = ShareOnDevices { superblock, members: &members.each(), share }.mark();
+        let mark = ShareOnDevices { superblock, members: &members.each(), share }.seen().mark();
         if recover(place, mark, &media).is_ok() {
             continue;
         }
@@ -59,8 +61,8 @@ pub fn lost_commits<Source: MemberSource>(
         let mut found = recover_rest(place, mark, &media).map_err(failed)?;
         let Some(commits) = found.lost.take() else { continue };
         let view = IndexView::of(&place, geometry, found, Vec::new());
-        let read: Vec<Read> = Read::all(share, &view).collect();
-        let bytes = ByteCount(read.iter().map(Read::bytes).sum());
+        let read: Vec<ReadableVersion> = ReadableVersion::all(share, &view).collect();
+        let bytes = ByteCount(read.iter().map(ReadableVersion::bytes).sum());
         let reader = Reader { reactor: &reactor, stripes: StripeMap::new(geometry), bytes };
         let damaged = reader.damaged(&read, progress);
         lost.push(LostShare { share, commits, tensors: view.tensors.len() as u64, damaged });

@@ -5,18 +5,23 @@
 //! are compared with the device's real size before anything is read by them.
 
 mod check;
+mod damage;
+mod devices;
 mod index;
 mod lost;
 mod lost_commits;
 mod older;
 mod overwritten;
 mod repair;
+mod shares;
+mod tensors;
 #[cfg(test)]
 mod tests;
 mod view;
 mod wipe;
 
-pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
+pub use check::{CheckProgress, CheckReport, check};
+pub use damage::{Damage, DamagedTensor, Unsettled};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use lost::{DropError, DropName, Lost};
 pub use lost_commits::{LostShare, accept_lost_commits, lost_commits};

@@ -57,7 +57,7 @@ fn find<Source: MemberSource>(
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let members = members.each();
     let older = (0..superblock.geometry.shares).flat_map(|share| {
-        let found = ShareOnDevices { superblock, members: &members, share }.older();
+        let found = ShareOnDevices { superblock, members: &members, share }.seen().older;
         found.into_iter().map(move |it| (share, it))
     });
     Ok((superblock.geometry, older.collect()))

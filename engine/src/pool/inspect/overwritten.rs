@@ -73,7 +73,7 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
     let each = members.each();
     for share in 0..crate::layout::SHARES_MAX {
         let offset = holder_offset(share);
-        let seen = ShareOnDevices { superblock, members: &each, share }.events();
+        let seen = ShareOnDevices { superblock, members: &each, share }.seen().events;
         let is_share = share < superblock.geometry.shares;
         // Zeroes would say that the device was there for no event, which makes it an older copy of
         // itself.

@@ -4,7 +4,8 @@ use std::io;
 
 use thiserror::Error;
 
-use super::check::{CheckProgress, CheckReport, Damage, check};
+use super::check::{CheckProgress, CheckReport, check};
+use super::damage::Damage;
 use super::lost::{DropError, DropName, Lost, named};
 use crate::layout::protective_mbr;
 use crate::path::MemberSource;

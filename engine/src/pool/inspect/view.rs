@@ -119,14 +119,14 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
             let holder = places.iter().find_map(|it| last_holder(&*it.member, share));
             let devices = ShareOnDevices { superblock: &superblock, members: &members, share };
             // Before the log, which may be longer meanwhile.
-            let mark = devices.mark();
+            let seen = devices.seen();
+            let mark = seen.mark();
             let mark = LogMark { closed: mark.closed && !held, ..mark };
-            let older = devices.older();
             let index = read_index(&superblock, share, mark, &media).map(|mut index| {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index
             });
-            Some(ShareView { share, area, held, holder, index, older })
+            Some(ShareView { share, area, held, holder, index, older: seen.older })
         })
         .collect();
     Ok(PoolView { superblock, devices, missing, shares })

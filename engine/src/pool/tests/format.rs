@@ -158,6 +158,54 @@ fn devices_of_a_format_that_was_interrupted_anywhere_are_taken_by_the_next() {
     }
 }
 
+/// A disk that loses its power in the midst of blocks keeps some of their sectors, and what nine
+/// shares need goes beyond the first sector of a superblock.
+#[test]
+fn what_a_format_leaves_that_was_cut_off_anywhere_is_a_pool_or_says_that_it_is_to_be_formatted() {
+    let options = FormatOptions { share_count: 9, ..small() };
+    for count in [1, 2] {
+        let cuts = [PowerCut::DropAll, PowerCut::KeepAll];
+        let mut pools = 0;
+        'operations: for nth in 0.. {
+            for cut in cuts.into_iter().chain([nth, nth + 1000].map(PowerCut::Torn)) {
+                let disks: Vec<_> = (0..count).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
+                SimDisk::cut_power_at(&disks, nth, cut);
+                match Pool::format(&disks, &options) {
+                    Ok(_) => break 'operations,
+                    Err(FormatError::HalfWay(_)) => (),
+                    Err(other) => panic!("{cut:?} at {nth}: {other}"),
+                }
+                pools +=
+                    usize::from(is_pool_or_taken(&disks, &options, &format!("{cut:?} at {nth}")));
+            }
+        }
+        assert!(pools > 0, "the last flush, at least");
+    }
+}
+
+/// Whether the devices are a pool. If not, opening says what to do about those that have a mark,
+/// and that helps.
+fn is_pool_or_taken(disks: &[SimDisk], options: &FormatOptions, what: &str) -> bool {
+    let mark = |disk: &SimDisk| {
+        UnfinishedFormat::decode(&disk.peek(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize))
+    };
+    let is_marked = disks.iter().any(|disk| mark(disk).is_some());
+    let is_pool = match Pool::open(disks, &quick()) {
+        Ok(pool) => pool.close().is_ok(),
+        Err(OpenError::Superblock { source: SuperblockError::Unfinished, .. }) => false,
+        Err(OpenError::Superblock { source: SuperblockError::Absent, .. }) if !is_marked => false,
+        Err(other) => panic!("{what}: {other}"),
+    };
+    if is_pool {
+        let refused = Pool::format(disks, options);
+        assert!(matches!(refused, Err(FormatError::HoldsPool { .. })), "{what}: {refused:?}");
+    } else {
+        Pool::format(disks, options).unwrap_or_else(|refused| panic!("{what}: {refused}"));
+        open(disks).close().unwrap();
+    }
+    is_pool
+}
+
 #[test]
 fn of_a_format_that_wrote_one_superblock_both_devices_are_taken_unless_one_was_used() {
     let disks = disks(2, ByteCount::mib(4));
@@ -167,7 +215,7 @@ fn of_a_format_that_wrote_one_superblock_both_devices_are_taken_unless_one_was_u
     };
     marked(&disks);
     let Err(refused) = Pool::open(&disks, &quick()) else { panic!("opened an unfinished pool") };
-    assert!(refused.to_string().contains("unfinished format"), "{refused}");
+    assert!(refused.to_string().contains("a format of it was interrupted"), "{refused}");
     // It was open above.
     let used = Pool::format(&disks, &small());
     assert!(matches!(used, Err(FormatError::HoldsPool { .. })), "{used:?}");

@@ -10,7 +10,7 @@ use tidelog_engine::pool::inspect::{CheckReport, Damage, IndexView, check, inspe
 
 use super::faults::power_cut;
 use super::life::options;
-use super::places::{Place, Places};
+use super::structures::{BlockExtent, PoolStructures};
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::harm::{Copies, Harm, How, Part};
@@ -32,7 +32,7 @@ enum Must {
 
 /// A block that was harmed.
 struct Harmed {
-    place: Place,
+    extent: BlockExtent,
     how: How,
     /// What stood there.
     before: Vec<u8>,
@@ -43,9 +43,14 @@ impl Harmed {
         matches!(self.how, How::Rot(_) | How::Unreadable)
     }
 
+    /// Whether nothing can be read there but zeroes.
+    fn is_blank(&self) -> bool {
+        matches!(self.how, How::Zeroes | How::Unreadable)
+    }
+
     /// As it was before, whatever was written since.
     fn undo(&self, disks: &[SimDisk]) {
-        let (disk, block) = (&disks[self.place.disk], self.place.block());
+        let (disk, block) = (&disks[self.extent.disk], self.extent.block());
         if self.is_overlay() { disk.restore(block) } else { disk.overwrite(block, &self.before) }
     }
 }
@@ -98,21 +103,22 @@ impl Runner<'_> {
     ) -> Result<Option<Done>, String> {
         let found = inspect(&self.disks).map_err(text)?;
         let index = found.shares[0].index.as_ref().map_err(|why| format!("no index: {why}"))?;
-        let places = Places { disks: &self.disks, geometry, epoch: index.epoch };
+        let structures = PoolStructures { disks: &self.disks, geometry, epoch: index.epoch };
         let (targets, tensor) = if harm.part != Part::Tensor {
-            (targets(&places, &harm), None)
+            (targets(&structures, &harm), None)
         } else if self.model.in_doubt.is_some() {
             // Its bytes are to say what became of the commit.
             (Vec::new(), None)
         } else {
             let chosen = tensor_and_byte(index, &geometry, harm.at);
-            let target = chosen.map(|(_, place)| (place, harm.how[0]));
+            let target = chosen.map(|(_, extent)| (extent, harm.how[0]));
             (target.into_iter().collect(), chosen.map(|(id, _)| id))
         };
-        let in_all = harm.part.is_of_index() && is_in_all(&harm, targets.len(), places.copies());
+        let in_all =
+            harm.part.is_of_index() && is_in_all(&harm, targets.len(), structures.copies());
         // Without its first superblock nobody can tell what else is wrong with a disk's start from
         // what somebody has made there.
-        let is_stained = |(place, _): &(Place, How)| self.stained.contains(&place.disk);
+        let is_stained = |(extent, _): &(BlockExtent, How)| self.stained.contains(&extent.disk);
         if harm.part == Part::FirstSuperblock && targets.iter().any(is_stained) {
             return Ok(None);
         }
@@ -127,10 +133,10 @@ impl Runner<'_> {
     }
 
     /// Harms these blocks, but for those that are the same afterwards.
-    fn harm_blocks(&self, targets: &[(Place, How)]) -> Vec<Harmed> {
+    fn harm_blocks(&self, targets: &[(BlockExtent, How)]) -> Vec<Harmed> {
         let mut harmed = Vec::new();
-        for &(place, how) in targets {
-            let (disk, block) = (&self.disks[place.disk], place.block());
+        for &(extent, how) in targets {
+            let (disk, block) = (&self.disks[extent.disk], extent.block());
             let before = disk.peek(block, BLOCK_BYTES as usize);
             let after = match how {
                 How::Rot(_) | How::Unreadable => None,
@@ -143,11 +149,11 @@ impl Runner<'_> {
                 continue;
             }
             match how {
-                How::Rot(mask) => disk.rot(place.offset, mask),
+                How::Rot(mask) => disk.rot(extent.offset, mask),
                 How::Unreadable => disk.make_unreadable(block),
                 _ => disk.overwrite(block, &after.unwrap_or_default()),
             }
-            harmed.push(Harmed { place, how, before });
+            harmed.push(Harmed { extent, how, before });
         }
         harmed
     }
@@ -243,21 +249,21 @@ impl Runner<'_> {
         let count = |is_meant: &dyn Fn(&Damage) -> bool| {
             report.damage.iter().filter(|it| is_meant(it)).count()
         };
-        let name = format!("sim{}", harmed[0].place.disk);
+        let name = format!("sim{}", harmed[0].extent.disk);
         let is_of = |copy: char| {
             count(
                 &|it| matches!(it, Damage::Superblock { device, copy: of, .. } if *device == name && *of == copy),
             )
         };
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
-        let blank = harmed.iter().any(|it| it.how == How::Zeroes);
+        let blank = harmed.iter().any(Harmed::is_blank);
         let others = count(&|it| !matches!(it, Damage::Tensor(_)));
         let found = match harm.part {
             Part::FirstSuperblock => is_of('A') > 0,
             Part::SecondSuperblock => is_of('B') > 0,
             Part::Tensor => tensor.is_some_and(|id| report.damaged_tensors().any(|it| it.id == id)),
             _ if !*closed => true,
-            Part::Holder => (!unreadable && !blank) || self.disks.len() == 1 || others > 0,
+            Part::Holder => !blank || self.disks.len() == 1 || others > 0,
             Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match done.must() {
                 Must::Open => count(&|it| matches!(it, Damage::IndexCopy { .. })) >= harmed.len(),
                 Must::BeRefused => count(&|it| matches!(it, Damage::Index { .. })) > 0,
@@ -311,41 +317,41 @@ fn tensor_and_byte(
     index: &IndexView,
     geometry: &Geometry,
     at: [u16; 2],
-) -> Option<(TensorId, Place)> {
+) -> Option<(TensorId, BlockExtent)> {
     let all: Vec<_> = index.readable().filter(|(entry, ..)| entry.length > 0).collect();
     let (entry, ..) = all.get(usize::from(at[0]) % all.len().max(1))?;
     let pieces: Vec<_> = StripeMap::new(geometry).placements(&entry.runs, entry.length).collect();
     let piece = pieces[usize::from(at[1]) % pieces.len()];
     let byte = (u64::from(at[1]) * u64::from(piece.length)) >> 16;
     let offset = piece.device_offset + byte;
-    Some((entry.id, Place { disk: piece.device.into(), offset, length: 1 }))
+    Some((entry.id, BlockExtent { disk: piece.device.into(), offset, length: 1 }))
 }
 
 /// The blocks that are to be harmed, and how.
-fn targets(places: &Places<'_>, harm: &Harm) -> Vec<(Place, How)> {
+fn targets(structures: &PoolStructures<'_>, harm: &Harm) -> Vec<(BlockExtent, How)> {
     let Harm { part, how, copies, disk, at } = *harm;
     let disk = usize::from(disk);
     let in_each_disk =
         matches!(part, Part::FirstSuperblock | Part::SecondSuperblock | Part::Holder | Part::Owner);
-    let first = disk % if in_each_disk { places.disks.len() } else { places.copies() };
-    let nth = |places: &[Place], at: u16| (usize::from(at) * places.len()) >> 16;
+    let first = disk % if in_each_disk { structures.disks.len() } else { structures.copies() };
+    let nth = |extents: &[BlockExtent], at: u16| (usize::from(at) * extents.len()) >> 16;
     // Which of the bytes that count is another number's matter than which block.
-    let byte = |place: Place, at: u16| Place {
-        offset: place.offset + u64::from(at) * 31 % place.length,
-        ..place
+    let byte = |extent: BlockExtent, at: u16| BlockExtent {
+        offset: extent.offset + u64::from(at) * 31 % extent.length,
+        ..extent
     };
-    let all = places.of(part, first);
+    let all = structures.of(part, first);
     if all.is_empty() {
         return Vec::new();
     }
     let one = nth(&all, at[0]);
     let mut targets = vec![(byte(all[one], at[1]), how[0])];
-    if copies != Copies::One && !in_each_disk && places.copies() == 2 {
-        let other = places.of(part, 1 - first);
+    if copies != Copies::One && !in_each_disk && structures.copies() == 2 {
+        let other = structures.of(part, 1 - first);
         let apart = copies == Copies::Apart;
         let two = if apart { nth(&other, at[1]) } else { one };
         match other.get(two) {
-            Some(place) if !apart || two != one => targets.push((byte(*place, at[0]), how[1])),
+            Some(extent) if !apart || two != one => targets.push((byte(*extent, at[0]), how[1])),
             _ if apart => {}
             // A crash has left the other copy shorter: this one may be the only one.
             _ => return Vec::new(),
@@ -364,7 +370,10 @@ impl Done {
                 Must::Open
             }
             // Of a disk without a copy of the index nothing says then that it is no older copy.
-            Part::Holder if harmed.iter().any(|it| it.place.disk > 1) => Must::BeSound,
+            Part::Holder if harmed.iter().any(|it| it.extent.disk > 1 && it.is_blank()) => {
+                Must::BeRefused
+            }
+            Part::Holder => Must::Open,
             Part::Record | Part::LastRecord if *in_all && *closed => Must::BeRefused,
             // The checkpoint before it may say the same.
             Part::Checkpoint | Part::Grown if *in_all => Must::BeSound,

@@ -9,8 +9,8 @@ use super::{Check, Runner, tensor, text};
 use crate::sim::coverage::Under;
 use crate::sim::model::{Content, Model};
 
-/// A read that is on its way.
-pub(super) struct Read {
+/// A read that was submitted and has not ended.
+pub(super) struct ReadInFlight {
     pub(super) name: String,
     pub(super) durable: Option<u16>,
     pub(super) content: Content,
@@ -68,7 +68,7 @@ impl Runner<'_> {
         }
         let ticket = self.start(id.into(), durable, (0, content.length.into()))?;
         let durable = durable.then_some(u16::from(id));
-        self.reads.push(Read {
+        self.reads.push(ReadInFlight {
             name: format!("{id}, begun in act {}", self.act),
             durable,
             content,

@@ -42,14 +42,17 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, F
         text.push_str("\nNothing was written. Add --yes to write this.\n");
         return Ok(CommandReport { text, json: plan.json(None), exit: FormatExit::Clean });
     }
+    let filling = progress_bar("filling");
     let bar = progress_bar("deallocating");
     let measuring = calibrate::progress_bar();
     let mut calibration = None;
     let made = Pool::format_with(&specs, &options, &mut |progress| match progress {
+        FormatProgress::Filling { done, total, .. } => advance(&filling, done, total),
         FormatProgress::Deallocating { done, total, .. } => advance(&bar, done, total),
         FormatProgress::Measuring(step) => calibrate::advance(&measuring, step),
         FormatProgress::Calibrated(found) => calibration = Some(found),
     });
+    filling.finish_and_clear();
     bar.finish_and_clear();
     measuring.finish_and_clear();
     let made = made?;

@@ -36,7 +36,7 @@ pub(super) fn run(args: &ListArgs, system: &System) -> CommandReport {
         };
         match view.newest.clone() {
             Ok(superblock) => pools.entry(superblock.pool).or_default().push((superblock, view)),
-            Err(SuperblockError::Absent) => (),
+            Err(SuperblockError::Absent | SuperblockError::Unfinished) => (),
             Err(why) => damaged.push(json!({ "device": view.name, "why": why.to_string() })),
         }
     }

@@ -11,13 +11,13 @@ use crate::sim::harm::Part;
 
 /// Bytes of one disk, all in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BlockExtent {
     pub(super) disk: usize,
     pub(super) offset: u64,
     pub(super) length: u64,
 }
 
-impl Place {
+impl BlockExtent {
     /// The parts of some bytes of a disk, block by block.
     fn all(disk: usize, offset: u64, length: u64) -> impl Iterator<Item = Self> {
         let end = offset + length;
@@ -35,14 +35,14 @@ impl Place {
 }
 
 /// A closed pool with one share.
-pub(super) struct Places<'a> {
+pub(super) struct PoolStructures<'a> {
     pub(super) disks: &'a [SimDisk],
     pub(super) geometry: Geometry,
     /// The epoch of the checkpoint that holds.
     pub(super) epoch: u64,
 }
 
-impl Places<'_> {
+impl PoolStructures<'_> {
     /// How many copies there are of the metadata.
     pub(super) fn copies(&self) -> usize {
         self.disks.len().min(2)
@@ -50,8 +50,8 @@ impl Places<'_> {
 
     /// The blocks of a structure, with the bytes of them that count, in its `copy` (or on the disk
     /// of this number, where each has its own). None if it is not there.
-    pub(super) fn of(&self, part: Part, copy: usize) -> Vec<Place> {
-        let block = |offset| Place::all(copy, offset, BLOCK_BYTES).collect();
+    pub(super) fn of(&self, part: Part, copy: usize) -> Vec<BlockExtent> {
+        let block = |offset| BlockExtent::all(copy, offset, BLOCK_BYTES).collect();
         let (holds, other) = (self.slot(0), self.slot(1));
         match part {
             Part::FirstSuperblock => block(SUPERBLOCK_OFFSET),
@@ -65,11 +65,11 @@ impl Places<'_> {
             Part::Tail => {
                 let records = self.records(copy).concat();
                 let begin = records.last().map_or(holds.log_offset, |it| it.block() + BLOCK_BYTES);
-                Place::all(copy, begin, holds.log_offset + holds.log_bytes - begin).collect()
+                BlockExtent::all(copy, begin, holds.log_offset + holds.log_bytes - begin).collect()
             }
             Part::OtherSlot => {
                 let length = other.checkpoint_bytes + other.log_bytes;
-                Place::all(copy, other.checkpoint_offset, length).collect()
+                BlockExtent::all(copy, other.checkpoint_offset, length).collect()
             }
             Part::Tensor => Vec::new(),
         }
@@ -82,7 +82,7 @@ impl Places<'_> {
     }
 
     /// What of the checkpoint stands in its slot, and what in segments.
-    fn checkpoint(&self, copy: usize) -> (Vec<Place>, Vec<Place>) {
+    fn checkpoint(&self, copy: usize) -> (Vec<BlockExtent>, Vec<BlockExtent>) {
         let slot = self.slot(0);
         let bytes = self.disks[copy].peek(slot.checkpoint_offset, slot.checkpoint_bytes as usize);
         let Some(claim) = Checkpoint::claim(&bytes).filter(|claim| claim.epoch == self.epoch)
@@ -98,14 +98,14 @@ impl Places<'_> {
         let grown = slices.flat_map(|(disk, offset)| {
             let length = rest.min(self.geometry.segment_bytes);
             rest -= length;
-            Place::all(disk.into(), offset, length)
+            BlockExtent::all(disk.into(), offset, length)
         });
         let grown = grown.collect();
-        (Place::all(copy, slot.checkpoint_offset, in_slot).collect(), grown)
+        (BlockExtent::all(copy, slot.checkpoint_offset, in_slot).collect(), grown)
     }
 
     /// The records that continue it, whole or not.
-    fn records(&self, copy: usize) -> Vec<Vec<Place>> {
+    fn records(&self, copy: usize) -> Vec<Vec<BlockExtent>> {
         const HEADER_BYTES: u64 = 64;
         let slot = self.slot(0);
         let bytes = self.disks[copy].peek(slot.log_offset, slot.log_bytes as usize);
@@ -118,7 +118,7 @@ impl Places<'_> {
         {
             let payload = u32::from_le_bytes(bytes[at + 12..at + 16].try_into().unwrap());
             let length = HEADER_BYTES + u64::from(payload);
-            records.push(Place::all(copy, slot.log_offset + at as u64, length).collect());
+            records.push(BlockExtent::all(copy, slot.log_offset + at as u64, length).collect());
             at += length.next_multiple_of(BLOCK_BYTES) as usize;
             if at >= bytes.len() {
                 break;

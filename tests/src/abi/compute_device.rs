@@ -10,8 +10,8 @@ use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
 use super::Memory;
 use super::memory::content;
 
-/// The place of a framework's storages.
-pub(super) enum Place {
+/// The device that has a framework's storages.
+pub(super) enum ComputeDevice {
     Host,
     Gpu(Arc<Compute>),
 }
@@ -29,7 +29,7 @@ pub(super) enum Room {
     Gpu { memory: DeviceMemory, compute: Arc<Compute> },
 }
 
-impl Place {
+impl ComputeDevice {
     pub(super) fn of(gpu: bool) -> Self {
         if !gpu {
             return Self::Host;

@@ -1,0 +1,198 @@
+//! What a check finds.
+
+use std::fmt;
+
+use crate::layout::{TensorId, TensorKey};
+use crate::units::ByteCount;
+
+/// Something that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// One of a device's two superblocks.
+    Superblock {
+        /// The device.
+        device: String,
+        /// `A` or `B`.
+        copy: char,
+        /// Whose superblock stands there, if it is another device's.
+        other: Option<String>,
+    },
+    /// A device on which something else was made, while a superblock stands.
+    OverwrittenStart {
+        /// The device.
+        device: String,
+        /// What stands there, and where.
+        found: String,
+    },
+    /// A block device's protective MBR.
+    ProtectiveMbr {
+        /// The device.
+        device: String,
+    },
+    /// One of two copies of a share's index.
+    IndexCopy {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A share's index, in every copy: none of its tensors can be found.
+    Index {
+        /// The share.
+        share: u32,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A device that is an older copy of itself.
+    OlderCopy {
+        /// The share that was used without it.
+        share: u32,
+        /// The device.
+        device: String,
+        /// How that shows.
+        why: String,
+    },
+    /// A share's holder block on a device, with its count of openings.
+    Holder {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
+    },
+    /// A tensor.
+    Tensor(DamagedTensor),
+}
+
+/// A durable tensor of which bytes are lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedTensor {
+    /// The share it belongs to.
+    pub share: u32,
+    /// Its id.
+    pub id: TensorId,
+    /// Its name, if it was put by one.
+    pub name: Option<String>,
+    /// The seals that hold this version of it.
+    pub seals: Vec<String>,
+    /// Whether it is what stands under its id; if not, only seals hold it.
+    pub current: bool,
+    /// Its length.
+    pub length: ByteCount,
+    /// How many of its bytes lie in pieces that cannot be read or are not what was written.
+    pub lost: ByteCount,
+    /// What is wrong with the first of them, and where.
+    pub why: String,
+}
+
+/// What the next open will write, though nothing is damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsettled {
+    /// A first superblock that is older than the second, which is written before it.
+    Superblock {
+        /// The device.
+        device: String,
+    },
+    /// A copy of a share's index that lacks what was written last, as after a process that was
+    /// killed.
+    Copy {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// An index that fits no checkpoint as it is. Versions before its growth took commits all the
+    /// same.
+    Index {
+        /// The share.
+        share: u32,
+        /// What its tensors take.
+        needed: ByteCount,
+        /// What there is room for.
+        room: ByteCount,
+    },
+}
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock { device } => write!(
+                out,
+                "{device}: superblock copy A is older than copy B, as after a process that was killed; \
+                 the next open writes it"
+            ),
+            Self::Copy { share, device, what } => {
+                write!(out, "{device}: the index of share {share} in this copy: {what}")
+            }
+            Self::Index { share, needed, room } => write!(
+                out,
+                "the index of share {share} needs {needed} and its place has {room}; \
+                 the next open has it go on in free segments, if there are any"
+            ),
+        }
+    }
+}
+
+impl Damage {
+    /// Whether a good copy is left from which this one can be written again.
+    pub fn is_repairable(&self) -> bool {
+        !matches!(
+            self,
+            Self::OverwrittenStart { .. }
+                | Self::Index { .. }
+                | Self::OlderCopy { .. }
+                | Self::Tensor(_)
+        )
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock { device, copy, other: None } => {
+                write!(out, "{device}: superblock copy {copy} is damaged or missing")
+            }
+            Self::Superblock { device, copy, other: Some(whose) } => {
+                write!(out, "{device}: superblock copy {copy} is another device's ({whose})")
+            }
+            Self::OverwrittenStart { device, found } => write!(
+                out,
+                "{device}: it was given to something else, it has {found}; a superblock is still the pool's"
+            ),
+            Self::ProtectiveMbr { device } => {
+                write!(out, "{device}: the protective MBR is damaged or missing")
+            }
+            Self::IndexCopy { share, device, why } => {
+                write!(out, "{device}: the index of share {share} is damaged in this copy: {why}")
+            }
+            Self::Index { share, why } => {
+                write!(out, "the index of share {share} cannot be read from any copy: {why}")
+            }
+            Self::OlderCopy { share, device, why } => write!(
+                out,
+                "{device}: an older copy of itself, share {share} was used since without it: {why}"
+            ),
+            Self::Holder { share, device } => write!(
+                out,
+                "{device}: the holder block of share {share} is damaged or missing, with its count of openings"
+            ),
+            Self::Tensor(tensor) => write!(out, "{tensor}"),
+        }
+    }
+}
+
+impl fmt::Display for DamagedTensor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { share, id, name, seals, current, length, lost, why } = self;
+        let key = TensorKey { id: *id, name: name.as_deref().map(Into::into) };
+        write!(out, "{key}")?;
+        if !seals.is_empty() {
+            let held = if *current { "which seals hold, too" } else { "as seals hold it" };
+            write!(out, ", {held} ({}),", seals.join(", "))?;
+        }
+        write!(out, " of share {share}: {lost} of {length} are lost; the first: {why}")
+    }
+}

@@ -1,0 +1,64 @@
+//! What a check looks at of each share: its count of events on every device, and every copy of its
+//! index.
+
+use super::damage::{Damage, Unsettled};
+use super::index::{CopyState, IndexCopy, IndexView, read_index};
+use crate::log::LogMedia;
+use crate::pool::events::{OlderCopy, SeenOfShare, ShareOnDevices};
+
+/// What a check finds of a share.
+pub(super) struct ShareFindings {
+    pub(super) damage: Vec<Damage>,
+    pub(super) unsettled: Vec<Unsettled>,
+    /// `None` where it cannot be read.
+    pub(super) index: Option<IndexView>,
+}
+
+/// Looks at a share of a pool whose devices have these names.
+pub(super) fn look<M: LogMedia>(
+    devices: &ShareOnDevices<'_>,
+    names: &[String],
+    media: &M,
+) -> ShareFindings {
+    let share = devices.share;
+    let seen = devices.seen();
+    let mut damage = damage_of_count(share, &seen, names);
+    match read_index(devices.superblock, share, seen.mark(), media) {
+        Err(why) => {
+            damage.push(Damage::Index { share, why });
+            ShareFindings { damage, unsettled: Vec::new(), index: None }
+        }
+        Ok(index) => {
+            let mut unsettled = Vec::new();
+            for IndexCopy { device, state, .. } in &index.copies {
+                let device = names[usize::from(*device)].clone();
+                match state.clone() {
+                    CopyState::Whole => (),
+                    CopyState::Behind(what) => {
+                        unsettled.push(Unsettled::Copy { share, device, what });
+                    }
+                    CopyState::Damaged(why) => {
+                        damage.push(Damage::IndexCopy { share, device, why });
+                    }
+                }
+            }
+            let (needed, room) = (index.usage.live, index.usage.room);
+            // An index that is in segments already gets those of its other slot when the pool is
+            // opened.
+            if needed > room && index.usage.segments == 0 {
+                unsettled.push(Unsettled::Index { share, needed, room });
+            }
+            ShareFindings { damage, unsettled, index: Some(index) }
+        }
+    }
+}
+
+/// What is wrong with the event counts of a share.
+fn damage_of_count(share: u32, seen: &SeenOfShare, names: &[String]) -> Vec<Damage> {
+    let counts = seen.events.iter().zip(names);
+    let lost = counts.filter(|(events, _)| events.is_none());
+    let lost = lost.map(|(_, device)| Damage::Holder { share, device: device.clone() });
+    let older = seen.older.iter().cloned();
+    let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
+    lost.chain(older).collect()
+}
