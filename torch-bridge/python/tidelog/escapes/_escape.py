@@ -80,6 +80,8 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     # the op uses this one, which must not leave for the op's sake.
     _wrap(access, torch.UntypedStorage, "_write_file", _read, holds=True)
     _wrap(access, torch.UntypedStorage, "_set_from_file", _write, after=_modified, holds=True)
+    # What torch.save has asked for the size of may have left again in another thread.
+    _wrap(access, torch._C.PyTorchFileWriter, "write_record", _read)
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
     _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
@@ -142,7 +144,7 @@ def _wrap(
         @whole
         def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
             storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
-            with _borrowed(access, storages):
+            with _borrowed(access, storages, storages[:1] if before in _TAKES_HOLD else ()):
                 access.await_copies()
                 before(access, *storages)
                 held = [access.hold(storage) for storage in storages] if holds and access.is_live() else None
@@ -157,12 +159,15 @@ def _wrap(
     _patches.replace(owner, name, make)
 
 
-def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
+def _borrowed(
+    access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()
+) -> contextlib.AbstractContextManager[None]:
     """What a call uses is up to date, and in another thread than the block's it must not lose its memory
     meanwhile."""
+    if access.is_elsewhere() and access.is_live():
+        return borrow(access, storages, written)
     run_updates(storages)
-    borrows = access.is_elsewhere() and access.is_live()
-    return borrow(storages) if borrows else contextlib.nullcontext()
+    return contextlib.nullcontext()
 
 
 def _storage_of(thing: Any) -> Storage | None:
@@ -205,7 +210,7 @@ def _modified(access: Access, *storages: Storage) -> None:
 def _resize(access: Access, original: Wrapper) -> Wrapper:
     @whole
     def wrapper(storage: Storage, size: int) -> Any:
-        with _borrowed(access, [storage]):
+        with _borrowed(access, [storage], [storage]):
             access.await_copies()
             if size == 0:
                 access.empty(storage)
@@ -273,6 +278,10 @@ def _share(access: Access, *storages: Storage) -> None:
     _alias(access, *storages)
 
 
+# After these the storage's memory is written, or somebody has its address.
+_TAKES_HOLD = (_write, _alias, _share)
+
+
 # -- addresses ------------------------------------------------------------------------------------
 # torch.save and safetensors compare addresses only to find tensors that share memory. Giving them
 # the storage's identity instead neither pins nor restores anything, and stays true while storages
@@ -325,7 +334,7 @@ def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
 
 @whole
 def _pointer(access: Access, original: Wrapper, subject: Any, storage: Storage, before: Callable[..., None]) -> Any:
-    with _borrowed(access, [storage]):
+    with _borrowed(access, [storage], [storage] if before is _alias else ()):
         before(access, storage)
     return original(subject)
 

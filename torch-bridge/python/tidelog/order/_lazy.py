@@ -136,8 +136,15 @@ class LazyUpdates(Updates):
             return
         if self.is_forked():
             raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
-        if self.is_elsewhere() or is_in_op(sys._getframe(1)):
+        if is_in_op(sys._getframe(1)):
             update.refuse()
+        if self.is_elsewhere():
+            record = update.storages[0]._tide
+            if record is None:
+                update.refuse()
+            with self.in_turn(record):
+                self.run(update)
+            return
         self._run(update)
 
     @whole

@@ -109,12 +109,13 @@ PyObject* launch(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention, *held;
+  PyObject *hook, *ledger, *compiler, *attention, *held, *waiting;
   int hides_mode;
-  if (!PyArg_ParseTuple(args, "OOOO!pO!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
-                        &PyList_Type, &held))
+  if (!PyArg_ParseTuple(args, "OOOO!pO!O!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
+                        &PyList_Type, &held, &PyList_Type, &waiting))
     return nullptr;
   Whole::held = borrowed(held).release();
+  Whole::waiting = borrowed(waiting).release();
   Whole::thread = pthread_self();
   Py_INCREF(compiler);
   get_compiler = compiler;
@@ -137,6 +138,8 @@ PyObject* close(PyObject*, PyObject*) {
 }
 
 PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0); }
+
+PyObject* is_under_way(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0 || UnderWay::count != 0); }
 
 PyObject* bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(unmet().bytes()); }
 
@@ -279,6 +282,7 @@ PyMethodDef METHODS[] = {
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
+    {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
