@@ -116,6 +116,9 @@ class Module(Unmet, Engine, Protocol):
     def is_under_way(self) -> bool:
         """The same, or an op is under way past Python."""
 
+    def watch_scalars(self, bring_back: Callable[[Storage], None]) -> None:
+        """Has a function called with storages that are guarded before C++ reads a number of them."""
+
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
 
@@ -305,6 +308,15 @@ class _Built:
 
 
 _built = _Built()
+
+
+def watches_scalars(bring_back: Callable[[Storage], None], on_gpu: bool) -> bool:
+    """Has a function called with storages of which a number is about to be read that may be out. `False`: there are no
+    kernels for it here."""
+    module = _built.get() if not on_gpu else None
+    if module is not None:
+        module.watch_scalars(bring_back)
+    return module is not None
 
 
 def build() -> str:

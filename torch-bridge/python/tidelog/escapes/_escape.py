@@ -25,7 +25,7 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._access import Access
-from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools
+from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools, _scalars
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
@@ -42,6 +42,7 @@ _ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
 _LENGTH_BYTES = 8
 
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+_SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
 # These run a Python function over the bytes.
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
 _TENSOR_ALIASES = ("numpy", "__dlpack__")
@@ -75,6 +76,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
         _wrap(access, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
+    _patches.replace(torch.Tensor, "__setitem__", lambda original: _assigning(access, original))
     _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
     # Of a GPU's memory torch makes another storage here, for an op that copies its bytes: nobody sees that
     # the op uses this one, which must not leave for the op's sake.
@@ -97,6 +99,9 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _collectives.install(access)
     _launches.install(access)
     _loading.install(access)
+    _scalars.install(access, on_gpu)
+    for name in _SCRIPT_SAVES:
+        _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):
@@ -123,6 +128,7 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
 def remove() -> None:
     """Puts every entry point back as it was."""
     _collectives.remove()
+    _scalars.remove()
     _patches.take_back()
 
 
@@ -188,6 +194,21 @@ def _read_from(thing: Any) -> Sequence[Storage]:
     return memory_of(thing) if isinstance(thing, Tensor) else ()
 
 
+def _read_of_script(thing: Any) -> Sequence[Storage]:
+    """What a scripted module has in its file, all at once."""
+    if not isinstance(thing, torch._C.ScriptModule):
+        return ()
+    script: Any = torch._C
+    tensors = [tensor for kind in (script.ParameterDict, script.BufferDict) for _, tensor in kind(thing).items()]
+    graphs = [thing._get_method(name).graph for name in thing._method_names()]
+    nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
+    tensors += [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    storages = [storage for tensor in tensors for storage in memory_of(tensor)]
+    for _, part in script.ModuleDict(thing).items():
+        storages += _read_of_script(part)
+    return storages
+
+
 def _read(access: Access, *storages: Storage) -> None:
     """Brings back what is out of the storages, all at once."""
     for storage in storages:
@@ -205,6 +226,31 @@ def _write(access: Access, *storages: Storage) -> None:
 def _modified(access: Access, *storages: Storage) -> None:
     if storages:
         access.wrote(storages[0])
+
+
+def _assigning(access: Access, original: Wrapper) -> Wrapper:
+    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here."""
+    assigns = _assigning_a_number(access, original)
+
+    def wrapper(tensor: Tensor, index: Any, value: Any) -> Any:
+        is_number = isinstance(value, Tensor) and not value.dim() and access.is_live()
+        return (assigns if is_number else original)(tensor, index, value)
+
+    return wrapper
+
+
+def _assigning_a_number(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(tensor: Tensor, index: Any, value: Tensor) -> Any:
+        storages = [*_storages_of(tensor), *_storages_of(value)]
+        with _borrowed(access, storages):
+            access.await_copies()
+            _read(access, *storages)
+            held = [access.hold(storage) for storage in storages]
+            result = original(tensor, index, value)
+            del held
+        return result
+
+    return wrapper
 
 
 def _resize(access: Access, original: Wrapper) -> Wrapper:

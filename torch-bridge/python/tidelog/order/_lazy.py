@@ -139,12 +139,11 @@ class LazyUpdates(Updates):
         if is_in_op(sys._getframe(1)):
             update.refuse()
         if self.is_elsewhere():
-            record = update.storages[0]._tide
-            if record is None:
-                update.refuse()
-            with self.in_turn(record):
-                self.run(update)
-            return
+            if (record := update.storages[0]._tide) is not None:
+                with self.in_turn(record):
+                    self.run(update)
+                return
+            update.refuse()
         self._run(update)
 
     @whole

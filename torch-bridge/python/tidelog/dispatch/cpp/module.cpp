@@ -11,6 +11,7 @@
 
 #include "launch.h"
 #include "operators.h"
+#include "scalar.h"
 
 using namespace tidelog;
 
@@ -264,6 +265,13 @@ PyObject* why_sums_unknown(PyObject*, PyObject*) {
                               TORCH_VERSION);
 }
 
+PyObject* watch_scalars(PyObject*, PyObject* function) {
+  HANDLE_TH_ERRORS
+  tidelog::watch_scalars(function);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
@@ -291,6 +299,7 @@ PyMethodDef METHODS[] = {
      "Calls what finds the mode there, too."},
     {"enter_compiled", enter_compiled, METH_O,
      "Notes the keys of this thread by a function, and finds the mode again."},
+    {"watch_scalars", watch_scalars, METH_O, "Has a function bring back what C++ reads a number of."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };
