@@ -25,7 +25,7 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._access import Access
-from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools, _scalars
+from tidelog.escapes import _collectives, _compiled, _forks, _launches, _loading, _pools, _scalars
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
@@ -99,6 +99,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _collectives.install(access)
     _launches.install(access)
     _loading.install(access)
+    _forks.install(access)
     _scalars.install(access, on_gpu)
     for name in _SCRIPT_SAVES:
         _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
@@ -200,7 +201,7 @@ def _read_of_script(thing: Any) -> Sequence[Storage]:
         return ()
     script: Any = torch._C
     tensors = [tensor for kind in (script.ParameterDict, script.BufferDict) for _, tensor in kind(thing).items()]
-    graphs = [thing._get_method(name).graph for name in thing._method_names()]
+    graphs: list[Any] = [thing._get_method(name).graph for name in thing._method_names()]
     nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
     tensors += [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
     storages = [storage for tensor in tensors for storage in memory_of(tensor)]

@@ -201,7 +201,7 @@ class Record(_Newborn):
         if self.state & AWAY:
             raise _errors.ForkedError(
                 f"{self.describe()} is {self.outside} and belongs to the parent process "
-                f"({self.process}); touch it before the fork, or restore it there."
+                f"({self.process}). Fork inside a `with tide.pinned(tensor):`, where it is in memory."
             )
 
 
