@@ -197,7 +197,7 @@ class Access:
     @contextlib.contextmanager
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
-        holds = self._bring_and_hold(storages)
+        holds = self.bring_and_hold(storages)
         records = [storage._tide for storage in storages if storage._tide is not None]
         for record in records:
             record.addresses_end += 1
@@ -209,7 +209,8 @@ class Access:
             del holds
 
     @whole
-    def _bring_and_hold(self, storages: Sequence[Storage]) -> list[Hold | None]:
+    def bring_and_hold(self, storages: Sequence[Storage]) -> list[Hold | None]:
+        """Makes storages resident, and keeps them where they are until what this returns is gone."""
         self.bring_back(*storages)
         self.await_copies()
         return [self.hold(storage) for storage in storages]

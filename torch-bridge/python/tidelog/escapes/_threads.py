@@ -22,9 +22,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.dispatch._access import Access, loans_of_this_thread
 from tidelog.dispatch._hook import Hook
+from tidelog.escapes._forks import tensors_in
 from tidelog.memory._record import AWAY, LEAVING, Record, Storage
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ops import Args, Kwargs, OpOverload, any_wrapper, functional_collectives, info_of, storages_of
+from tidelog.storages._ops import (
+    Args,
+    Kwargs,
+    OpOverload,
+    any_wrapper,
+    functional_collectives,
+    info_of,
+    memory_of,
+    storages_of,
+)
 
 # What gives tasks to threads: each takes a function first.
 _OF_POOLS = ("apply_async", "_map_async", "imap", "imap_unordered")
@@ -116,10 +126,20 @@ def watch(access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> 
 
         return submit
 
+    def callback_covered(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def then(future: object, callback: Callable[..., Any]) -> Any:
+            if not access.is_live() or access.is_elsewhere():
+                return original(future, covered(callback))
+            return original(future, _holding(access, covered(callback), callback))
+
+        return then
+
     wraps: list[tuple[Any, str, Callable[..., Any]]] = [
         # Not `run`, which classes of the program's have their own of.
         (threading.Thread, "_bootstrap_inner", covered),
         (concurrent.futures.thread._WorkItem, "run", covered),
+        *((torch._C.Future, name, callback_covered) for name in ("then", "add_done_callback")),
         *((multiprocessing.pool.ThreadPool, name, first_covered) for name in _OF_POOLS),
     ]
     wraps = [each for each in wraps if hasattr(*each[:2])]
@@ -135,6 +155,20 @@ def watch(access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> 
                 setattr(owner, name, original)
 
     return stop
+
+
+def _holding(access: Access, run: Callable[..., Any], callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A future that is pending holds what its callback closes over, such as a bucket of DDP. The callback runs on a
+    thread of a collective's, for which the block's may wait in the middle of an op: it could bring nothing back."""
+    holds = access.bring_and_hold([storage for tensor in tensors_in(callback) for storage in memory_of(tensor)])
+
+    def call(*args: Any) -> Any:
+        try:
+            return run(*args)
+        finally:
+            holds.clear()
+
+    return call
 
 
 def _is_covered(access: Access) -> bool:
