@@ -53,7 +53,7 @@ ranks.main_of_hook(*sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16"])
+@pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD"])
 def test_communication_hooks_have_the_same_bits(tmp_path, mover, mode, name):
     started = [process.start(HOOK, rank, 2, tmp_path, mover, mode, name) for rank in range(2)]
     for ended in [each.finish() for each in started]:

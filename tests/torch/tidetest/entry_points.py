@@ -1,5 +1,6 @@
 """Ways into torch that read a tensor: functions, methods, protocols of Python's, files. Each gets tensors that are out,
-and returns what it saw. Most of them would work without this list; those that read in C++ before the dispatcher did not.
+and returns what it saw. Most of them would work without this list; those that read in C++ before the dispatcher did
+not.
 
 Each is called with an `Inputs`, in a block and without one. What plain torch refuses must be refused likewise.
 """

@@ -126,7 +126,8 @@ def ddp_with_a_hook(name):
 
 
 def hooked(name):
-    # PowerSGD's callbacks wait on gloo's threads for others: with several buckets it waits for ever, also without a block.
+    # PowerSGD's callbacks wait on gloo's threads for others: with several buckets it waits for ever, also without a
+    # block.
     model = DistributedDataParallel(layers(), bucket_cap_mb=25 if name == "powerSGD" else 0.2)
     hook = getattr(default_hooks, f"{name}_hook", None)
     if hook is not None:

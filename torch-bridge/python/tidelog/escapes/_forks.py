@@ -1,5 +1,6 @@
-"""Processes that the program starts: what they are given is in memory while they start. A fork copies memory, and what is
-out stays with the parent; a loader's workers may read a dataset of tensors that nothing else uses, so that it leaves.
+"""Processes that the program starts: what they are given is in memory while they start. A fork copies memory, and what
+is out stays with the parent; a loader's workers may read a dataset of tensors that nothing else uses, so that it
+leaves.
 """
 
 from __future__ import annotations
