@@ -47,6 +47,19 @@ def test_programs_have_the_same_bits(tmp_path, size, mover, mode, part):
     run(size, tmp_path, mover, mode, part, PARTS[size])
 
 
+HOOK = """
+from tidetest import ranks
+ranks.main_of_hook(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD"])
+def test_communication_hooks_have_the_same_bits(tmp_path, mover, mode, name):
+    started = [process.start(HOOK, rank, 2, tmp_path, mover, mode, name) for rank in range(2)]
+    for ended in [each.finish() for each in started]:
+        process.assert_done(ended)
+
+
 FOR_EVER = """
 from tidetest import ranks
 ranks.train_for_ever(*sys.argv[1:])

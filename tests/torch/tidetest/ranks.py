@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed._functional_collectives import all_gather_single, all_reduce, reduce_scatter_single, wait_tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -111,6 +112,34 @@ ddp_wrapped_before.before = lambda: DistributedDataParallel(layers(), bucket_cap
 
 def ddp_with_buckets_as_gradients(run):
     return ddp(run, gradient_as_bucket_view=True)
+
+
+def ddp_with_a_hook(name):
+    """What compresses gradients works in callbacks of futures, on gloo's threads."""
+
+    def program(run):
+        return run.train(hooked(name))
+
+    program.__name__ = f"ddp_with_{name}"
+    program.part = 0.85 if name == "powerSGD" else PART  # its callback closes over most of a step's memory
+    return program
+
+
+def hooked(name):
+    # PowerSGD's callbacks wait on gloo's threads for others: with several buckets it waits for ever, also without a
+    # block.
+    model = DistributedDataParallel(layers(), bucket_cap_mb=25 if name == "powerSGD" else 0.2)
+    hook = getattr(default_hooks, f"{name}_hook", None)
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    elif name == "wrapped_in_bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+    else:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model
 
 
 def ddp_with_a_static_graph(run):
@@ -340,10 +369,19 @@ PROGRAMS = {
 
 def main(rank, size, folder, mover, mode, part, parts):
     """What each rank's process runs: one of `parts` parts of the programs."""
+    run_all(rank, size, folder, mover, mode, PROGRAMS[int(size)][int(part) :: int(parts)])
+
+
+def main_of_hook(rank, size, folder, mover, mode, name):
+    """The same for a program with a communication hook of DDP."""
+    run_all(rank, size, folder, mover, mode, [ddp_with_a_hook(name)])
+
+
+def run_all(rank, size, folder, mover, mode, programs):
     rank, size = int(rank), int(size)
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    for program in PROGRAMS[size][int(part) :: int(parts)]:
+    for program in programs:
         compare(program, Run(rank, size, folder), mover, mode)
     dist.destroy_process_group()
     print("done", flush=True)

@@ -15,10 +15,14 @@ import _thread
 import functools
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+from tidelog import _turns
+from tidelog._turns import give_way, waiting
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -31,14 +35,14 @@ is_collecting, collect, stop_collecting = gc.isenabled, gc.enable, gc.disable
 held: list[int] = []
 os.register_at_fork(after_in_child=held.clear)
 
-_codes: set[CodeType] = set()
-
 
 def whole(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Has a function run as a whole."""
 
     @functools.wraps(function)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        if waiting:
+            give_way(sys._getframe(1))
         collects = is_collecting()
         try:
             stop_collecting()
@@ -56,7 +60,7 @@ def whole(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
 
 def is_whole(function: Callable[..., object]) -> None:
     """Says of a function that does the same by itself that it runs as a whole."""
-    _codes.add(function.__code__)
+    _turns.is_middle(function.__code__)
 
 
 def take_held() -> Iterable[int]:
@@ -71,8 +75,4 @@ def take_held() -> Iterable[int]:
 
 def is_in_whole(frame: FrameType | None) -> bool:
     """Whether this frame is a part of what runs as a whole."""
-    while frame is not None:
-        if frame.f_code in _codes:
-            return True
-        frame = frame.f_back
-    return False
+    return _turns.is_in(frame)

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tidelog import _errors
+from tidelog import _errors, _turns
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
@@ -121,6 +121,7 @@ class Tide:
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
+        self.updates.in_turn = self.access.turn
         self._handlers = Handlers(self.access, self._hook, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, when_full=self.steps.budget_reached)
@@ -166,6 +167,8 @@ class Tide:
             _logging.block_begins(self.budget, self.session.stats())
             _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
             Hook.sees_kernels = _compiled.are_seen()
+            access = self.access
+            _turns.begin(lambda: not access.is_elsewhere(), access.workers, self._kernels.is_under_way)
             self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
@@ -273,6 +276,7 @@ class Tide:
             self._async_uses.forget()
             self._names.forget()
             self._stop_watching()
+            _turns.end()
             self._at_work.close()
             self._heap.end()
             self._handlers.end()

@@ -13,14 +13,26 @@ from typing import Any
 
 from torch import Tensor
 
+from tidelog import _errors, _turns
 from tidelog._whole import whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
-from tidelog.memory._record import Hold, Storage, run_updates
+from tidelog.memory._record import Hold, Record, Storage, run_updates
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import Args, Kwargs, Launch
+
+
+_loans = threading.local()
+
+
+def loans_of_this_thread() -> list[Record]:
+    """What this thread, which is not the block's, uses right now."""
+    found: list[Record] | None = getattr(_loans, "records", None)
+    if found is None:
+        found = _loans.records = []
+    return found
 
 
 class Access:
@@ -52,7 +64,11 @@ class Access:
 
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the block's own."""
-        return threading.get_ident() not in (self._thread, self._thread_instead)
+        return threading.get_ident() not in (self._thread, self._thread_instead) and not _turns.is_mine()
+
+    def workers(self) -> tuple[int | None, ...]:
+        """The block's own thread, and the one that does its work, if there is one."""
+        return self._thread, self._thread_instead
 
     def is_instead(self) -> bool:
         """Whether it is one that does the work of the block's own."""
@@ -91,13 +107,50 @@ class Access:
                 record.refuse_in_child()
             return
         if self.is_elsewhere():
-            due[0].refuse()
+            with self.turn(due[0]):
+                self.bring_back(*storages, written=written)
+            return
         for other in {record.access for record in due} - {self}:
             theirs = [each for record in records if record.access is other and (each := record()) is not None]
             other.bring_back(*theirs, written=written)
         ours = [record for record in records if record.access is self]
         self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
         self.await_copies()
+
+    @contextlib.contextmanager
+    def turn(self, wanted: Record) -> Iterator[None]:
+        """Meanwhile this thread, which is another one, does what else the block's alone may do: see `_turns`. An error
+        says of what it wants that it cannot have it."""
+        try:
+            with _turns.taken(borrows=bool(loans_of_this_thread())):
+                if not self.is_live():
+                    wanted.refuse()
+                with self._hook.of_no_step():
+                    yield
+        except _turns.Refused as error:
+            raise _errors.Error(f"{wanted.guard_text()} It waited in vain: {error}.") from None
+
+    @whole
+    def bring_and_borrow(self, storages: Sequence[Storage], written: Sequence[Storage], wanted: Record) -> None:
+        """Brings storages back for another thread, which uses them until it ends the loans."""
+        with self.turn(wanted):
+            for storage in storages:
+                if storage._tide_update is not None:
+                    storage._tide_update.touch("another thread's op")
+            records = [storage._tide for storage in storages if storage._tide is not None]
+            for other in {record.access for record in records} - {self}:
+                theirs = [each for record in records if record.access is other and (each := record()) is not None]
+                other.bring_back(*theirs, written=theirs[0])
+            changed = [storage._tide for storage in written if storage._tide is not None]
+            used = [*records, *loans_of_this_thread()]  # who makes room would wait for those
+            ours = {self._ledger.number_of(each): 0 for each in used if each.access is self}
+            ours |= {self._ledger.number_of(each): MODIFIES for each in changed if each.access is self}
+            for record in changed:
+                self._ledger.modifies(record)
+            self._hook.touch(ours)
+            self.await_copies()
+            for record in records:
+                record.borrow(1)
 
     @whole
     def adopt_what_is_new(self) -> None:
@@ -144,7 +197,7 @@ class Access:
     @contextlib.contextmanager
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
-        holds = self._bring_and_hold(storages)
+        holds = self.bring_and_hold(storages)
         records = [storage._tide for storage in storages if storage._tide is not None]
         for record in records:
             record.addresses_end += 1
@@ -156,7 +209,8 @@ class Access:
             del holds
 
     @whole
-    def _bring_and_hold(self, storages: Sequence[Storage]) -> list[Hold | None]:
+    def bring_and_hold(self, storages: Sequence[Storage]) -> list[Hold | None]:
+        """Makes storages resident, and keeps them where they are until what this returns is gone."""
         self.bring_back(*storages)
         self.await_copies()
         return [self.hold(storage) for storage in storages]

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog._turns import waiting
 from tidelog._whole import held
 from tidelog.dispatch import _backward
 from tidelog.dispatch._backward import Engine
@@ -90,6 +91,7 @@ class Module(Unmet, Engine, Protocol):
         attention: memoryview,
         hides_mode: bool,
         held: list[int],
+        waiting: list[object],
     ) -> None:
         """A block begins. What else it has is found by attributes of the hook."""
 
@@ -110,6 +112,12 @@ class Module(Unmet, Engine, Protocol):
 
     def is_busy(self) -> bool:
         """Whether it is in the middle of something that runs as a whole (`_whole`)."""
+
+    def is_under_way(self) -> bool:
+        """The same, or an op is under way past Python."""
+
+    def watch_scalars(self, bring_back: Callable[[Storage], None]) -> None:
+        """Has a function called with storages that are guarded before C++ reads a number of them."""
 
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
@@ -134,7 +142,7 @@ class Kernels:
         module = _built.get() if not self._never else None
         if module is not None and self._module is None and get_compiler is not None:
             setattr(Storage, "_tide", module.RecordOf())
-            module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module), held)
+            module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module), held, waiting)
             _backward.install(module)
             ledger.meets_later(module)
             performer.perform_usual = module.perform
@@ -183,6 +191,10 @@ class Kernels:
     def is_busy(self) -> bool:
         """Whether they are in the middle of something."""
         return self._module is not None and self._module.is_busy()
+
+    def is_under_way(self) -> bool:
+        """The same, or an op is under way past Python."""
+        return self._module is not None and self._module.is_under_way()
 
     def adopt(self, func: Op) -> None:
         """Has an op go past the hook where that changes nothing."""
@@ -296,6 +308,15 @@ class _Built:
 
 
 _built = _Built()
+
+
+def watches_scalars(bring_back: Callable[[Storage], None], on_gpu: bool) -> bool:
+    """Has a function called with storages of which a number is about to be read that may be out. `False`: there are no
+    kernels for it here."""
+    module = _built.get() if not on_gpu else None
+    if module is not None:
+        module.watch_scalars(bring_back)
+    return module is not None
 
 
 def build() -> str:

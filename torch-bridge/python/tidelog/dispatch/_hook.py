@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch import OutOfMemoryError, Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog import _turns
+from tidelog._turns import give_way, waiting
 from tidelog._whole import collect, come_again, held, is_collecting, is_whole, stop_collecting, take_held, whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._dispatch import Kernels, get_compiler
@@ -95,6 +98,7 @@ class Hook(TorchDispatchMode):
         self.updates: Mapping[int, object] = {}  # of an optimizer, that have not run: what they use comes here
         self.looks_on: Callable[[Op, Args, Kwargs, Any], None] | None = None  # at each op that is looked at in full
         self._uses: dict[int, int] = {}  # storage id -> use, of the op that is running
+        self.of_no_step = steps.of_none  # while ops run for another thread
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
 
@@ -107,6 +111,8 @@ class Hook(TorchDispatchMode):
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if compiler() is not None:
             return apart()(self.__torch_dispatch__, func, types, args, kwargs)
+        if waiting:
+            give_way(sys._getframe(1), works=True)
         # As `whole` does it, which would cost a call more.
         collects = is_collecting()
         try:
@@ -119,6 +125,7 @@ class Hook(TorchDispatchMode):
                 [*map(come_again, take_held())]
 
     is_whole(__torch_dispatch__)
+    _turns.is_middle(__torch_dispatch__.__code__, of_any_thread=True)
 
     def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
         ledger = self._ledger

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from tidelog import _turns
 from tidelog.abi._library import Status
 from tidelog.abi._native import Request, Session
 from tidelog.dispatch._parts import PartRequests
@@ -188,9 +189,11 @@ class Performer:
         return _movers.data_pointer(storage)
 
     def _await_loans(self, record: Record) -> None:
-        while record.loans:
-            self._async_uses.look()  # a loan may last until one of them ends
-            time.sleep(_LOAN_POLL_SECONDS)
+        if record.loans:
+            with _turns.awaiting_loans():
+                while record.loans:
+                    self._async_uses.look()  # a loan may last until one of them ends
+                    time.sleep(_LOAN_POLL_SECONDS)
 
     def _release(self, record: Record, storage: Storage, _size: int) -> int:
         if record.id in self._in_flight:

@@ -209,11 +209,16 @@ class Steps(Place):
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Ops that run meanwhile are in the middle of another: they are none of the step."""
+        with self.of_none(), self._performer.inside():
+            yield
+
+    @contextlib.contextmanager
+    def of_none(self) -> Iterator[None]:
+        """Ops that run meanwhile are none of the step."""
         outer, follows = self.next_op, self.follows
         try:
             self.leave_step()
-            with self._performer.inside():
-                yield
+            yield
         finally:
             self.next_op, self.follows = outer, follows
 

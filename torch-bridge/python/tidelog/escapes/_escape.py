@@ -25,7 +25,7 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._access import Access
-from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools
+from tidelog.escapes import _collectives, _compiled, _forks, _launches, _loading, _pools, _scalars
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
@@ -42,6 +42,7 @@ _ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
 _LENGTH_BYTES = 8
 
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+_SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
 # These run a Python function over the bytes.
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
 _TENSOR_ALIASES = ("numpy", "__dlpack__")
@@ -75,11 +76,14 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
         _wrap(access, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
+    _patches.replace(torch.Tensor, "__setitem__", lambda original: _assigning(access, original))
     _patches.replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
     # Of a GPU's memory torch makes another storage here, for an op that copies its bytes: nobody sees that
     # the op uses this one, which must not leave for the op's sake.
     _wrap(access, torch.UntypedStorage, "_write_file", _read, holds=True)
     _wrap(access, torch.UntypedStorage, "_set_from_file", _write, after=_modified, holds=True)
+    # What torch.save has asked for the size of may have left again in another thread.
+    _wrap(access, torch._C.PyTorchFileWriter, "write_record", _read)
     for name in _STORAGE_WRITES:
         _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
     _patches.replace(torch.UntypedStorage, "resize_", lambda original: _resize(access, original))
@@ -95,6 +99,10 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _collectives.install(access)
     _launches.install(access)
     _loading.install(access)
+    _forks.install(access)
+    _scalars.install(access, on_gpu)
+    for name in _SCRIPT_SAVES:
+        _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):
@@ -121,6 +129,7 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
 def remove() -> None:
     """Puts every entry point back as it was."""
     _collectives.remove()
+    _scalars.remove()
     _patches.take_back()
 
 
@@ -142,7 +151,7 @@ def _wrap(
         @whole
         def wrapper(subject: Any, *args: Any, **kwargs: Any) -> Any:
             storages = [storage for thing in (subject, *args) for storage in (find or _storages_of)(thing)]
-            with _borrowed(access, storages):
+            with _borrowed(access, storages, storages[:1] if before in _TAKES_HOLD else ()):
                 access.await_copies()
                 before(access, *storages)
                 held = [access.hold(storage) for storage in storages] if holds and access.is_live() else None
@@ -157,12 +166,15 @@ def _wrap(
     _patches.replace(owner, name, make)
 
 
-def _borrowed(access: Access, storages: Sequence[Storage]) -> contextlib.AbstractContextManager[None]:
+def _borrowed(
+    access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()
+) -> contextlib.AbstractContextManager[None]:
     """What a call uses is up to date, and in another thread than the block's it must not lose its memory
     meanwhile."""
+    if access.is_elsewhere() and access.is_live():
+        return borrow(access, storages, written)
     run_updates(storages)
-    borrows = access.is_elsewhere() and access.is_live()
-    return borrow(storages) if borrows else contextlib.nullcontext()
+    return contextlib.nullcontext()
 
 
 def _storage_of(thing: Any) -> Storage | None:
@@ -181,6 +193,21 @@ def _storages_of(thing: Any) -> Sequence[Storage]:
 def _read_from(thing: Any) -> Sequence[Storage]:
     """What a reader of a tensor reads: of a sparse one, its components."""
     return memory_of(thing) if isinstance(thing, Tensor) else ()
+
+
+def _read_of_script(thing: Any) -> Sequence[Storage]:
+    """What a scripted module has in its file, all at once."""
+    if not isinstance(thing, torch._C.ScriptModule):
+        return ()
+    script: Any = torch._C
+    tensors = [tensor for kind in (script.ParameterDict, script.BufferDict) for _, tensor in kind(thing).items()]
+    graphs: list[Any] = [thing._get_method(name).graph for name in thing._method_names()]
+    nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
+    tensors += [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    storages = [storage for tensor in tensors for storage in memory_of(tensor)]
+    for _, part in script.ModuleDict(thing).items():
+        storages += _read_of_script(part)
+    return storages
 
 
 def _read(access: Access, *storages: Storage) -> None:
@@ -202,10 +229,35 @@ def _modified(access: Access, *storages: Storage) -> None:
         access.wrote(storages[0])
 
 
+def _assigning(access: Access, original: Wrapper) -> Wrapper:
+    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here."""
+    assigns = _assigning_a_number(access, original)
+
+    def wrapper(tensor: Tensor, index: Any, value: Any) -> Any:
+        is_number = isinstance(value, Tensor) and not value.dim() and access.is_live()
+        return (assigns if is_number else original)(tensor, index, value)
+
+    return wrapper
+
+
+def _assigning_a_number(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(tensor: Tensor, index: Any, value: Tensor) -> Any:
+        storages = [*_storages_of(tensor), *_storages_of(value)]
+        with _borrowed(access, storages):
+            access.await_copies()
+            _read(access, *storages)
+            held = [access.hold(storage) for storage in storages]
+            result = original(tensor, index, value)
+            del held
+        return result
+
+    return wrapper
+
+
 def _resize(access: Access, original: Wrapper) -> Wrapper:
     @whole
     def wrapper(storage: Storage, size: int) -> Any:
-        with _borrowed(access, [storage]):
+        with _borrowed(access, [storage], [storage]):
             access.await_copies()
             if size == 0:
                 access.empty(storage)
@@ -273,6 +325,10 @@ def _share(access: Access, *storages: Storage) -> None:
     _alias(access, *storages)
 
 
+# After these the storage's memory is written, or somebody has its address.
+_TAKES_HOLD = (_write, _alias, _share)
+
+
 # -- addresses ------------------------------------------------------------------------------------
 # torch.save and safetensors compare addresses only to find tensors that share memory. Giving them
 # the storage's identity instead neither pins nor restores anything, and stays true while storages
@@ -325,7 +381,7 @@ def _tensor_pointer(access: Access, original: Wrapper) -> Wrapper:
 
 @whole
 def _pointer(access: Access, original: Wrapper, subject: Any, storage: Storage, before: Callable[..., None]) -> Any:
-    with _borrowed(access, [storage]):
+    with _borrowed(access, [storage], [storage] if before is _alias else ()):
         before(access, storage)
     return original(subject)
 

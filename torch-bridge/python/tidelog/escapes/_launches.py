@@ -44,7 +44,7 @@ def meaning_of_pointers() -> str | None:
 def launch(access: Access, func: Launch, args: Args, kwargs: Kwargs) -> Any:
     """Launches a kernel, whatever thread this is."""
     if access.is_elsewhere() and access.is_live():
-        with borrow(storages_of(args, kwargs), func.modified(args, kwargs)):
+        with borrow(access, storages_of(args, kwargs), func.modified(args, kwargs)):
             return func(*args, **kwargs)
     return access.launch(func, args, kwargs)
 

@@ -1,27 +1,43 @@
-"""Threads that a program starts inside the block: their ops are refused what is out, and passed what
-is in.
+"""Threads of the program that are not the block's: what they use is in memory, and stays until they have used it.
 
-The dispatch mode that asks the session covers the thread that entered the block alone. A thread
-started meanwhile gets this lighter one: an op on a tensor that is out raises an error that names
-it, and what an op uses keeps its memory until the op has run. A thread that is older than the block
-meets the guard.
+The dispatch mode that asks the session covers the thread that entered the block alone. Others get this lighter one:
+the thread borrows what an op uses until the op has run, and what is out comes back first, at the thread's turn
+(`_turns`). Threads that start inside the block have it, and in older ones each task that Python starts: those of
+executors, of pools, and of asyncio. A thread that is older than the block, and whose tasks nobody starts, meets the
+guard.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import functools
+import multiprocessing.pool
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog.dispatch._access import Access
+from tidelog.dispatch._access import Access, loans_of_this_thread
 from tidelog.dispatch._hook import Hook
-from tidelog.memory._record import AWAY, LEAVING, Storage
+from tidelog.escapes._forks import tensors_in
+from tidelog.memory._record import AWAY, LEAVING, Record, Storage
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ops import Args, Kwargs, OpOverload, any_wrapper, functional_collectives, info_of, storages_of
+from tidelog.storages._ops import (
+    Args,
+    Kwargs,
+    OpOverload,
+    any_wrapper,
+    functional_collectives,
+    info_of,
+    memory_of,
+    storages_of,
+)
+
+# What gives tasks to threads: each takes a function first.
+_OF_POOLS = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 
 class Bystander(TorchDispatchMode):
@@ -29,7 +45,7 @@ class Bystander(TorchDispatchMode):
 
     def __init__(self, access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> None:
         super().__init__()
-        self._access = access
+        self.access = access
         self._async_uses = async_uses
         self._notice = notice
 
@@ -43,50 +59,119 @@ class Bystander(TorchDispatchMode):
             return NotImplemented
         if func in functional_collectives():
             return self._async_uses.launch(self, func, args, kwargs)
-        if not self._access.is_live():
+        if not self.access.is_live():
             return func(*args, **kwargs)
         info, storages = info_of(func), storages_of(args, kwargs)
         self._notice()
-        with borrow(storages, info.modified(args, kwargs)):
+        with borrow(self.access, storages, info.modified(args, kwargs)):
             result = func(*args, **kwargs)
             self._async_uses.began_elsewhere(info, result, storages)
             return result
 
 
 @contextlib.contextmanager
-def borrow(storages: Sequence[Storage], written: Sequence[Storage] = ()) -> Iterator[None]:
-    """Lends another thread what it is about to use: meanwhile nothing of it loses its memory.
-    Refuses what is out, and a write to what is being copied out: the copy might miss it."""
+def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()) -> Iterator[None]:
+    """Another thread borrows what it is about to use: meanwhile nothing of it loses its memory. What is out comes back
+    first, and so does what is being copied out and written here: the copy might miss it."""
     records = [storage._tide for storage in storages if storage._tide is not None]
+    mine = loans_of_this_thread()
     for record in records:
         record.borrow(1)
-    try:
-        # Loans first, then the look: the block's thread marks a storage before it looks for loans.
+    # Loans first, then the look: the block's thread marks a storage before it looks for loans.
+    if (wanted := _wanted(storages, written)) is not None:
         for record in records:
-            if record.state & AWAY:
-                record.refuse()
-        for storage in written:
-            if storage._tide is not None and storage._tide.state & LEAVING:
-                storage._tide.refuse()
+            record.borrow(-1)
+        access.bring_and_borrow(storages, written, wanted)
+        records = [storage._tide for storage in storages if storage._tide is not None]
+    mine += records
+    try:
         yield
     finally:
+        del mine[len(mine) - len(records) :]
         for record in records:
             record.borrow(-1)
 
 
+def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record | None:
+    """What another thread cannot use as it is."""
+    for storage in storages:
+        record = storage._tide
+        if record is not None and (record.state & AWAY or storage._tide_update is not None):
+            return record
+    for storage in written:
+        if storage._tide is not None and storage._tide.state & LEAVING:
+            return storage._tide
+    return None
+
+
 def watch(access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> Callable[[], None]:
-    """Gives threads that start from now on a `Bystander`. Returns a function that ends this for new
-    threads."""
-    original = threading.Thread.run
+    """Gives threads that start from now on a `Bystander`, and tasks that others start. Returns a function that ends
+    this for new ones."""
 
-    @functools.wraps(original)
-    def run(thread: threading.Thread) -> None:
-        with Bystander(access, async_uses, notice):
-            original(thread)
+    def covered(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            is_own = getattr(args[0] if args else None, "has_modes_of_block", False)
+            if is_own or not access.is_live() or not access.is_elsewhere() or _is_covered(access):
+                return function(*args, **kwargs)
+            with Bystander(access, async_uses, notice):
+                return function(*args, **kwargs)
 
-    setattr(threading.Thread, "run", run)
+        return run
+
+    def first_covered(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def submit(pool: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return original(pool, covered(function), *args, **kwargs)
+
+        return submit
+
+    def callback_covered(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def then(future: object, callback: Callable[..., Any]) -> Any:
+            if not access.is_live() or access.is_elsewhere():
+                return original(future, covered(callback))
+            return original(future, _holding(access, covered(callback), callback))
+
+        return then
+
+    wraps: list[tuple[Any, str, Callable[..., Any]]] = [
+        # Not `run`, which classes of the program's have their own of.
+        (threading.Thread, "_bootstrap_inner", covered),
+        (concurrent.futures.thread._WorkItem, "run", covered),
+        *((torch._C.Future, name, callback_covered) for name in ("then", "add_done_callback")),
+        *((multiprocessing.pool.ThreadPool, name, first_covered) for name in _OF_POOLS),
+    ]
+    wraps = [each for each in wraps if hasattr(*each[:2])]
+    own = [vars(owner).get(name) for owner, name, _ in wraps]
+    for owner, name, wrap in wraps:
+        setattr(owner, name, wrap(getattr(owner, name)))
 
     def stop() -> None:
-        setattr(threading.Thread, "run", original)
+        for (owner, name, _), original in zip(wraps, own, strict=True):
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
     return stop
+
+
+def _holding(access: Access, run: Callable[..., Any], callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A future that is pending holds what its callback closes over, such as a bucket of DDP. The callback runs on a
+    thread of a collective's, for which the block's may wait in the middle of an op: it could bring nothing back."""
+    holds = access.bring_and_hold([storage for tensor in tensors_in(callback) for storage in memory_of(tensor)])
+
+    def call(*args: Any) -> Any:
+        try:
+            return run(*args)
+        finally:
+            holds.clear()
+
+    return call
+
+
+def _is_covered(access: Access) -> bool:
+    """Whether this thread has the mode of this block."""
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return any(isinstance(mode, Bystander) and mode.access is access for mode in modes)

@@ -1,7 +1,7 @@
 """How a storage loses its memory and regains it.
 
 Both movers set torch's data-pointer access guard on a storage that is out, so that a stray touch
-(another thread, a kernel that does not go through the dispatcher) raises an error that names the
+(a thread that is older than the block, a kernel that does not go through the dispatcher) raises an error that names the
 tensor. Neither touches version counters. Without a message nothing is guarded: see
 `Record.is_guarded`.
 

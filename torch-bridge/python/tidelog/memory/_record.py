@@ -184,7 +184,7 @@ class Record(_Newborn):
         """What an access meets that nothing has brought the bytes back for."""
         return (
             f"tidelog: tensor {self.describe()} is {self.outside}, and this access did not go "
-            "through the offload block (another thread, a raw kernel, or after the block). Touch "
+            "through the offload block (a thread that is older than it, a raw kernel, or after the block). Touch "
             "it by a torch op inside the block first, or call restore() on the block's object."
         )
 
@@ -201,7 +201,7 @@ class Record(_Newborn):
         if self.state & AWAY:
             raise _errors.ForkedError(
                 f"{self.describe()} is {self.outside} and belongs to the parent process "
-                f"({self.process}); touch it before the fork, or restore it there."
+                f"({self.process}). Fork inside a `with tide.pinned(tensor):`, where it is in memory."
             )
 
 

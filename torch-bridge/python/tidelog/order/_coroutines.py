@@ -119,7 +119,9 @@ class _Thread(threading.Thread):
         self.has_ended = self.is_cancelled = self.is_orphan = False
         self._work: tuple[Callable[[], Any], Surroundings] | None = (function, surroundings)
 
-    # A block gives threads that start a mode of their own, by `Thread.run`. This one has the caller's.
+    # A block gives threads that start a mode of their own. This one has the caller's.
+    has_modes_of_block = True
+
     def run(self) -> None:
         try:
             self.go.get()

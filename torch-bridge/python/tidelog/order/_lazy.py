@@ -136,7 +136,13 @@ class LazyUpdates(Updates):
             return
         if self.is_forked():
             raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
-        if self.is_elsewhere() or is_in_op(sys._getframe(1)):
+        if is_in_op(sys._getframe(1)):
+            update.refuse()
+        if self.is_elsewhere():
+            if (record := update.storages[0]._tide) is not None:
+                with self.in_turn(record):
+                    self.run(update)
+                return
             update.refuse()
         self._run(update)
 

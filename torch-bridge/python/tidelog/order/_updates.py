@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _patches
 from tidelog._whole import come_again
 from tidelog.dispatch._hook import Hook, apart, compiler
-from tidelog.memory._record import Storage, run_updates
+from tidelog.memory._record import Record, Storage, run_updates
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
@@ -54,6 +54,8 @@ class Updates:
         self.is_forked = is_forked
         self.is_elsewhere = is_elsewhere
         self._hook: Hook
+        # Meanwhile another thread does what the block's alone may do: see `Access.turn`.
+        self.in_turn: Callable[[Record], contextlib.AbstractContextManager[None]]
         self._ledger = ledger
         self._why_never = why_never
         self._say = say

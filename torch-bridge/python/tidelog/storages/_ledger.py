@@ -22,6 +22,9 @@ from tidelog.storages._unmet import NoUnmet, Unmet
 # The most births that are pending: most storages die before the session needs to learn of them.
 _BIRTHS_PENDING_MAX = 4096
 
+# The host's random state. `Generator.set_state` reads it in C++, where nobody sees that.
+_RANDOM_STATE_BYTES = nbytes(untyped_storage(torch.get_rng_state()))
+
 # To ask a storage for its device costs as much as all the rest of registering it. Below this size
 # it cannot matter, where tensors are either here or on meta.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
@@ -354,7 +357,8 @@ class Ledger(Counters):
             return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
         if storage._tide_update is not None:
             return True  # it was asked then, and is guarded since
-        return (record is None or record.moves) and self._device.movable(storage)
+        may_move = (record is None or record.moves) and nbytes(storage) != _RANDOM_STATE_BYTES
+        return may_move and self._device.movable(storage)
 
     def pin(self, record: Record) -> None:
         """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""

@@ -14,6 +14,26 @@ enum class Looks { never, always, at_shape, is_pinned };
 // Ops that did not go through Python.
 std::atomic<int64_t> passed{0};
 
+// An op that is under way past Python, counted until it ends.
+class UnderWay {
+ public:
+  UnderWay() = default;
+  UnderWay(const UnderWay&) {}
+  UnderWay& operator=(const UnderWay&) = delete;
+  ~UnderWay() {
+    if (counts_) --count;
+  }
+  void begins() {
+    counts_ = true;
+    ++count;
+  }
+
+  static inline std::atomic<int> count{0};
+
+ private:
+  bool counts_ = false;
+};
+
 // How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
@@ -38,6 +58,7 @@ class Kernel {
     uint64_t key = 0;    // what the bytes of its results are remembered by
     bool learns = false;  // nobody has seen yet how many they are
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
+    UnderWay under_way;
   };
 
   // Whether an op may go past Python. It is begun then: `carry_out` and `done` follow. `make_numbers` gives its
@@ -47,10 +68,13 @@ class Kernel {
     if (!is_open.load(std::memory_order_relaxed)) return false;
     Gil gil;
     if (Whole::depth != 0) return false;  // in the middle of another, or of a request
+    if (PyList_GET_SIZE(Whole::waiting) != 0) return false;
     Whole whole;
-    if (passes(run, arguments)) return true;
-    if (!run.block || !begins(run, arguments, make_numbers())) return false;
-    run.path = Path::observed;
+    if (!passes(run, arguments)) {
+      if (!run.block || !begins(run, arguments, make_numbers())) return false;
+      run.path = Path::observed;
+    }
+    run.under_way.begins();
     return true;
   }
 

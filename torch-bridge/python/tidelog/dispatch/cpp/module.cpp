@@ -11,6 +11,7 @@
 
 #include "launch.h"
 #include "operators.h"
+#include "scalar.h"
 
 using namespace tidelog;
 
@@ -109,12 +110,13 @@ PyObject* launch(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention, *held;
+  PyObject *hook, *ledger, *compiler, *attention, *held, *waiting;
   int hides_mode;
-  if (!PyArg_ParseTuple(args, "OOOO!pO!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
-                        &PyList_Type, &held))
+  if (!PyArg_ParseTuple(args, "OOOO!pO!O!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
+                        &PyList_Type, &held, &PyList_Type, &waiting))
     return nullptr;
   Whole::held = borrowed(held).release();
+  Whole::waiting = borrowed(waiting).release();
   Whole::thread = pthread_self();
   Py_INCREF(compiler);
   get_compiler = compiler;
@@ -137,6 +139,8 @@ PyObject* close(PyObject*, PyObject*) {
 }
 
 PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0); }
+
+PyObject* is_under_way(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0 || UnderWay::count != 0); }
 
 PyObject* bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(unmet().bytes()); }
 
@@ -261,6 +265,13 @@ PyObject* why_sums_unknown(PyObject*, PyObject*) {
                               TORCH_VERSION);
 }
 
+PyObject* watch_scalars(PyObject*, PyObject* function) {
+  HANDLE_TH_ERRORS
+  tidelog::watch_scalars(function);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
@@ -279,6 +290,7 @@ PyMethodDef METHODS[] = {
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
+    {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
@@ -287,6 +299,7 @@ PyMethodDef METHODS[] = {
      "Calls what finds the mode there, too."},
     {"enter_compiled", enter_compiled, METH_O,
      "Notes the keys of this thread by a function, and finds the mode again."},
+    {"watch_scalars", watch_scalars, METH_O, "Has a function bring back what C++ reads a number of."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -100,6 +100,7 @@ class Whole {
 
   static inline int depth = 0;             // of those under way
   static inline PyObject* held = nullptr;  // a list: the signals whose handlers wait
+  static inline PyObject* waiting = nullptr;  // a list: of other threads that wait for their turn (`_turns.py`)
   static inline pthread_t thread;          // of the handlers
 
  private:
