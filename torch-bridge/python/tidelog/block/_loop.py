@@ -47,6 +47,7 @@ class OptimizerSteps:
         self._step_began = self.began
 
     def __enter__(self) -> OptimizerSteps:
+        self._thread = threading.get_ident()
         self._hook = register_optimizer_step_post_hook(self._stepped)
         return self
 
