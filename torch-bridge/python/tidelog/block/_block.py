@@ -24,6 +24,7 @@ from tidelog.block import _leaving
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._ranks import Ranks
+from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
@@ -74,6 +75,7 @@ class Settings:
     budget: int  # bytes
     staging: int  # bytes
     buffers: int  # bytes of staging that are in the same memory as tensors
+    least: Callable[[int], int]  # the smallest budget that has so much beside its buffers
     mode: Literal["auto", "reactive"]
     device: Host
     mover: type[Mover]
@@ -102,6 +104,9 @@ class Tide:
         self._heap = heap = device.heap(limit if device.option else self.budget)
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
+        session.tell_refusal = Refusals(
+            ledger, device, self.budget, settings.buffers, self.staging, settings.least
+        ).tell
         self._ranks = Ranks()
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
@@ -235,14 +240,17 @@ class Tide:
 
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
-        ledger, pools = self.ledger, self.device.pools()
+        ledger, pools, is_refused = self.ledger, self.device.pools(), False
         for each in living_tensors():
             for tensor in (each, each.grad if each.is_leaf else None):
                 record = ledger.adopt(tensor)
                 if pools and record is not None:
                     ledger.leave_in_pools(record, pools)
-                if ledger.live > ledger.limit:
-                    self.performer.settle()
+                if ledger.live > ledger.limit and not is_refused:
+                    try:
+                        self.performer.settle()
+                    except _errors.BudgetError:  # it is raised when all that cannot move has been counted
+                        is_refused = True
         for earlier in list(_left_behind):
             if not earlier.ledger.has_away():
                 earlier._close()

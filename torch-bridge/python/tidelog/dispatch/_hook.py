@@ -20,6 +20,7 @@ from torch import OutOfMemoryError, Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog._errors import BudgetError
 from tidelog._whole import collect, come_again, held, is_collecting, is_whole, stop_collecting, take_held, whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._dispatch import Kernels, get_compiler
@@ -396,13 +397,14 @@ class Hook(TorchDispatchMode):
             try:
                 return func(*args, **kwargs)
             except OutOfMemoryError as again:
+                self._refuse_second_run(again, func)
                 error = again
         raise error
 
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
         """Only what writes nothing, and draws no random numbers, gives the same a second time."""
         info = info_of(func)
-        if info.written or info.launches or info.nests or info.draws:
+        if info.written or info.launches or info.nests or info.draws or isinstance(error, BudgetError):
             raise error
 
     # -- records ----------------------------------------------------------------------------------
