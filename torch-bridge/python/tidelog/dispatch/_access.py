@@ -92,6 +92,10 @@ class Access:
         """Whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
+    def may_be_out(self) -> bool:
+        """Whether tensors move: not while all fits."""
+        return not self._ledger.quiet
+
     @whole
     def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
         """Makes storages resident, together, for an access that does not go through the dispatcher.

@@ -25,7 +25,7 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._access import Access
-from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools
+from tidelog.escapes import _collectives, _compiled, _launches, _loading, _pools, _profilers
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
@@ -96,6 +96,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _launches.install(access)
     _loading.install(access)
     _compiled.install(access, say)
+    _profilers.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):
             _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
