@@ -175,7 +175,45 @@ def test_an_op_that_was_not_planned_is_named(pool, mover):
                 world.first_half()
                 world.second_half()
         (notice,) = [notice for notice in tide.stats()["notices"] if "left the plan" in notice]
-        assert "aten.cos" in notice, notice
+        assert "aten.cos" in notice and "the op waited" in notice, notice
+
+
+def evaluated(world):
+    with torch.no_grad():
+        world.model(world.x[:8]).sum().item()
+
+
+def looked_at(world):
+    assert sum(parameter.norm() for parameter in world.model.parameters()).isfinite()
+
+
+def raised(world):
+    with pytest.raises(ZeroDivisionError), world.boundary():
+        world.x.cos()
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("after", [evaluated, looked_at])
+def test_what_comes_after_the_last_step_of_a_loop_is_no_step_that_left_the_plan(pool, after):
+    """A loop that does not mark its steps: what follows the last one is in a step that never ends."""
+    world = World()
+    with world.block(pool, mode="auto") as tide:
+        for _ in range(9):
+            world.first_half()
+            world.second_half()
+        assert tide.phase == "planned"
+        world.x.cos()
+        after(world)
+    assert not [notice for notice in tide.stats()["notices"] if "left the plan" in notice and "aten" in notice]
+
+
+def test_a_step_that_an_error_ended_is_none_either(pool):
+    world = World()
+    with world.block(pool, mode="auto") as tide:
+        world.warm_up("auto")
+        raised(world)
+        world.steps(1)
+        assert not [notice for notice in tide.stats()["notices"] if "left the plan" in notice]
 
 
 @pytest.mark.parametrize("spare", [0, 1])

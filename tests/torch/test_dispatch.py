@@ -456,8 +456,78 @@ def test_what_others_may_write_is_not_loaded(tmp_path):
     assert (said["why_not"], said["ops_past_python"] > 0) == ("", True)
 
 
-def test_what_is_no_module_is_named(tmp_path):
-    place = tmp_path / "cache/tidelog" / _dispatch._place().name
+@pytest.mark.parametrize("left", [b"", b"\x7fELF of another machine"], ids=["empty", "not whole"])
+def test_what_cannot_be_loaded_is_removed_and_built_again(tmp_path, left):
+    """As one that needs a newer library of C++ than there is. What the compiler makes here is the module itself."""
+    made = _dispatch._place()
+    compiler = compiler_that(tmp_path, f'cp "{made}" "$made"')
+    with_it = {"CXX": str(compiler)}
+    place = tmp_path / "cache/tidelog" / name_of_the_module(tmp_path, **with_it)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(left)
+    for _ in range(2):  # the second process finds it
+        said = dispatch_of(tmp_path, **with_it)
+        assert (said["why_not"], said["ops_past_python"] > 0) == ("", True)
+        assert place.read_bytes() == made.read_bytes()
+        assert runs_of(tmp_path) == 1
+
+
+def test_what_cannot_be_loaded_is_built_again_once(tmp_path):
+    compiler = compiler_that(tmp_path, 'echo no module > "$made"')
+    said = dispatch_of(tmp_path, CXX=str(compiler))
+    assert "cannot be loaded" in said["why_not"]
+    assert runs_of(tmp_path) == 2
+
+
+def test_what_cannot_be_built_again_is_named_with_both_reasons(tmp_path):
+    with_it = {"CXX": str(compiler_that(tmp_path, "exit 3"))}
+    place = tmp_path / "cache/tidelog" / name_of_the_module(tmp_path, **with_it)
     place.parent.mkdir(parents=True)
     place.write_bytes(b"")
-    assert "cannot be loaded" in dispatch_of(tmp_path)["why_not"]
+    why = dispatch_of(tmp_path, **with_it)["why_not"]
+    assert "cannot be loaded" in why and "ended with 3" in why
+
+
+def test_each_compiler_has_a_module_of_its_own(tmp_path):
+    """By its path, and by what it says of its version."""
+    names = {name_of_the_module(tmp_path)}
+    for version in "11", "12":
+        names.add(name_of_the_module(tmp_path, CXX=str(compiler_that(tmp_path, "exit 3", version))))
+    assert len(names) == 3
+
+
+def test_without_a_compiler_one_that_was_built_before_is_taken(tmp_path):
+    place = tmp_path / "cache/tidelog" / _dispatch._place().name
+    place.parent.mkdir(parents=True)
+    place.write_bytes(_dispatch._place().read_bytes())
+    place.chmod(0o755)
+    said = dispatch_of(tmp_path, PATH=str(tmp_path), CXX="")
+    assert (said["why_not"], said["ops_past_python"] > 0) == ("", True)
+
+
+def compiler_that(tmp_path, does, version="11"):
+    """A compiler that says its version, and otherwise does this."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo {version} && exit\necho >> "{tmp_path}/runs"\n{does}\n'
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
+def runs_of(tmp_path):
+    return len((tmp_path / "runs").read_text().splitlines())
+
+
+PLACE = """
+import os
+os.environ |= json.loads(sys.argv[1])
+from tidelog.dispatch import _dispatch
+print(_dispatch._place().name)
+"""
+
+
+def name_of_the_module(tmp_path, **variables):
+    ended = process.run(PLACE, json.dumps({"XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}))
+    assert ended.code == 0, ended
+    return ended.out.split()[-1]

@@ -52,9 +52,12 @@ class Program:
         self.notes = []
 
     @contextlib.contextmanager
-    def block(self, pool, **options):
+    def block(self, pool, *, presses=True, **options):
+        """`presses`: the budget is taken to have been reached, where it is not. Where all fits, steps run in place."""
         options = {"memory": BUDGET, "staging": STAGING, "pool_size": 64 * MIB, "updates": "lazy", **options}
         with tidelog.offload(self.model, self.optimizer, pool=pool, **options) as self.tide:
+            if presses:
+                self.tide.steps.budget_reached()
             yield self.tide
         self.tide = None
 

@@ -1,5 +1,7 @@
 """What can go wrong, one class per thing a caller may want to handle."""
 
+from torch import OutOfMemoryError
+
 
 class Error(RuntimeError):
     """Anything Tidelog reports. Its text says what was wrong, where, and what to do."""
@@ -17,8 +19,9 @@ class RankError(Error):
     """Another rank of the distributed program has failed. The text says which, and why."""
 
 
-class BudgetError(Error):
-    """One op's own tensors exceed the budget. The text gives the smallest budget that would do."""
+class BudgetError(Error, OutOfMemoryError):
+    """One op's own tensors, or what cannot move, exceed the budget. The text gives a budget that is enough, and says what
+    stays. To what looks for a batch size that fits it is an error like torch's own."""
 
 
 class OrderError(Error):

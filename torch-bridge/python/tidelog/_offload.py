@@ -31,6 +31,12 @@ def default_staging(memory: int) -> int:
     return max(STAGING_MIN, min(memory // STAGING_PART, STAGING_MAX))
 
 
+def memory_for(tensors: int) -> int:
+    """The smallest budget that has so much beside the staging buffers that it gets by itself."""
+    part = (tensors - 1) * STAGING_PART // (STAGING_PART - 1) + 1
+    return max(tensors + STAGING_MIN, min(part, tensors + STAGING_MAX))
+
+
 @declared
 def offload(
     model: Annotated[
@@ -205,6 +211,7 @@ def offload(
     entered it.
     """
     assert isinstance(memory, Size) and not isinstance(host_memory, str) and not isinstance(pool_size, str)
+    chosen = staging
     if staging is None:
         staging = default_staging(memory)
     assert isinstance(staging, int)
@@ -245,6 +252,7 @@ def offload(
         budget=memory,
         staging=staging,
         buffers=buffers,
+        least=memory_for if buffers and chosen is None else lambda tensors: tensors + buffers,
         mode=mode,
         device=place,
         mover=_movers.choose(mover, "swap" if parts == "best" else place.default_mover),

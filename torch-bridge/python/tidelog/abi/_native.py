@@ -196,6 +196,8 @@ class Session:
     def __init__(self, reporter: Reporter) -> None:
         self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
+        # What has no room is told in words that the block has.
+        self.tell_refusal: Callable[[_errors.BudgetError], _errors.BudgetError] = lambda error: error
         self._reporter = reporter
         self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
@@ -436,7 +438,8 @@ class Session:
 
     def _last_error(self, status: int) -> _errors.Error:
         """The exception for a status below zero."""
-        return last_error(self._library, status, self._reporter.name_of)
+        error = last_error(self._library, status, self._reporter.name_of)
+        return self.tell_refusal(error) if isinstance(error, _errors.BudgetError) else error
 
     @whole
     def _json(self, function: Callable[..., int]) -> Any:

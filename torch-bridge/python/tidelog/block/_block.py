@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import time
+import warnings
 import weakref
 from functools import partial
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ from torch.optim import Optimizer
 from tidelog import _errors, _turns
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
+from tidelog.block import _leaving
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._ranks import Ranks
+from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
@@ -72,6 +75,7 @@ class Settings:
     budget: int  # bytes
     staging: int  # bytes
     buffers: int  # bytes of staging that are in the same memory as tensors
+    least: Callable[[int], int]  # the smallest budget that has so much beside its buffers
     mode: Literal["auto", "reactive"]
     device: Host
     mover: type[Mover]
@@ -100,6 +104,9 @@ class Tide:
         self._heap = heap = device.heap(limit if device.option else self.budget)
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
+        session.tell_refusal = Refusals(
+            ledger, device, self.budget, settings.buffers, self.staging, settings.least
+        ).tell
         self._ranks = Ranks()
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
@@ -145,11 +152,21 @@ class Tide:
     @whole
     def __enter__(self) -> Tide:
         global _active
+        if _active is self:
+            raise _errors.Error(
+                "this offload block is open already: it was entered before, and has not been left since."
+            )
+        if self in _left_behind:
+            raise _errors.Error(
+                "this offload block was left with tensors out: call restore() on it before it is entered again, or "
+                "enter another one, which takes them over."
+            )
         if _active is not None:
             raise _errors.Error(
                 "an offload block is open already in this process; leave it before entering "
                 "another (one block can hold several models: pass a torch.nn.ModuleList)."
             )
+        self.access.begin()
         # First of all: others are told of a rank that ends before its first collective, too.
         self._ranks.introduce()
         try:
@@ -226,14 +243,17 @@ class Tide:
 
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
-        ledger, pools = self.ledger, self.device.pools()
+        ledger, pools, is_refused = self.ledger, self.device.pools(), False
         for each in living_tensors():
             for tensor in (each, each.grad if each.is_leaf else None):
                 record = ledger.adopt(tensor)
                 if pools and record is not None:
                     ledger.leave_in_pools(record, pools)
-                if ledger.live > ledger.limit:
-                    self.performer.settle()
+                if ledger.live > ledger.limit and not is_refused:
+                    try:
+                        self.performer.settle()
+                    except _errors.BudgetError:  # it is raised when all that cannot move has been counted
+                        is_refused = True
         for earlier in list(_left_behind):
             if not earlier.ledger.has_away():
                 earlier._close()
@@ -242,8 +262,9 @@ class Tide:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        self._require_its_turn()
         failure = self.updates.end()
-        self._hook.__exit__(kind, error, trace)
+        inside = _leaving.leave(self._hook)
         self._kernels.close()
         self.loop.__exit__()
         if self.session.forked:
@@ -257,10 +278,26 @@ class Tide:
                 self.report(self._settings.report)
         finally:
             self._end_block()
+        if inside:
+            warnings.warn(
+                f"the offload block was left before {', '.join(type(each).__name__ for each in inside)}, entered inside "
+                "of it: leave first what was entered last.",
+                stacklevel=3,
+            )
         self._ranks.explain(error)
         if failure is not None and kind is None:
             raise failure
         return False
+
+    def _require_its_turn(self) -> None:
+        """A block is left once, by the thread that entered it. Where that has ended, by any."""
+        if not self.is_open:
+            raise _errors.Error("this offload block is not open: it was not entered, or has been left already.")
+        with self.access.by_any_thread():
+            if self.access.is_elsewhere():
+                raise _errors.Error(
+                    "this offload block was entered in another thread, which is running: leave the block there."
+                )
 
     def _end_block(self) -> None:
         global _active
@@ -431,11 +468,17 @@ class Tide:
             for tensor in tensors:
                 self.access.bring_back(*memory_of(tensor))
             return
-        if not self.session.is_open():
-            return  # the block ended with nothing out
-        self._restoring.everything()
-        if not self.is_open:
-            self._close()
+        with self.access.by_any_thread():
+            if not self.session.is_open():
+                return  # the block ended with nothing out
+            if self.access.is_elsewhere():
+                raise _errors.Error(
+                    "restore() was called in another thread than that of this offload block, which is open: call it "
+                    "there, or after the block."
+                )
+            self._restoring.everything()
+            if not self.is_open:
+                self._close()
 
     def await_plan(self) -> None:
         """Waits until no plan is being made, no regions are chosen, and nothing is compiled for the block. Steps go on

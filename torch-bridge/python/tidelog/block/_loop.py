@@ -47,6 +47,7 @@ class OptimizerSteps:
         self._step_began = self.began
 
     def __enter__(self) -> OptimizerSteps:
+        self._thread = threading.get_ident()
         self._hook = register_optimizer_step_post_hook(self._stepped)
         return self
 
@@ -65,7 +66,7 @@ class OptimizerSteps:
         elif optimizer not in self._counts and len(self._counts) == 1:
             self._say(
                 "several optimizers step in this loop: a step is taken to end once each has stepped; "
-                "mark steps by `with tide.step():` where that is wrong (said once)"
+                "mark steps by `with tide.step():` where that is wrong"
             )
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._stepped_since.add(optimizer)

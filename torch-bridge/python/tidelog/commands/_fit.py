@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from tidelog import _errors, models
-from tidelog._offload import STAGING_MAX, STAGING_MIN, STAGING_PART, default_staging
+from tidelog._offload import default_staging, memory_for
 from tidelog._options import size
 from tidelog.commands import _measure
 from tidelog.commands._commands import USAGE
@@ -131,7 +131,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     trace = Path(said.trace) if said.trace else folder / "trace.json"
     trace.write_text(text, encoding="utf-8")
     need = _need(json.loads(text))
-    enough = _memory_for(need.all_at_once)
+    enough = memory_for(need.all_at_once)
     memory = said.memory or enough
     staging = default_staging(memory)
     tokens = said.micro_batch * said.micro_batches * said.sequence
@@ -142,7 +142,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
         "ops_from": said.gpu or _PROCESSOR["name"],
         "threads": None if said.gpu else torch.get_num_threads(),
         "memory": memory,
-        "memory_least": _memory_for(need.least),
+        "memory_least": memory_for(need.least),
         "memory_least_op": need.least_op,
         "memory_without_tidelog": need.all_at_once,
         "compute_seconds": need.seconds,
@@ -187,12 +187,6 @@ def _changes(memory: int, enough: int) -> Iterator[tuple[str, int, int]]:
             yield f"{binary(more)} of memory", more, 1
     if memory < enough:
         yield "twice the SSDs", memory, 2
-
-
-def _memory_for(tensors: int) -> int:
-    """The smallest budget that has so much beside its staging buffers."""
-    part = (tensors - 1) * STAGING_PART // (STAGING_PART - 1) + 1
-    return max(tensors + STAGING_MIN, min(part, tensors + STAGING_MAX))
 
 
 def _measured(said: Question) -> str:

@@ -7,6 +7,7 @@ other threads.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from tidelog.memory._record import Hold, Record, Storage, run_updates
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import Args, Kwargs, Launch
+
+# Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.
+_taking_over = threading.RLock()
 
 
 _loans = threading.local()
@@ -59,8 +63,25 @@ class Access:
         self.of_a_pool = ledger.of_a_pool
         self.owns = ledger.owns
         self.make_usual = ledger.make_usual
-        self._thread = threading.get_ident()
         self._thread_instead: int | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """The block begins, in this thread."""
+        self._owner = threading.current_thread()
+        self._thread = threading.get_ident()
+
+    @contextlib.contextmanager
+    def by_any_thread(self) -> Iterator[None]:
+        """What any thread may do once the block has ended, or its thread: one after the other."""
+        # A thread that Python has not started says that it is alive after its end, too.
+        is_running = self._owner.is_alive() and self._owner.ident in sys._current_frames()
+        if self._session.forked or (self.is_open and is_running):
+            yield
+            return
+        with _taking_over:
+            self._thread = threading.get_ident()
+            yield
 
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the block's own."""
@@ -87,6 +108,10 @@ class Access:
         """Whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
+    def may_be_out(self) -> bool:
+        """Whether tensors move: not while all fits."""
+        return not self._ledger.quiet
+
     @whole
     def bring_back(self, *storages: Storage, written: Storage | None = None) -> None:
         """Makes storages resident, together, for an access that does not go through the dispatcher.
@@ -95,27 +120,34 @@ class Access:
         run_updates(storages)
         records = [storage._tide for storage in storages if storage._tide is not None]
         changed = written._tide if written is not None else None
-        due = [
-            record
-            for record in records
-            if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
-        ]
-        if not due:
-            return
+
+        def due() -> list[Record]:
+            return [
+                record
+                for record in records
+                if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
+            ]
+
         if self._session.forked:
-            for record in due:
+            for record in due():
                 record.refuse_in_child()
             return
-        if self.is_elsewhere():
-            with self.turn(due[0]):
-                self.bring_back(*storages, written=written)
+        if not due():
             return
-        for other in {record.access for record in due} - {self}:
-            theirs = [each for record in records if record.access is other and (each := record()) is not None]
-            other.bring_back(*theirs, written=written)
-        ours = [record for record in records if record.access is self]
-        self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
-        self.await_copies()
+        with self.by_any_thread():
+            missing = due()  # another thread may have been at it
+            if not missing:
+                return
+            if self.is_elsewhere():
+                with self.turn(missing[0]):
+                    self.bring_back(*storages, written=written)
+                return
+            for other in {record.access for record in missing} - {self}:
+                theirs = [each for record in records if record.access is other and (each := record()) is not None]
+                other.bring_back(*theirs, written=written)
+            ours = [record for record in records if record.access is self]
+            self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
+            self.await_copies()
 
     @contextlib.contextmanager
     def turn(self, wanted: Record) -> Iterator[None]:
@@ -240,8 +272,9 @@ class Access:
     def rebind(self, storage: Storage) -> None:
         """Another block takes a storage over from this one, which has ended."""
         record = storage._tide
-        self.bring_back(storage, written=storage)
-        if record is not None:
-            self._ledger.forget(record)
-        if self._session.is_open():
-            self._session.flush()
+        with self.by_any_thread():
+            self.bring_back(storage, written=storage)
+            if record is not None:
+                self._ledger.forget(record)
+            if self._session.is_open():
+                self._session.flush()

@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,6 +50,7 @@ _FUNCTIONAL = ("_c10d_functional", "_dtensor")
 # What torch.compile has products written to buffers by. None is resized that has the product's shape.
 _PRODUCTS = ("aten.mm.out", "aten.addmm.out", "aten.bmm.out", "aten.baddbmm.out")
 _ARGUMENTS_MAX = 64  # as cpp/kernel.h has a bit for each
+_File: TypeAlias = tuple[int, int]  # its inode, and when it was written
 # What torch.compile looks at entered frames with now; None where it does not look.
 get_compiler: Callable[[], object] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 
@@ -264,6 +265,7 @@ class _Built:
         self.why_not = ""  # there is none
         self._module: Module | None = None
         self._building: threading.Thread | None = None
+        self._unloadable = ""  # why what was in its place could not be loaded
 
     def get(self) -> Module | None:
         """The module, if it can be had now. Otherwise it is being built from here on."""
@@ -277,7 +279,7 @@ class _Built:
     def wait(self) -> str:
         """Waits until it is built; returns why it is not, or nothing."""
         self.get()
-        if self._building is not None:
+        while self._building is not None:
             self._building.join()
             self.get()
         return self.why_not
@@ -292,19 +294,31 @@ class _Built:
         elif _place().exists():
             self._load()
         else:
-            self._building = threading.Thread(target=self._build, name="tidelog-build", daemon=True)
-            self._building.start()
+            self._build(None)
 
-    def _build(self) -> None:
-        self.why_not = _build(_place())
+    def _build(self, instead_of: _File | None) -> None:
+        def build() -> None:
+            why = _build(_place(), instead_of)
+            self.why_not = f"{self._unloadable}; it was to be built again: {why}" if why and self._unloadable else why
+
+        self._building = threading.Thread(target=build, name="tidelog-build", daemon=True)
+        self._building.start()
 
     def _load(self) -> None:
+        """What cannot be loaded is built again, once: it may be from a compiler whose library is not here."""
         if self.why_not:
             return
+        found = None
         try:
+            found = _file(_place())
             self._module = _load(_place())
         except (ImportError, OSError) as error:
-            self.why_not = f"{_place()} cannot be loaded: {error}"
+            why = f"{_place()} cannot be loaded: {error}"
+            if found is None or isinstance(error, PermissionError) or self._unloadable:
+                self.why_not = why
+            else:
+                self._unloadable = why
+                self._build(found)
 
 
 _built = _Built()
@@ -326,18 +340,60 @@ def build() -> str:
 
 @functools.cache
 def _place() -> pathlib.Path:
-    """Where the module for this torch and this Python is, or comes."""
+    """Where the module for this torch, this Python and this compiler is, or comes."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = pathlib.Path(home, "tidelog")
     sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCES.iterdir()) if path.is_file()]
     facts = (torch.__version__, torch.version.git_version, sys.version, platform.machine(), *_FLAGS, *sources)
-    digest = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
-    return pathlib.Path(home, "tidelog", f"dispatch-{digest}.so")
+    stem, compiler = f"dispatch-{_digest(*facts)}", _compiler()
+    if not compiler:  # whatever has built one here before
+        built = sorted(folder.glob(f"{stem}-*.so"), key=_built_at)
+        if built:
+            return built[-1]
+    return folder / f"{stem}-{_digest(*compiler, _version_of(compiler))}.so"
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
+
+
+def _built_at(place: pathlib.Path) -> int:
+    found = _file(place)
+    return found[1] if found is not None else 0
+
+
+def _compiler() -> list[str]:
+    """The command that compiles C++, by its whole path; empty where there is none."""
+    command = (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "").split()
+    return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
+
+
+def _version_of(compiler: list[str]) -> str:
+    """What a compiler says of itself. Two versions link with libraries that may not both be there."""
+    if not compiler:
+        return ""
+    try:
+        run = subprocess.run(
+            [*compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:  # the build says so
+        return str(error)
+    return run.stdout
+
+
+def _file(place: pathlib.Path) -> _File | None:
+    """Which file is in a place now; None: there is none."""
+    try:
+        found = place.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _load(place: pathlib.Path) -> Module:
     found = place.stat()
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
-        raise OSError("others may write it")
+        raise PermissionError("others may write it")
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(place))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
@@ -346,20 +402,24 @@ def _load(place: pathlib.Path) -> Module:
     return cast(Module, module)
 
 
-def _build(place: pathlib.Path) -> str:
-    """Compiles the module. Returns why that failed, or nothing."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or ""
+def _build(place: pathlib.Path, instead_of: _File | None) -> str:
+    """Compiles the module, unless another process has. `instead_of`: the file that cannot be loaded. Returns why that
+    failed, or nothing."""
+    compiler = _compiler()
     if not compiler:
         return "there is no C++ compiler (g++ or clang++)"
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(place.parent / "lock", "w", encoding="utf-8") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # of several processes that begin together one builds
-            if place.exists():
+            found = _file(place)
+            if found is not None and found == instead_of:
+                place.unlink()
+            elif found is not None:
                 return ""
             for left in place.parent.glob(f"{place.stem}.*.new"):  # of one that was killed
                 left.unlink()
-            return _compile(compiler.split(), place)
+            return _compile(compiler, place)
     except OSError as error:
         return str(error)
 

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _turns
+from tidelog._errors import BudgetError
 from tidelog._turns import give_way, waiting
 from tidelog._whole import collect, come_again, held, is_collecting, is_whole, stop_collecting, take_held, whole
 from tidelog.abi._native import MODIFIES, Session
@@ -403,13 +404,14 @@ class Hook(TorchDispatchMode):
             try:
                 return func(*args, **kwargs)
             except OutOfMemoryError as again:
+                self._refuse_second_run(again, func)
                 error = again
         raise error
 
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
         """Only what writes nothing, and draws no random numbers, gives the same a second time."""
         info = info_of(func)
-        if info.written or info.launches or info.nests or info.draws:
+        if info.written or info.launches or info.nests or info.draws or isinstance(error, BudgetError):
             raise error
 
     # -- records ----------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Steps(Place):
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: then ops are looked at
         self._has_noticed = False  # what slows steps under a plan
+        self._left = ""  # how the step that is open has left the plan
         self._last: SecondsOfAStep = {}
 
     # -- steps ------------------------------------------------------------------------------------
@@ -122,10 +123,15 @@ class Steps(Place):
         self._rested = self._ledger.quiet
         self._ledger.end_quiet()
         if not completed:
-            # An exception is on its way. What else is wrong surfaces at the next touch.
+            # An exception is on its way, or the block ends: what came after the last step was none.
+            self._left = ""
+            # What else is wrong surfaces at the next touch.
             with contextlib.suppress(Error):
                 self._session.step(StepMark.INTERRUPTED)
             return
+        if self._left and not any("left the plan" in notice for notice in self.notices):
+            self.notices.append(self._left)
+        self._left = ""
         if self.profiles and (durations := self._device.durations()):
             self._session.durations(durations)
         self._performer.drive(self._session.step(StepMark.COMPLETE))
@@ -168,12 +174,12 @@ class Steps(Place):
             fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
             self.notices.append(
                 f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
-                f"turns with it{fewer} (said once)"
+                f"turns with it{fewer}"
             )
         if unseen := self._device.unseen_threads():
             self.notices.append(
                 f"fetches wait for the host, as ops of threads that are older than the block are not seen: "
-                f"{', '.join(unseen[:8])}. Begin them inside the block, or end them before (said once)"
+                f"{', '.join(unseen[:8])}. Begin them inside the block, or end them before"
             )
 
     def judge_quiet(self) -> None:
@@ -247,7 +253,7 @@ class Steps(Place):
         if not any("CUDA had no memory" in notice for notice in self.notices):
             self.notices.append(
                 f"CUDA had no memory for {func}, with {spare} bytes of the budget left: tensors left to make "
-                "room, and it ran again. A smaller memory= spares that (said once)"
+                "room, and it ran again. A smaller memory= spares that"
             )
         wanted, made = times * max(needs, asked_for(error), _ROOM_BYTES_MIN), False
         while wanted and not made:
@@ -280,11 +286,11 @@ class Steps(Place):
         expected = plan.funcs[index] if plan is not None and index < plan.ops else "the end of the step"
         self.follows = False
         self._session.leave_plan()
-        if not any("left the plan" in notice for notice in self.notices):
-            self.notices.append(
-                f"a step left the plan at op {index}: {func} ran where {expected} was planned; "
-                "that step went on reactively (said once)"
-            )
+        self._left = (
+            f"a step left the plan at op {index}: {func} ran where {expected} was planned. The rest of that step had no "
+            "plan: what was out came in only when an op asked for it, and the op waited. Other steps that leave the plan "
+            "are not named"
+        )
 
     def _notice_stream(self) -> None:
         """An op is about to be launched, on whatever stream."""

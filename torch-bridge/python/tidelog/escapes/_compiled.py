@@ -48,11 +48,11 @@ _SIGNATURE = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\((\[[^\]]*\])", 
 
 _NOT_SEEN = (
     f"torch {torch.__version__} keeps the kernels of torch.compile where Tidelog does not look for them "
-    "({}): compiled functions run eagerly inside the block (said once)"
+    "({}): compiled functions run eagerly inside the block"
 )
 _NO_GRAPHS = (
     "torch.compile's CUDA graphs have the addresses of tensors in them, which move: functions that are "
-    'compiled with mode="reduce-overhead" inside the block run without graphs (said once)'
+    'compiled with mode="reduce-overhead" inside the block run without graphs'
 )
 
 

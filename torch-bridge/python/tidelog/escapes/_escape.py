@@ -25,7 +25,16 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._access import Access
-from tidelog.escapes import _collectives, _compiled, _forks, _launches, _loading, _pools, _scalars
+from tidelog.escapes import (
+    _collectives,
+    _compiled,
+    _forks,
+    _launches,
+    _loading,
+    _pools,
+    _profilers,
+    _scalars,
+)
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
@@ -104,6 +113,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     for name in _SCRIPT_SAVES:
         _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)
+    _profilers.install(access, say)
     if on_gpu:
         for name in ("capture_begin", "replay"):
             _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))

@@ -86,6 +86,7 @@ class Handlers:
 
     def begin(self) -> None:
         """The block begins. Where its thread is not the one that handlers run in, they are another thread's code."""
+        self._thread = threading.get_ident()
         gc.callbacks.append(self._collects)
         if threading.current_thread() is not threading.main_thread():
             return

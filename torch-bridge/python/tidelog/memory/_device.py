@@ -35,7 +35,7 @@ _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it 
 _base: Any = torch._C.StorageBase  # unpatched, see `_record`
 _lets_backward_have_threads: Callable[[], bool] = torch._C._is_multithreading_enabled
 _let_backward_have_threads: Callable[[bool], None] = torch._C._set_multithreading_enabled
-_is_shared: Callable[[Storage], bool] = _base.is_shared
+is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
 def is_page_locked(storage: Storage) -> bool:
@@ -60,7 +60,7 @@ class Host:
         return storage.device.type == "cpu"
 
     def movable(self, storage: Storage) -> bool:
-        return resizable(storage) and not _is_shared(storage) and not is_page_locked(storage)
+        return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from tidelog import _errors
+from tidelog import _errors, _patches
+from tidelog._patches import Wrapper
 from tidelog._whole import whole
 from tidelog.dispatch._hook import Hook
 from tidelog.memory._record import untyped_storage
@@ -54,6 +56,8 @@ class EarlyUpdates(Updates):
     def begin(self, hook: Hook) -> None:
         super().begin(hook)
         self._after = register_optimizer_step_post_hook(self._after_step)
+        _patches.replace(Optimizer, "zero_grad", partial(self._zeroing, lambda optimizer: [optimizer]))
+        _patches.replace(nn.Module, "zero_grad", partial(self._zeroing, lambda _module: list(self._trained)))
 
     def is_ahead(self) -> bool:
         return any(watched.updated is not None for watched in self._all())
@@ -79,22 +83,27 @@ class EarlyUpdates(Updates):
         if self.is_elsewhere():
             self._keep_in_place(watched, optimizer, "their backward pass runs in another thread than the block's")
             return
-        watched.count += 1
+        watched.counts(parameter.grad)
         if (why := watched.look_back()) is not None:
             self._keep_in_place(watched, optimizer, why)
         if watched.stays or watched.place >= len(optimizer.param_groups):
             return
         group = optimizer.param_groups[watched.place]
         if watched.is_known:
-            if watched.count == watched.expects == self._trained[optimizer].expects and self._is_alone:
+            if not watched.expects == self._trained[optimizer].expects or not self._is_alone:
+                return
+            if watched.count == watched.expects:
                 with interrupts_deferred():
                     self._update(watched, optimizer, parameter, watched.numbers_of(group))
+            elif watched.count < watched.expects and (gradient := parameter.grad) is not None and is_plain(gradient):
+                if mark_of(gradient) is None and self.is_seen(untyped_storage(gradient)):
+                    watched.begins(gradient)
             return
-        tensors = self._usable(optimizer, parameter)
-        if not tensors:
+        tensors, gradient = self._usable(optimizer, parameter), parameter.grad
+        if not tensors or gradient is None:
             return
         storages = [untyped_storage(each) for each in tensors]
-        if (why := watched.watch(storages, _element_wise.numbers_of(group))) is not None:
+        if (why := watched.watch(gradient, storages, _element_wise.numbers_of(group))) is not None:
             self._keep_in_place(watched, optimizer, why)
 
     def _usable(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
@@ -190,6 +199,39 @@ class EarlyUpdates(Updates):
         for watched in trained.parameters.values():
             watched.forget()
         del self._trained[optimizer]
+
+    def _zeroing(self, optimizers_of: Callable[[Any], list[Optimizer]], original: Wrapper) -> Wrapper:
+        """A step that was given up leaves no count behind."""
+
+        def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(owner, *args, **kwargs)
+            if not torch.compiler.is_compiling() and self.is_live() and not self.is_elsewhere():
+                for optimizer in optimizers_of(owner):
+                    self._give_up(optimizer)
+            return result
+
+        return zero_grad
+
+    @whole
+    def _give_up(self, optimizer: Optimizer) -> None:
+        trained = self._trained.get(optimizer)
+        for watched in trained.parameters.values() if trained is not None else ():
+            if watched.count and watched.updated is None:
+                parameter = watched.parameter()
+                if parameter is not None and parameter.grad is None:  # a gradient of zeroes tells by itself
+                    watched.give_up()
+
+    @whole
+    def rests(self, optimizer: Optimizer) -> bool:
+        trained = self._trained.get(optimizer)
+        if trained is None:
+            return True
+        if any(watched.updated is not None for watched in trained.parameters.values()):
+            return False
+        for watched in trained.parameters.values():
+            watched.forget()
+        del self._trained[optimizer]
+        return True
 
     # -- what else happens --------------------------------------------------------------------------
 

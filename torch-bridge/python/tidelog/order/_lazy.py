@@ -67,6 +67,12 @@ class LazyUpdates(Updates):
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
         self._run_what_waited(optimizer)
 
+    @whole
+    def rests(self, optimizer: Optimizer) -> bool:
+        if self.pending:
+            self._run_what_waited(optimizer)
+        return True
+
     def _run_what_waited(self, optimizer: Optimizer) -> None:
         """What had a whole step to be touched in, and what nobody will touch."""
         for update in list(self.pending.values()):

@@ -91,6 +91,10 @@ class Updates:
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
         """A step runs in place."""
 
+    def rests(self, optimizer: Optimizer) -> bool:
+        """All fits so far, and nothing would be gained by another order. Returns whether the step may run in place."""
+        return True
+
     def look_at(self, optimizer: Optimizer) -> None:
         """Somebody looks at an optimizer's state, or changes it."""
 
@@ -120,6 +124,8 @@ class Updates:
                 self.leave_to(optimizer, why)
             self.say_once(optimizer, why)
             return None
+        if self._ledger.quiet and self.rests(optimizer):
+            return None
         (closure,) = args[1:] or (kwargs.get("closure"),)
         if closure is not None:  # it makes the gradients
             with torch.enable_grad():
@@ -145,7 +151,7 @@ class Updates:
         said = type(optimizer), why
         if said not in self._said:
             self._said.add(said)
-            self._say(f"steps of {type(optimizer).__name__} run where they are called: {why}{example} (said once)")
+            self._say(f"steps of {type(optimizer).__name__} run where they are called: {why}{example}")
 
     def is_seen(self, storage: Storage) -> bool:
         """Whether nobody can read the storage unseen: no alias of its memory is about."""

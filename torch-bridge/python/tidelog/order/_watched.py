@@ -71,6 +71,42 @@ class Watch(Pending):
         self._storages.clear()
 
 
+class Begun(Pending):
+    """Hangs on a gradient that more may be added to, and keeps nobody from using it: a step may be given up."""
+
+    def __init__(self, storage: Storage, watch: Watch | None = None) -> None:
+        """`watch`: which notes who uses it."""
+        self.is_zeroed = False
+        self._is_used = False
+        self._storage, self._watch = weakref.ref(storage), watch
+        storage._tide_update = self
+
+    def run(self) -> None:
+        """A call that is no op uses it."""
+        self.touch(None)
+
+    def touch(self, func: object) -> None:
+        """An op uses it."""
+        if func in _ZEROES:
+            self.is_zeroed = True
+            return
+        self._is_used = True
+        if self._watch is not None and self._watch.why is None:
+            self._watch.touch(func)
+
+    def guard(self, storage: Storage) -> None:
+        """There is none."""
+
+    def is_given_up(self, gradient: Tensor) -> bool:
+        """Whether it is gone, and this is a new one. To add to it would have used it."""
+        return self.is_zeroed or not (self._is_used or mark_of(gradient) is self)
+
+    def take_off(self) -> None:
+        """From here on nobody tells."""
+        if (storage := self._storage()) is not None and storage._tide_update is self:
+            storage._tide_update = None
+
+
 class Updated(Mark):
     """A parameter that has been updated in the backward pass, while its optimizer has not stepped."""
 
@@ -133,6 +169,7 @@ class Watched:
         self.updated: Updated | None = None
         self.failure: str | None = None
         self._watch: Watch | None = None
+        self._begun: Begun | None = None
         self._numbers: Group = {}  # of its group, when the gradient was made
         self._of_the_step: Group = {}  # of its group, as the last step had them
         self._used_up: UsedUp | None = None
@@ -148,16 +185,43 @@ class Watched:
         """Nothing of it is left, but that its gradient is gone."""
         self.handle.remove()
         self._end_watch()
+        self.give_up()
         self._open()
+
+    # -- gradients add up ---------------------------------------------------------------------------
+
+    def counts(self, gradient: Tensor | None) -> None:
+        """A gradient has been made, or added to the one that there is. What was added up in a step that was given up
+        counts no longer."""
+        if self._begun is not None and gradient is not None and self._begun.is_given_up(gradient):
+            self.count = 0
+        self._end_begun()
+        self.count += 1
+
+    def begins(self, gradient: Tensor) -> None:
+        """More is to be added to this."""
+        self._begun = Begun(untyped_storage(gradient))
+
+    def give_up(self) -> None:
+        """The gradient is set to zero, or to None, before the step."""
+        self._end_begun()
+        self.count = 0
+
+    def _end_begun(self) -> None:
+        if self._begun is not None:
+            self._begun.take_off()
+            self._begun = None
 
     # -- a step is profiled -------------------------------------------------------------------------
 
-    def watch(self, storages: list[Storage], numbers: Group) -> str | None:
-        """A gradient has been made, which may be the last before the step. Returns what is in the way."""
+    def watch(self, gradient: Tensor, storages: list[Storage], numbers: Group) -> str | None:
+        """A gradient has been made, which may be the last before the step. `storages`: its own, and what else an update
+        would use. Returns what is in the way."""
         self._end_watch()
         if any(storage._tide_update is not None for storage in storages):
             return "something else is updated in the same memory"
         self._watch, self._numbers = Watch(storages), numbers
+        self._begun = Begun(untyped_storage(gradient), self._watch)
         return None
 
     def why_not(self, group: Group) -> str | None:
@@ -167,7 +231,8 @@ class Watched:
             return None
         if watch.why is not None or watch.has_stepped:
             return watch.why
-        if parameter.grad is None or mark_of(parameter.grad) is not watch:
+        begun, gradient = self._begun, parameter.grad
+        if begun is None or gradient is None or mark_of(gradient) is not begun or begun.is_zeroed:
             return "something sets gradients between the backward pass and the step"
         for name in self.differences(_element_wise.numbers_of(group), optimizer):
             return f"{name} changes between the backward pass and the step"
@@ -286,11 +351,13 @@ class Watched:
             self.expects = max(self.expects, self.count)
             self._watch.take_off()
             self._watch.has_stepped = True
-        self.place, self._of_the_step, self.count = place, numbers, 0
+        self.place, self._of_the_step = place, numbers
+        self.give_up()
 
     def stay(self) -> None:
         """It is updated in its place from here on."""
         self._end_watch()
+        self._end_begun()
         self.stays, self.is_known = True, False
 
     def _open(self) -> None:

@@ -197,7 +197,7 @@ class Recompute:
         if refused:
             self._say(
                 f"{len(refused)} of {len(self._seen)} {self._choosable.whatever} whatever the planner says: the first "
-                f"as {refused[0]} (said once)"
+                f"because {refused[0]}"
             )
 
     def _take_choice(self) -> None:

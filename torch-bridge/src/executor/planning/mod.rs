@@ -198,7 +198,10 @@ impl Planning {
             && let Some(reason) = machine.desync()
             && self.planned.is_some()
         {
-            let text = format!("a step left the plan: {reason}; it went on reactively");
+            let text = format!(
+                "a step left the plan: {reason}. The rest of that step had no plan: what was out came in only when \
+                 an op asked for it, and the op waited. Other steps that leave the plan are not named"
+            );
             self.notice_once("left the plan", &text);
         }
         index
@@ -510,7 +513,9 @@ impl Planning {
 
     fn stay_reactive(&mut self, why: &str) {
         self.profile.stop();
-        self.notices.push(format!("no plan: {why}; going on reactively"));
+        self.notices.push(format!(
+            "there is no plan: {why}. What is out comes in only when an op asks for it, and the op waits"
+        ));
     }
 
     fn stay_with_the_plan(&mut self, why: &str) {
@@ -521,7 +526,7 @@ impl Planning {
     /// Keeps a message for the user; of those about one thing only the first.
     fn notice_once(&mut self, about: &str, text: &str) {
         if !self.notices.iter().any(|notice| notice.contains(about)) {
-            self.notices.push(format!("{text} (said once)"));
+            self.notices.push(text.to_owned());
         }
     }
 
