@@ -160,7 +160,7 @@ def test_the_module_is_what_the_header_says():
 # What is found, and what is replaced by what (@@: by itself).
 PLANTED = {
     "a constant with another value": ("TIDE_WAITING is 3", "TIDE_WAITING 2", "TIDE_WAITING 3"),
-    "another constant": ("TIDE_BUSY", "TIDE_ACTION 1", "TIDE_ACTION 1\n#define TIDE_BUSY 4"),
+    "another constant": ("TIDE_IDLE", "TIDE_ACTION 1", "TIDE_ACTION 1\n#define TIDE_IDLE 4"),
     "a constant that is gone": ("TIDE_SETTLE", "#define TIDE_SETTLE 4", ""),
     "a field of another name": ("tide_action has the fields", "sequence;", "number;"),
     "fields in another order": (

@@ -355,20 +355,16 @@ def test_methods_that_a_block_wraps_break_graphs_as_they_do_without_it(pool, ear
     compare(pool, "auto", "reactive", reads_of_values, functools.partial(torch.compile, backend="aot_eager"), early)
 
 
-def test_another_thread_runs_compiled_and_is_refused_what_is_out(pool, mover):
+def test_another_thread_runs_compiled_on_what_is_out(pool, mover):
     function = torch.compile(lambda x, y: torch.tanh(x) * y)
     tensors = [torch.randn(WIDTH, WIDTH) for _ in range(20)]
     with torch.no_grad():
         expected = [bits(function(each, each)) for each in tensors]
-    launched, got, refused = [], [], []
+    launched, got = [], []
 
     def elsewhere():
         with torch.no_grad():
-            for place, each in enumerate(tensors):
-                try:
-                    got.append((place, bits(function(each, each))))
-                except tidelog.Error as error:
-                    refused.append(str(error))
+            got.extend(bits(function(each, each)) for each in tensors)
 
     def count(func, *arguments):
         launched.append(func)
@@ -382,11 +378,10 @@ def test_another_thread_runs_compiled_and_is_refused_what_is_out(pool, mover):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-        assert got and refused and all("is on NVMe" in each for each in refused)
         assert len(launched) == len(got) and tide.stats()["evictions"] > 5
         tide.restore()
-    for place, value in got:
-        assert_same(expected[place], value, f"tensor {place}")
+    for place, (one, other) in enumerate(zip(expected, got, strict=True)):
+        assert_same(one, other, f"tensor {place}")
 
 
 def test_a_kernel_that_does_not_fit_is_refused_with_figures(pool):
