@@ -23,6 +23,10 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a block device must be locked by `flock`: udev does that while it looks at one.
 const TIMEOUT_OF_UDEV: Duration = Duration::from_secs(1);
 
+/// How long a file must be open for writing. What a process had open in a ring of the kernel's is
+/// closed some time after it has ended.
+const TIMEOUT_OF_RINGS: Duration = Duration::from_secs(2);
+
 /// How another program uses a file or a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceUse {
@@ -75,7 +79,7 @@ pub(crate) fn other_use_unless(
         let is_open = file.metadata()?.is_file()
             && is_open_for_writing(&file)
             && !is_open_for_writing_here(&file)?;
-        Ok(is_open.then_some((DeviceUse::OpenForWriting, TIMEOUT)))
+        Ok(is_open.then_some((DeviceUse::OpenForWriting, TIMEOUT_OF_RINGS)))
     })
 }
 
