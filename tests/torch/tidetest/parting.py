@@ -31,7 +31,7 @@ class Program:
     def step(self, is_enough=lambda: False):
         """Ends early where that says so."""
         for index in range(COUNT):
-            self.change(index, 1 + len(self.factors) * 1e-4)
+            self.change(index, 1 + (len(self.factors) * 7 % 21 - 10) * 1e-4)  # it grows and shrinks: there may be many
             if is_enough():
                 return
 
