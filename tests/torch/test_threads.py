@@ -80,25 +80,24 @@ def program(function):
     return function
 
 
+def save_clones(world, executor, steps):
+    futures = []
+    for _ in range(3):
+        world.steps(steps)
+        futures.append(executor.submit(saved, cloned(world)))
+    for number, future in enumerate(futures):
+        world.note(f"saved {number}", future.result(PATIENCE_SECONDS))
+
+
 @program
 def executor_saves_clones(world, _):
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        futures = []
-        for _ in range(3):
-            world.steps(2)
-            futures.append(executor.submit(saved, cloned(world)))
-        for number, future in enumerate(futures):
-            world.note(f"saved {number}", future.result(PATIENCE_SECONDS))
+        save_clones(world, executor, steps=2)
 
 
 @program
 def older_executor_saves_clones(world, older):
-    futures = []
-    for _ in range(3):
-        world.steps(1)
-        futures.append(older.submit(saved, cloned(world)))
-    for number, future in enumerate(futures):
-        world.note(f"saved {number}", future.result(PATIENCE_SECONDS))
+    save_clones(world, older, steps=1)
 
 
 @program

@@ -90,6 +90,11 @@ fn is_alike(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).map(differ).sum::<u32>() <= ROTTEN_BITS_MAX
 }
 
+/// Whether nothing but zeroes stands there.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
 /// CRC32C over several slices as if they were one.
 pub(crate) fn checksum_of(parts: &[&[u8]]) -> u32 {
     parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part))

@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::blocks::BlockFormat;
 use super::endian::{U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
-use super::{BLOCK_BYTES, SHARES_MAX, checksum_of};
+use super::{BLOCK_BYTES, SHARES_MAX, checksum_of, is_zero};
 
 /// The first eight bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
@@ -156,7 +156,6 @@ pub enum SuperblockError {
 /// Whether a sector behind the first one of a superblock may have this: rows of shares, each of
 /// which begins where the one before ends, and zeroes behind them.
 pub(super) fn is_part_of_share_table(sector: &[u8]) -> bool {
-    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let is_blank = |row: &ShareOnMedia| is_zero(bytemuck::bytes_of(row));
     let rows = sector.chunks_exact(size_of::<ShareOnMedia>()).map(bytemuck::pod_read_unaligned);
     let rows: Vec<ShareOnMedia> = rows.collect();

@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::endian::{U32, U128};
-use super::{BLOCK_BYTES, checkpoint, checksum_of, is_protective_mbr, superblock};
+use super::{BLOCK_BYTES, checkpoint, checksum_of, is_protective_mbr, is_zero, superblock};
 
 /// More than 8 bits differ from the marks of all other structures: none of these can rot to it.
 const MAGIC: [u8; 8] = *b"UNFINISH";
@@ -77,10 +77,6 @@ impl UnfinishedFormat {
             || is_protective_mbr(block)
             || [MAGIC, superblock::MAGIC, checkpoint::MAGIC].iter().any(|it| block.starts_with(it))
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Whether a sector has nothing but the checksum that blocks of checkpoints end with.

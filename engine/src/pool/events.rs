@@ -8,7 +8,7 @@ use super::format::random_id;
 use super::holder::{holder_offset, this_process};
 use super::media::MemberMedia;
 use super::members::{Member, Members};
-use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock};
+use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock, is_zero};
 use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
@@ -87,9 +87,8 @@ impl ShareOnDevices<'_> {
         if confirmed(&found).is_none_or(|(_, event)| event.number == 0) {
             return found;
         }
-        let is_zero = |block: &Vec<u8>| block.iter().all(|byte| *byte == 0);
         for (place, block) in blocks.into_iter().enumerate() {
-            let says_nothing = |block: Option<Vec<u8>>| block.as_ref().is_none_or(is_zero);
+            let says_nothing = |block: Option<Vec<u8>>| block.is_none_or(|block| is_zero(&block));
             if block.is_some_and(says_nothing) {
                 let lacks_nothing = self.lacks_nothing(place, &found);
                 found[place] = (!lacks_nothing).then_some(Events::NONE);

@@ -11,7 +11,7 @@ use super::foreign;
 use super::members::{Member, Members};
 use crate::layout::{
     BLOCK_BYTES, HOLDERS_OFFSET, Holder, METADATA_OFFSET, OWNER_OFFSET, Owner, SUPERBLOCK_OFFSET,
-    Superblock, SuperblockError, UnfinishedFormat, is_protective_mbr,
+    Superblock, SuperblockError, UnfinishedFormat, is_protective_mbr, is_zero,
 };
 
 /// What others have made on a device since it was a pool's, and where. A superblock that stands at
@@ -120,8 +120,4 @@ fn is_ours(offset: u64, block: &[u8]) -> bool {
 
 fn read(member: &Member, offset: u64) -> Option<Vec<u8>> {
     member.read(offset, BLOCK_BYTES as usize).ok()
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }

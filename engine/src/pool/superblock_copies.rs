@@ -4,7 +4,8 @@ use super::holder::holder_offset;
 use super::members::Member;
 use super::start;
 use crate::layout::{
-    BLOCK_BYTES, Events, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError, UnfinishedFormat,
+    BLOCK_BYTES, Events, Geometry, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    UnfinishedFormat, is_zero,
 };
 
 impl Member {
@@ -115,10 +116,6 @@ impl Member {
             events.is_some_and(|events| events != Events::NONE)
         })
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// What stands at the two places of a device's superblock.

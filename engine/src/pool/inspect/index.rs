@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::layout::{
     BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, LogMark, LogPoint, Seal, Superblock,
-    TensorEntry, TensorId,
+    TensorEntry, TensorId, is_zero,
 };
 use crate::log::{
     ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, SealUse, Space,
@@ -228,7 +228,7 @@ impl<M: LogMedia> Copies<'_, M> {
         };
         match Checkpoint::claim(&head) {
             Some(claim) => claim.epoch.checked_add(2) == Some(epoch),
-            None => epoch == 2 && head.iter().all(|byte| *byte == 0),
+            None => epoch == 2 && is_zero(&head),
         }
     }
 }
