@@ -60,7 +60,7 @@ docs-links: setup ## Links to other sites, which need a network
 lint: setup tidy ## Formatting, lints, types, licences
 	cargo fmt --all --check
 	.venv/bin/ruff format --quiet --check
-	.venv/bin/clang-format --dry-run --Werror torch-bridge/python/tidelog/dispatch/cpp/*
+	.venv/bin/clang-format --dry-run --Werror torch-bridge/python/tidelog/native/*.h torch-bridge/python/tidelog/native/*.cpp
 	.venv/bin/ruff check --quiet
 	.venv/bin/mypy --no-error-summary
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -123,13 +123,13 @@ miri: setup ## Layout, checksums and planner under Miri, where the toolchain has
 test-torch: build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --dist loadfile --durations 10 -m "not slow" tests/torch
 
-test-ranks: build ## Distributed programs and ranks that fail, every mover and mode; a part of it is in test-torch
+test-ranks: build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
 test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
-test-slow: build ## What takes hours: longer storms, small steps, every mover and mode, touches under checkpoint, fuzzers
+test-slow: build ## What takes hours: longer storms, small steps, every mode, touches under checkpoint, fuzzers
 	@scripts/test-slow.sh
 
 wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc

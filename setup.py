@@ -81,12 +81,14 @@ class BuildPackage(build_py):
         if not self.editable_mode:  # a checkout finds the library where cargo puts it
             self.drop_what_is_gone()
             install_stripped(folder / LIBRARY, Path(self.build_lib, "tidelog", LIBRARY))
+            # What the bridge's part in C++ is compiled with, once torch is there.
+            shutil.copy2(ROOT / "torch-bridge/include/tidelog.h", Path(self.build_lib, "tidelog", "native"))
 
     def drop_what_is_gone(self):
         """A folder that was built in before keeps files that have another name or place since."""
         kept = set(map(Path, self.get_outputs(include_bytecode=False)))
         for path in Path(self.build_lib, "tidelog").rglob("*"):
-            if path.is_file() and path not in kept and not path.name.startswith(LIBRARY):
+            if path.is_file() and path not in kept and not path.name.startswith((LIBRARY, "tidelog.h")):
                 path.unlink(missing_ok=True)
 
 

@@ -65,13 +65,13 @@ import torch
 if not torch.cuda.is_available() and not os.environ.get("FAKE"):
     sys.exit(f"torch {torch.__version__} finds no GPU")
 from tidelog import Error
-from tidelog.memory import _movers
+from tidelog.native._built import native
 try:
-    mover = _movers.choose("auto", "resize")
+    native()
 except Error as error:
     sys.exit(str(error))
 name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (a dry run)"
-print(f"torch {torch.__version__} on {name}, mover {mover.name}")
+print(f"torch {torch.__version__} on {name}")
 PYTHON
 }
 

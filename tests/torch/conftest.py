@@ -1,4 +1,4 @@
-"""Fixtures: a pool of two directories, both movers, both modes, and one thread so that sums are repeatable.
+"""Fixtures: a pool of two directories, both modes, and one thread so that sums are repeatable.
 
 `--device cuda` makes every tensor on a GPU, `--device fake` on one that is not there (tidetest.device).
 """
@@ -22,8 +22,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tidelog  # noqa: E402
-from tidelog.dispatch import _dispatch  # noqa: E402
 from tidelog.memory import _device  # noqa: E402
+from tidelog.native import _built  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device, plans, regions, world  # noqa: E402
 
@@ -47,7 +47,6 @@ def what_is_there_lives_for_good():
     gc.freeze()
 
 
-MOVERS = [mover for mover in ("resize", "swap") if not device.lacks_mover(mover)]
 MODES = ("reactive", "auto")
 
 
@@ -61,7 +60,7 @@ def pytest_configure(config):
     device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
     device.recompute = config.getoption("--recompute")
     if not hasattr(config, "workerinput"):  # once, before any worker begins
-        assert _dispatch.build() in ("", "TIDELOG_DISPATCH=python"), _dispatch.build()
+        assert _built.build() == "", _built.build()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks which are slow
@@ -79,17 +78,16 @@ def pytest_collection_modifyitems(items):
 
 
 def is_usual(item):
-    """Of a test's four pairs of mover and mode one is usual. Which one differs from test to test, so that each pair is
-    seen by a quarter of the tests. The others are slow.
+    """Of a test's two modes one is usual. Which one differs from test to test, so that each is seen by half of the
+    tests. The other is slow.
     """
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    pair = params.get("mover"), params.get("mode")
-    chooses = any("mover" in mark.args[0] for mark in item.iter_markers("parametrize"))
-    if None in pair or chooses or len(MOVERS) == 1:
+    mode = params.get("mode")
+    chooses = any("mode" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    if mode is None or chooses:
         return True
-    name = [item.originalname, *(part for part in item.callspec.id.split("-") if part not in pair)]
-    which = zlib.crc32("-".join(name).encode())
-    return pair == (MOVERS[which % 2], MODES[which // 2 % 2])
+    name = [item.originalname, *(part for part in item.callspec.id.split("-") if part != mode)]
+    return mode == MODES[zlib.crc32("-".join(name).encode()) % 2]
 
 
 @pytest.fixture(autouse=True)
@@ -152,20 +150,15 @@ def pool(tmp_path):
             file.unlink()  # pytest keeps the directories of several runs; pools are large
 
 
-@pytest.fixture(params=MOVERS)
-def mover(request):
-    return request.param
-
-
 @pytest.fixture(params=MODES)
 def mode(request):
     return request.param
 
 
 @pytest.fixture
-def compare(pool, mover, mode):
+def compare(pool, mode):
     """`compare(scenario)`: the scenario in a warm block gives the same bits as without one. See tidetest.compare."""
-    return functools.partial(tidetest.compare.compare, pool=pool, mover=mover, mode=mode)
+    return functools.partial(tidetest.compare.compare, pool=pool, mode=mode)
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ def total(figures):
     return sum(figures.values()) if isinstance(figures, dict) else figures
 
 
-def test_a_clean_tensor_is_not_written_again(pool, mover, mode):
+def test_a_clean_tensor_is_not_written_again(pool, mode):
     world = World()
-    with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+    with world.block(pool, mode, memory=64 * MIB) as tide:
         world.warm_up(mode) if mode == "reactive" else world.steps(4)
         tensor = world.loose
         world.push_out(tensor)
@@ -41,11 +41,11 @@ def test_a_clean_tensor_is_not_written_again(pool, mover, mode):
         assert MATRIX <= written <= 2 * MATRIX + 8 * KIB
 
 
-def test_weights_are_written_at_most_once_per_optimizer_step(pool, mover, mode):
+def test_weights_are_written_at_most_once_per_optimizer_step(pool, mode):
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with world.block(pool, mover, mode) as tide:
+        with world.block(pool, mode) as tide:
             world.warm_up(mode)
             sizes = sum(parameter.numel() * 4 for parameter in world.model.parameters())
             before = tide.stats()["bytes_written"]
@@ -57,12 +57,12 @@ def test_weights_are_written_at_most_once_per_optimizer_step(pool, mover, mode):
     assert after[weights[0]] - before.get(weights[0], 0) <= 6 * (sizes + len(list(world.model.parameters())) * 4 * KIB)
 
 
-def test_weights_that_are_only_read_are_written_once(pool, mover, mode):
+def test_weights_that_are_only_read_are_written_once(pool, mode):
     """Inference: after the first pass everything is clean, and no pass writes again."""
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with world.block(pool, mover, mode) as tide:
+        with world.block(pool, mode) as tide:
             with torch.no_grad():
                 for _ in range(4):
                     with tide.step():
@@ -76,9 +76,9 @@ def test_weights_that_are_only_read_are_written_once(pool, mover, mode):
     assert total(after["bytes_written"]) - before <= passing
 
 
-def test_a_tensor_without_a_further_use_is_dropped_without_a_write(pool, mover):
+def test_a_tensor_without_a_further_use_is_dropped_without_a_write(pool):
     world = World()
-    with world.block(pool, mover, "reactive", memory=64 * MIB) as tide:
+    with world.block(pool, "reactive", memory=64 * MIB) as tide:
         world.steps(2)
         before = total(tide.stats()["bytes_written"])
         for _ in range(50):
@@ -86,11 +86,11 @@ def test_a_tensor_without_a_further_use_is_dropped_without_a_write(pool, mover):
         assert total(tide.stats()["bytes_written"]) == before
 
 
-def test_figures_have_their_names_and_types(pool, mover, mode):
+def test_figures_have_their_names_and_types(pool, mode):
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with world.block(pool, mover, mode) as tide:
+        with world.block(pool, mode) as tide:
             world.warm_up(mode)
             world.steps(2)
             stats, last = tide.stats(), tide.last_step()
@@ -106,11 +106,11 @@ def test_figures_have_their_names_and_types(pool, mover, mode):
             assert tide.phase == ("reactive" if mode == "reactive" else "planned")
 
 
-def test_the_trace_of_the_planned_step_is_written(pool, mover, tmp_path):
+def test_the_trace_of_the_planned_step_is_written(pool, tmp_path):
     world, path = World(), tmp_path / "trace.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with world.block(pool, mover, "auto") as tide:
+        with world.block(pool, "auto") as tide:
             with pytest.raises(tidelog.Error, match="no trace yet"):
                 tide.trace(path)
             world.warm_up("auto")
@@ -122,12 +122,12 @@ def test_the_trace_of_the_planned_step_is_written(pool, mover, tmp_path):
     assert {"parameter", "gradient", "optimizer_state"} <= {storage["kind"] for storage in trace["storages"]}
 
 
-def test_the_report_is_one_page_without_references(pool, mover, mode, tmp_path):
+def test_the_report_is_one_page_without_references(pool, mode, tmp_path):
     world = World()
     asked, at_the_end = tmp_path / "asked.html", tmp_path / "end.html"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with world.block(pool, mover, mode, report=str(at_the_end)) as tide:
+        with world.block(pool, mode, report=str(at_the_end)) as tide:
             world.warm_up(mode)
             world.steps(1)
             tide.report(str(asked))
@@ -142,12 +142,12 @@ def test_the_report_is_one_page_without_references(pool, mover, mode, tmp_path):
         assert "parameter" in text.lower() and "gradient" in text.lower()  # bytes by class
 
 
-def test_a_changed_program_is_said_once(pool, mover):
+def test_a_changed_program_is_said_once(pool):
     """Another batch size, an evaluation, a skipped update: right, reactive, and one notice each, not one per step."""
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with world.block(pool, mover, "auto") as tide:
+        with world.block(pool, "auto") as tide:
             count = world.warm_up("auto")
             known = len(tide.stats()["notices"])
             world.x, world.y = world.x[:16].clone(), world.y[:16].clone()
@@ -165,9 +165,9 @@ def test_a_changed_program_is_said_once(pool, mover):
         assert_same(one, other, name)
 
 
-def test_an_op_that_was_not_planned_is_named(pool, mover):
+def test_an_op_that_was_not_planned_is_named(pool):
     world = World()
-    with world.block(pool, mover, "auto") as tide:
+    with world.block(pool, "auto") as tide:
         world.warm_up("auto")
         for _ in range(2):
             with world.boundary():
@@ -224,7 +224,7 @@ def test_torch_threads_that_leave_no_core_are_told_of(pool, spare):
     world = World()
     torch.set_num_threads(cores - spare)
     try:
-        with world.block(pool, "auto", "auto") as tide:
+        with world.block(pool, "auto") as tide:
             world.warm_up("auto")
             told = [notice for notice in tide.stats()["notices"] if f"on {cores} cores" in notice]
     finally:

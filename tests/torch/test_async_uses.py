@@ -25,12 +25,12 @@ def opponent(request):
 
 
 @pytest.mark.parametrize("number", [250, pytest.param(1000, marks=pytest.mark.slow)])
-def test_raw_addresses_stay_good(pool, mover, mode, opponent, number):
-    adversary.play(opponent, pool, mover, mode, number)
+def test_raw_addresses_stay_good(pool, mode, opponent, number):
+    adversary.play(opponent, pool, mode, number)
 
 
-def test_an_op_waits_for_room_that_a_collective_holds(pool, mover, mode, opponent):
-    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode=mode) as tide:
+def test_an_op_waits_for_room_that_a_collective_holds(pool, mode, opponent):
+    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mode=mode) as tide:
         tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
         for place in range(0, 8, 2):
             torch.ops.adversary.add(tensors[place], tensors[place + 1])  # each Work is dropped
@@ -38,7 +38,7 @@ def test_an_op_waits_for_room_that_a_collective_holds(pool, mover, mode, opponen
         assert tide.peak_bytes <= tide.budget
 
 
-def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mover, mode):
+def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mode):
     """The other side may wait for what this rank would do next: waiting could take for ever."""
     future = torch.futures.Future()
     library = torch.library.Library("adversary", "DEF")
@@ -46,7 +46,7 @@ def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mover, mode):
     create = torch._C._distributed_c10d._create_work_from_future
     library.impl("send", lambda tensor: create(future).boxed(), "CPU")
     try:
-        with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode=mode) as tide:
+        with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mode=mode) as tide:
             tensors = [torch.zeros(ELEMENTS) for _ in range(COUNT)]
             for tensor in tensors[:8]:
                 torch.ops.adversary.send(tensor)
@@ -64,12 +64,12 @@ def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mover, mode):
 SANITIZED = """
 import sys
 from tidetest import adversary
-helper, pool, mover, mode, number, planted = sys.argv[1:]
+helper, pool, mode, number, planted = sys.argv[1:]
 if planted == "planted":
     from tidelog.storages._async_uses import AsyncUses
     AsyncUses.began = lambda *_: None
 with adversary.as_an_op(adversary.NativeAdversary(1, helper)) as opponent:
-    adversary.play(opponent, pool, mover, mode, int(number))
+    adversary.play(opponent, pool, mode, int(number))
 print("done")
 """
 
@@ -77,7 +77,7 @@ print("done")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("planted", ["", "planted"])
-def test_no_freed_memory_is_touched(pool, mover, mode, tmp_path, planted):
+def test_no_freed_memory_is_touched(pool, mode, tmp_path, planted):
     """C keeps the addresses, under AddressSanitizer, which sees torch's allocations and what becomes of them. Where
     Tidelog forgets its word on purpose, that must show."""
     helper = native.build(tmp_path, "helper", adversary.HELPER, "-fsanitize=address", "-fno-omit-frame-pointer")
@@ -93,7 +93,7 @@ def test_no_freed_memory_is_touched(pool, mover, mode, tmp_path, planted):
         # Python leaks on purpose, and torch's libraries are not instrumented.
         ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0",
     )
-    command = [sys.executable, "-c", SANITIZED, helper, pool, mover, mode, "1000", planted]
+    command = [sys.executable, "-c", SANITIZED, helper, pool, mode, "1000", planted]
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
     if planted:
         assert ended.returncode != 0 and "heap-use-after-free" in ended.stderr, ended

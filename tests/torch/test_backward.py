@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog.dispatch import _dispatch
+from tidelog.native import _built
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 
@@ -52,7 +52,7 @@ class Tripled(torch.Tensor):
 
 @pytest.fixture(autouse=True)
 def built():
-    assert _dispatch.build() == ""
+    assert _built.build() == ""
 
 
 def program():
@@ -131,20 +131,6 @@ def test_autograd_finds_no_mode(pool, memory):
 
 def is_excluded():
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
-
-
-def test_autograd_finds_the_mode_as_in_the_steps_that_were_planned_for(pool, monkeypatch):
-    """The kernels come when there is a plan already."""
-    seen = []
-
-    def hook(_gradient):
-        seen.append(is_excluded())
-        if len(seen) == 5:
-            monkeypatch.undo()
-
-    monkeypatch.setattr(_dispatch._built, "get", lambda: None)
-    train(hook, pool=pool, memory=MOVES, steps=9)
-    assert seen == [False] * 9
 
 
 def test_the_keys_of_a_thread_are_as_before_when_it_ends(tmp_path):

@@ -43,9 +43,9 @@ def test_the_ledger_counts_what_lives():
 
 
 @pytest.mark.parametrize("budget", [STAGING + 160 * KIB, BUDGET, STAGING + 500 * KIB])
-def test_live_tensors_and_staging_stay_within_the_budget_at_every_op_boundary(pool, mover, mode, budget):
+def test_live_tensors_and_staging_stay_within_the_budget_at_every_op_boundary(pool, mode, budget):
     world = World()
-    with world.block(pool, mover, mode, memory=budget, staging=STAGING) as tide, Ledger() as ledger:
+    with world.block(pool, mode, memory=budget, staging=STAGING) as tide, Ledger() as ledger:
         assert ledger.peak_bytes + STAGING <= budget, "right after entry"
         world.warm_up(mode)
         world.steps(3)
@@ -58,15 +58,17 @@ def test_live_tensors_and_staging_stay_within_the_budget_at_every_op_boundary(po
             f"{ledger.peak_bytes + STAGING - budget} bytes over {ledger.peak_op}"
         )
         assert tide.peak_bytes <= budget
+        while any(record() is None for record in tide.ledger.all()):
+            tide.performer.settle()  # it died while its bytes were written: its memory goes after that
         # Ours and theirs agree, up to the scalars that live for an instant between our bookkeeping and the op.
         assert abs(tide.peak_bytes - STAGING - ledger.peak_bytes) <= 64 * KIB
         assert ledger.live_bytes() <= tide.live_bytes <= ledger.live_bytes() + STAGING + 4 * KIB
 
 
-def test_memory_is_within_the_budget_when_a_kernel_ends(pool, mover, mode):
+def test_memory_is_within_the_budget_when_a_kernel_ends(pool, mode):
     """Stricter than the boundary: the outputs of an op exist before Tidelog hears of them, and must have had room."""
     world = World()
-    with Ledger() as ledger, world.block(pool, mover, mode, staging=STAGING):
+    with Ledger() as ledger, world.block(pool, mode, staging=STAGING):
         ledger.peak_bytes = 0  # entry itself may find more than fits
         world.warm_up(mode)
         world.steps(3)
@@ -75,13 +77,11 @@ def test_memory_is_within_the_budget_when_a_kernel_ends(pool, mover, mode):
         )
 
 
-def test_more_lives_at_entry_than_fits(pool, mover):
+def test_more_lives_at_entry_than_fits(pool):
     """offload() returns only when what was alive before it has been moved out."""
     hoard = [torch.full((16 * KIB,), float(number)) for number in range(64)]  # 4 MiB
     expected = [bits(tensor) for tensor in hoard]
-    with tidelog.offload(
-        pool=pool, memory=MIB, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB
-    ) as tide:
+    with tidelog.offload(pool=pool, memory=MIB, staging=STAGING, mode="reactive", pool_size=64 * MIB) as tide:
         with Ledger() as ledger:
             assert ledger.live_bytes() + STAGING <= MIB
             assert tide.live_bytes <= MIB
@@ -90,13 +90,11 @@ def test_more_lives_at_entry_than_fits(pool, mover):
             assert ledger.peak_bytes + STAGING <= MIB, ledger.peak_op
 
 
-def test_an_op_that_does_not_fit_is_refused_with_figures_and_harms_nothing(pool, mover, mode):
+def test_an_op_that_does_not_fit_is_refused_with_figures_and_harms_nothing(pool, mode):
     big = [torch.full((64, 1024), float(number)) for number in range(4)]  # 256 KiB each
     small = torch.randn(64, 64)
     expected = [bits(tensor) for tensor in (*big, small)]
-    with tidelog.offload(
-        pool=pool, memory=STAGING + 600 * KIB, staging=STAGING, mover=mover, mode=mode, pool_size=64 * MIB
-    ) as tide:
+    with tidelog.offload(pool=pool, memory=STAGING + 600 * KIB, staging=STAGING, mode=mode, pool_size=64 * MIB) as tide:
         for _ in range(2):
             with pytest.raises(tidelog.BudgetError) as refusal:
                 with tide.step():
@@ -120,9 +118,9 @@ def eight_rows(*values):
     return b"".join(torch.full((8, 1024), float(value)).numpy().tobytes() for value in values)
 
 
-def test_the_budget_that_a_refusal_names_is_enough(pool, mover):
+def test_the_budget_that_a_refusal_names_is_enough(pool):
     big = [torch.full((64, 1024), float(number)) for number in range(4)]
-    options = dict(pool=pool, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB)
+    options = dict(pool=pool, staging=STAGING, mode="reactive", pool_size=64 * MIB)
     with tidelog.offload(memory=STAGING + 600 * KIB, **options):
         with pytest.raises(tidelog.BudgetError) as refusal:
             torch.cat(big)
@@ -144,10 +142,10 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_an_op_over_everything_is_done_in_pieces_with_the_same_bits(pool, mover, mode, name):
+def test_an_op_over_everything_is_done_in_pieces_with_the_same_bits(pool, mode, name):
     """A foreach or fused update touches every parameter, gradient and state at once: more than the budget."""
     world = World(optimizer=OPTIMIZERS[name])
-    with world.block(pool, mover, mode, staging=STAGING, memory=STAGING + 192 * KIB), Ledger() as ledger:
+    with world.block(pool, mode, staging=STAGING, memory=STAGING + 192 * KIB), Ledger() as ledger:
         world.steps(6)
         foreach_norm = [
             tensor.clone() for tensor in torch._foreach_norm([p.detach() for p in world.model.parameters()])
@@ -170,9 +168,9 @@ def raw(tensor):
     return bits(tensor)[3] if not isinstance(tensor, bytes) else tensor
 
 
-def test_a_budget_above_the_peak_moves_nothing(pool, mover, mode):
+def test_a_budget_above_the_peak_moves_nothing(pool, mode):
     world = World()
-    with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+    with world.block(pool, mode, memory=64 * MIB) as tide:
         world.warm_up(mode)
         world.steps(2)
         assert tide.stats()["evictions"] == 0
@@ -182,7 +180,7 @@ RESIDENT_SET = """
 import gc
 from torch import nn
 from tidetest.bits import bits
-pool, mover = sys.argv[1:]
+(pool,) = sys.argv[1:]
 
 def anonymous_bytes():
     found = 0
@@ -197,7 +195,7 @@ gc.collect()
 level = anonymous_bytes()
 budget = 64 * MIB
 # 24 layers of 4 MiB with gradients and momentum: 288 MiB, built inside the block, which has to keep up.
-with tidelog.offload(pool=pool, memory=budget, mover=mover, mode="reactive", pool_size=1 << 30) as tide:
+with tidelog.offload(pool=pool, memory=budget, mode="reactive", pool_size=1 << 30) as tide:
     model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(24)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.randn(16, 1024)
@@ -221,12 +219,12 @@ print("done", over // MIB)
 
 
 @pytest.mark.slow
-def test_the_process_itself_stays_within_budget_plus_64_mib(pool, mover):
+def test_the_process_itself_stays_within_budget_plus_64_mib(pool):
     """Anonymous memory and huge pages, as the kernel counts them; the largest op's own workspace is below 8 MiB."""
-    process.assert_done(process.run(RESIDENT_SET, pool, mover))
+    process.assert_done(process.run(RESIDENT_SET, pool))
 
 
-def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool, mover):
+def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool):
     """The smallest budget that can work does work: the largest op's storages plus staging plus a little."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 128), nn.SiLU(), nn.Linear(128, 64)] * 4
@@ -239,9 +237,7 @@ def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool, mover):
     needed = ledger.largest_op_bytes
     assert needed < ledger.peak_bytes / 3
     memory = STAGING + needed + 24 * KIB
-    with tidelog.offload(
-        model, pool=pool, memory=memory, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB
-    ):
+    with tidelog.offload(model, pool=pool, memory=memory, staging=STAGING, mode="reactive", pool_size=64 * MIB):
         model(x).pow(2).mean().backward()
         got = [bits(parameter.grad) for parameter in model.parameters()]
     for number, (one, other) in enumerate(zip(expected, got, strict=True)):

@@ -98,10 +98,10 @@ def written(tide):
 
 
 @pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
-def test_what_is_out_is_in_the_checkpoint_whoever_has_moved_it(pool, mover):
+def test_what_is_out_is_in_the_checkpoint_whoever_has_moved_it(pool):
     """A storage that `resize` has emptied has no size of its own."""
     model, optimizer = made()
-    with offload(model, optimizer, pool, mover=mover, mode="reactive") as tide:
+    with offload(model, optimizer, pool, mode="reactive") as tide:
         train(model, optimizer, 2)
         for parameter in model.parameters():
             tide.evict(parameter)

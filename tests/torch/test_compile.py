@@ -30,12 +30,6 @@ pytestmark = [
 
 WIDTH, HIDDEN, LAYERS, BATCH, STEPS = 64, 128, 6, 32, 5
 SHARE = 0.35  # of the peak
-COMBINATIONS = [
-    pytest.param("swap", "auto", id="swap-auto"),
-    pytest.param("resize", "reactive", id="resize-reactive"),
-    pytest.param("resize", "auto", id="resize-auto", marks=pytest.mark.slow),
-    pytest.param("swap", "reactive", id="swap-reactive", marks=pytest.mark.slow),
-]
 
 
 class Layer(nn.Module):
@@ -148,7 +142,7 @@ def started_afresh():
 
 
 @contextlib.contextmanager
-def block(program, pool, tensors, mover="auto", mode="reactive"):
+def block(program, pool, tensors, mode="reactive"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with tidelog.offload(
@@ -158,7 +152,6 @@ def block(program, pool, tensors, mover="auto", mode="reactive"):
             memory=device.budget(tensors),
             staging=device.STAGING,
             pool_size=64 * MIB,
-            mover=mover,
             mode=mode,
         ) as tide:
             yield tide
@@ -190,14 +183,13 @@ def compare(expected, got):
         assert_same(one, other, label)
 
 
-@pytest.mark.parametrize(("mover", "mode"), COMBINATIONS)
 @pytest.mark.parametrize("name", EVERY)
-def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name, tmp_path):
+def test_compiled_bits_are_the_compiled_programs(pool, mode, name, tmp_path):
     expected, compiled = plain(name)
     tensors = int(SHARE * peak(name, pool))
     started_afresh()
     program = ALL[name]()
-    with launched() as names, block(program, pool, tensors, mover, mode) as tide:
+    with launched() as names, block(program, pool, tensors, mode) as tide:
         program.run(tide.step)
         got = program.result()
         figures, phase = tide.stats(), tide.phase
@@ -215,12 +207,11 @@ def test_compiled_bits_are_the_compiled_programs(pool, mover, mode, name, tmp_pa
 
 
 @pytest.mark.parametrize("past_python", [True, False])
-@pytest.mark.parametrize("mover", ["swap", "resize"])
-def test_every_storage_is_out_between_any_two_launches(pool, mover, past_python):
+def test_every_storage_is_out_between_any_two_launches(pool, past_python):
     expected, _ = plain("trains")
     started_afresh()
     program = Program()
-    with block(program, pool, int(SHARE * peak("trains", pool)), mover) as tide:
+    with block(program, pool, int(SHARE * peak("trains", pool))) as tide:
         if not past_python:
             leave_to_python(tide)
         with launched(all_out := AllOut(tide)) as names:

@@ -57,10 +57,8 @@ class SavingWhole(Saving):
     whole = True
 
 
-@pytest.mark.parametrize(
-    ("kind", "mover"), [pytest.param(Saving, "swap", marks=pytest.mark.slow), (SavingWhole, "resize")]
-)
-def test_a_compiled_model_is_saved_and_loaded_inside_the_block(pool, kind, mover):
+@pytest.mark.parametrize("kind", [pytest.param(Saving, marks=pytest.mark.slow), SavingWhole])
+def test_a_compiled_model_is_saved_and_loaded_inside_the_block(pool, kind):
     started_afresh()
     program = kind()
     program.run(contextlib.nullcontext)
@@ -70,7 +68,7 @@ def test_a_compiled_model_is_saved_and_loaded_inside_the_block(pool, kind, mover
     del program
     started_afresh()
     program = kind()
-    with test_compile.block(program, pool, tensors, mover) as tide:
+    with test_compile.block(program, pool, tensors) as tide:
         program.run(tide.step)
         got = program.result()
         assert tide.stats()["evictions"] > 0 and tide.peak_bytes <= tide.budget

@@ -272,13 +272,12 @@ def no_block():
     yield None
 
 
-def block(pool, mover, mode, tensors=MOST):
+def block(pool, mode, tensors=MOST):
     return tidelog.offload(
         pool=pool,
         memory=device.budget(tensors),
         staging=device.STAGING,
         pool_size=64 * MIB,
-        mover=mover,
         mode=mode,
     )
 
@@ -312,9 +311,9 @@ def outcome(function, compile, opened, early, before=None):
     return result, {"graphs": counters["stats"]["unique_graphs"], "breaks": breaks, "kernels": kernels}
 
 
-def compare(pool, mover, mode, function, compile, early, before=None):
+def compare(pool, mode, function, compile, early, before=None):
     expected, graphs = outcome(function, compile, no_block(), early)
-    got, graphs_in_block = outcome(function, compile, block(pool, mover, mode), early, before)
+    got, graphs_in_block = outcome(function, compile, block(pool, mode), early, before)
     for place, (one, other) in enumerate(zip(expected, got, strict=True)):
         assert_same(one, other, f"tensor {place}")
     # What was compiled where no mode is, is compiled again for the inside of an op.
@@ -322,40 +321,35 @@ def compare(pool, mover, mode, function, compile, early, before=None):
         assert graphs == graphs_in_block
 
 
-@pytest.mark.parametrize(("mover", "mode", "early"), [("swap", "auto", False), ("resize", "reactive", True)])
+@pytest.mark.parametrize(("mode", "early"), [("auto", False), ("reactive", True)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in FUNCTIONS]
 )
-def test_bits_and_graphs_are_the_same(pool, mover, mode, early, name):
-    compare(pool, mover, mode, FUNCTIONS[name], torch.compile, early)
+def test_bits_and_graphs_are_the_same(pool, mode, early, name):
+    compare(pool, mode, FUNCTIONS[name], torch.compile, early)
 
 
-def every_function_and_mover():
-    for name in FUNCTIONS:
-        for mover in ("swap", "resize"):
-            usual = (name, mover) == ("views", "swap")
-            yield pytest.param(name, mover, marks=() if usual else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "mover"), every_function_and_mover())
-def test_bits_are_the_same_with_every_storage_out_between_any_two_launches(pool, mover, name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "views" else pytest.mark.slow) for name in FUNCTIONS]
+)
+def test_bits_are_the_same_with_every_storage_out_between_any_two_launches(pool, name):
     made = []
 
     def all_out(tide):
         made.append(AllOut(tide))
         return made[-1]
 
-    compare(pool, mover, "reactive", FUNCTIONS[name], torch.compile, False, all_out)
+    compare(pool, "reactive", FUNCTIONS[name], torch.compile, False, all_out)
     counts = made[-1].counts
     assert len(counts) >= 4 * STEPS and min(counts[-10:]) > 5
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_methods_that_a_block_wraps_break_graphs_as_they_do_without_it(pool, early):
-    compare(pool, "auto", "reactive", reads_of_values, functools.partial(torch.compile, backend="aot_eager"), early)
+    compare(pool, "reactive", reads_of_values, functools.partial(torch.compile, backend="aot_eager"), early)
 
 
-def test_another_thread_runs_compiled_on_what_is_out(pool, mover):
+def test_another_thread_runs_compiled_on_what_is_out(pool):
     function = torch.compile(lambda x, y: torch.tanh(x) * y)
     tensors = [torch.randn(WIDTH, WIDTH) for _ in range(20)]
     with torch.no_grad():
@@ -371,7 +365,7 @@ def test_another_thread_runs_compiled_on_what_is_out(pool, mover):
         return call(func, *arguments)
 
     call = _compiled._Kernel.__call__
-    with pytest.MonkeyPatch.context() as patch, block(pool, mover, "reactive") as tide:
+    with pytest.MonkeyPatch.context() as patch, block(pool, "reactive") as tide:
         patch.setattr(_compiled._Kernel, "__call__", count)
         for each in tensors:
             each.add_(0)
@@ -386,7 +380,7 @@ def test_another_thread_runs_compiled_on_what_is_out(pool, mover):
 
 def test_a_kernel_that_does_not_fit_is_refused_with_figures(pool):
     function = torch.compile(lambda tensors: [torch.tanh(each) for each in tensors])
-    with block(pool, "auto", "reactive"), torch.no_grad():
+    with block(pool, "reactive"), torch.no_grad():
         tensors = [torch.randn(WIDTH, WIDTH) for _ in range(16)]
         with pytest.raises(tidelog.BudgetError, match=r"kernel cpp_fused|empty_strided_cpu"):
             function(tensors)

@@ -22,13 +22,13 @@ compiled_ranks.main(*sys.argv[1:])
 
 def variants():
     for program in compiled_ranks.PROGRAMS:
-        for mover, mode in (("swap", "auto"), ("resize", "reactive")):
-            yield mover, mode, program.__name__
+        for mode in ("auto", "reactive"):
+            yield mode, program.__name__
 
 
-@pytest.mark.parametrize(("mover", "mode", "name"), variants())
-def test_compiled_models_have_the_same_bits(tmp_path, mover, mode, name):
+@pytest.mark.parametrize(("mode", "name"), variants())
+def test_compiled_models_have_the_same_bits(tmp_path, mode, name):
     kernels = os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    started = [process.start(SCRIPT, rank, 2, tmp_path, mover, mode, name, kernels) for rank in range(2)]
+    started = [process.start(SCRIPT, rank, 2, tmp_path, mode, name, kernels) for rank in range(2)]
     for ended in [each.finish() for each in started]:
         process.assert_done(ended)

@@ -29,7 +29,7 @@ def test_the_scripts_are_made_from_the_options():
     [
         ("tidelog ", {"run", "fit", "completions"}),
         ("tidelog r", {"run"}),
-        ("tidelog run --mo", {"--mode", "--mover"}),
+        ("tidelog run --mo", {"--mode"}),
         ("tidelog run --data-path gds", {"gds", "gds-compat"}),
         ("tidelog fit --precision ", {"fp32", "tf32", "bf16"}),
         ("tidelog fit config.js", {"config.json"}),

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.host_memory("updates are not early on a GPU")
 
 
 @pytest.mark.parametrize("mode", ["reactive", "auto"])
-def test_a_loop(pool, mover, mode):
-    assert not [each for each in early(trains(), pool, mover=mover, mode=mode) if "where they are called" in each]
+def test_a_loop(pool, mode):
+    assert not [each for each in early(trains(), pool, mode=mode) if "where they are called" in each]
 
 
 def test_steps_follow_a_plan(pool):

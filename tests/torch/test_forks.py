@@ -141,10 +141,10 @@ def row_of_kept(index):
     return float(kept[-1][index].double().sum())
 
 
-def test_what_is_kept_elsewhere_is_refused_with_what_to_do(pool, mover):
+def test_what_is_kept_elsewhere_is_refused_with_what_to_do(pool):
     """The child of a bare fork: nobody knows what it will read."""
     world = World()
-    with world.block(pool, mover, "reactive") as tide:
+    with world.block(pool, "reactive") as tide:
         world.steps(2)
         for pins in (False, True):
             world.push_out(world.loose)

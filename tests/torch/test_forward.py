@@ -10,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tidelog
-from tidelog.dispatch import _dispatch, _hook
+from tidelog.dispatch import _hook
+from tidelog.native import _built
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 
@@ -23,7 +24,7 @@ FITS, MOVES = 64 * MIB, STAGING + 200 * KIB  # budgets
 
 @pytest.fixture(autouse=True)
 def built():
-    assert _dispatch.build() == ""
+    assert _built.build() == ""
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from torch import nn
 
 import tidelog
 from tidelog.block import _block
-from tidelog.memory import _guard, _movers, _record
+from tidelog.memory import _moves, _record
 from tidetest import MIB, parting
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
-from tidetest.device import STAGING, skip_without
+from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
 from tidetest.parting import Program
 from tidetest.world import BUDGET, TENSORS, World
@@ -50,7 +50,7 @@ def gpu(request, fake):
     return fake if request.param == "fake" else lambda seed=1, laziness=3: RealCuda()
 
 
-def test_training_gives_the_same_bits(gpu, pool, mover, mode):
+def test_training_gives_the_same_bits(gpu, pool, mode):
     gpu = gpu(seed=7)
 
     def train(world):
@@ -62,11 +62,10 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
             assert world.tide.peak_bytes <= TENSORS
             assert world.tide.live_bytes == world.tide.ledger.live
 
-    compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
+    compare(train, pool, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
 
 def test_parts_of_tensors_move_with_the_same_bits(gpu, pool):
-    skip_without("swap")
     gpu = gpu(seed=3)
     program = Program(gpu.device)
     memory = parting.BUDGET - parting.STAGING
@@ -95,7 +94,7 @@ def test_cuda_graphs_are_refused(fake, pool):
     assert graph.replay is before
 
 
-def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host(gpu, pool, mover, mode):
+def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host(gpu, pool, mode):
     gpu = gpu(seed=9)
 
     def train(world):
@@ -109,14 +108,14 @@ def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
             assert gpu.host_bytes() == before
 
     try:
-        compare(train, pool, mover, mode, device=gpu.device, memory=BUDGET, staging=STAGING, data_path=gpu.gds)
+        compare(train, pool, mode, device=gpu.device, memory=BUDGET, staging=STAGING, data_path=gpu.gds)
     except tidelog.Error as error:
         if gpu.device == "cuda" and "gds data path does not work here" in str(error):
             pytest.skip(str(error))
         raise
 
 
-def test_training_gives_the_same_bits_where_host_memory_takes_a_part(gpu, pool, mover, mode):
+def test_training_gives_the_same_bits_where_host_memory_takes_a_part(gpu, pool, mode):
     gpu = gpu(seed=11)
     host_memory = TENSORS // 2
 
@@ -130,7 +129,7 @@ def test_training_gives_the_same_bits_where_host_memory_takes_a_part(gpu, pool, 
             assert totals["bytes_written"] and totals["bytes_read"], "all of it fitted into host memory"
             assert world.tide.peak_bytes <= TENSORS
 
-    compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING, host_memory=host_memory)
+    compare(train, pool, mode, device=gpu.device, memory=TENSORS, staging=STAGING, host_memory=host_memory)
 
 
 def test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy(gpu, pool):
@@ -272,11 +271,11 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
                 tide.device.notice()
         assert len(tide.device.streams) == 2
         storage = tensor.untyped_storage()
-        _guard.setting(storage, "it is out")()
-        tide.device.share(storage, _movers.guarding(storage, "it is out"))
+        _moves.guard(storage, "it is out")
+        tide.device.share(storage, _moves.guarding(storage, "it is out"))
         with pytest.raises(RuntimeError, match="it is out"):
             torch._C.StorageBase.data_ptr(storage)
-        _guard.lifting(storage)()
+        _moves.open_to_reads(storage)
         assert_same(bits(tensor), bits(torch.arange(4096.0)), "what was guarded")
 
 
@@ -326,12 +325,12 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_AL
 
 
 @needs_cuda
-def test_training_gives_the_same_bits_in_expandable_segments(mover, mode):
+def test_training_gives_the_same_bits_in_expandable_segments(mode):
     """The allocator is asked before it starts, so this is a process of its own; it shows that it
     did as it was asked.
     """
     tests = [f"{__file__}::{name}" for name in ("test_segments_are_expandable", "test_training_gives_the_same_bits")]
-    chosen = f"segments or (cuda and {mover} and {mode})"
+    chosen = f"segments or (cuda and {mode})"
     words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests, "-k", chosen]
     done = subprocess.run(words, env={**os.environ, **EXPANDABLE}, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-2000:]
@@ -393,7 +392,7 @@ def from_safetensors(device, folder):
 
 
 @pytest.mark.parametrize("build", [from_meta, from_cpu, from_safetensors])
-def test_a_model_that_the_gpu_never_holds_whole(gpu, pool, mover, tmp_path, build):
+def test_a_model_that_the_gpu_never_holds_whole(gpu, pool, tmp_path, build):
     """It is made inside the block, with memory for half of it, and trains to the bits of a run without a limit."""
     card = gpu(seed=13)
     if build is from_cpu and card.device == "cpu":
@@ -414,7 +413,7 @@ def test_a_model_that_the_gpu_never_holds_whole(gpu, pool, mover, tmp_path, buil
             found.append(bits(x))
         return [*found, *(bits(parameter) for parameter in model.parameters())]
 
-    options = {"pool_size": 64 * MIB, "staging": STAGING, "device": card.device, "mode": "reactive", "mover": mover}
+    options = {"pool_size": 64 * MIB, "staging": STAGING, "device": card.device, "mode": "reactive"}
     with tidelog.offload(pool=pool, memory=MODEL_BUDGET, **options) as tide:
         limited = train()
         assert tide.peak_bytes <= MODEL_BUDGET < LAYERS * LAYER

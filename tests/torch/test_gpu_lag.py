@@ -41,7 +41,7 @@ OPTIONS = {"staging": {}, "gds": {"data_path": "gds"}, "host memory": {"host_mem
 
 
 @pytest.mark.parametrize("where", OPTIONS)
-def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mover, mode, where):
+def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mode, where):
     gpu = fake(seed=5)
 
     def train(world):
@@ -52,7 +52,7 @@ def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mover, mode,
             assert world.tide.device.early, "no fetch has completed by an event"
 
     memory = TENSORS + (STAGING if where == "gds" else 0)
-    compare(train, pool, mover, mode, device=gpu.device, memory=memory, staging=STAGING, **OPTIONS[where])
+    compare(train, pool, mode, device=gpu.device, memory=memory, staging=STAGING, **OPTIONS[where])
     assert gpu.lagging.launched > 1000
 
 

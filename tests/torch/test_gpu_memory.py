@@ -22,7 +22,7 @@ from tidetest.fake_cuda import FakeCuda
 
 WIDTH, LAYERS, ROWS = 512, 12, 1024  # a weight of 1 MiB a layer, an activation of 2 MiB
 BUDGET = 48 * MIB  # of some 100 MiB that are alive
-OPTIONS = {"staging": 4 * MIB, "pool_size": 512 * MIB, "device": "cpu", "mover": "resize"}
+OPTIONS = {"staging": 4 * MIB, "pool_size": 512 * MIB, "device": "cpu"}
 
 
 @pytest.fixture

@@ -1,45 +1,94 @@
-"""The access guard of a torch that cannot lift it by itself (2.14 and older), which this one plays where it can."""
+"""Torch's access guard, as a storage has it that is out, and what takes a storage's memory and gives it back."""
 
+import numpy
 import pytest
 import torch
 
-import tidelog
-from tidelog.memory import _guard
-from tidetest.compare import compare
+from tidelog.memory import _moves
 
 
-@pytest.fixture
-def older(monkeypatch):
-    monkeypatch.setattr(_guard, "_clear", None)
-    monkeypatch.setattr(_guard, "_flag", _guard._find_flag())
-    assert _guard.is_there()
+def accesses(view):
+    storage = view.untyped_storage()
+    return (view.data_ptr, view.sum, view.zero_, storage.tolist, lambda: view.numpy().sum())
 
 
-def test_an_older_torch_s_guard_stops_every_access_and_is_lifted_by_its_flag(older):
+def test_the_guard_stops_every_access_and_is_lifted():
     view = torch.full((16,), 3, dtype=torch.uint8)
     storage = view.untyped_storage()
     for _ in range(2):
-        _guard.setting(storage, "tidelog: it is out")()
-        for access in (view.data_ptr, view.sum, view.zero_, storage.tolist, lambda: view.numpy().sum()):
+        _moves.guard(storage, "tidelog: it is out")
+        for access in accesses(view):
             with pytest.raises(RuntimeError, match="it is out"):
                 access()
         for _ in range(2):
-            _guard.lifting(storage)()
+            _moves.open_to_reads(storage)
         assert storage.tolist() == [3] * 16 and view.sum() == 48
 
 
-def test_training_under_an_older_torch_s_guard_gives_the_same_bits(older, pool, mode):
-    def train(world):
-        world.steps(2)
-        if world.tide is not None:
-            assert world.tide.stats()["totals"]["evictions"], "everything fitted"
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.arange(1024, dtype=torch.uint8),
+        lambda: torch.from_numpy(numpy.arange(1024, dtype=numpy.uint8)),
+        lambda: torch.frombuffer(bytearray(range(256)) * 4, dtype=torch.uint8),
+    ],
+    ids=["torch's", "NumPy's", "a buffer's"],
+)
+def test_memory_of_any_owner_is_taken_and_given_back(made):
+    tensor = made()
+    view, storage = tensor[100:200], tensor.untyped_storage()
+    resizable = storage.resizable()
+    for value in (5, 6):
+        _moves.take(storage, "tidelog: it is out")
+        assert storage.nbytes() == 1024 and view.shape == (100,)
+        for access in accesses(view):
+            with pytest.raises(RuntimeError, match="it is out"):
+                access()
+        address = _moves.give(storage, 1024, "tidelog: it is coming")
+        with pytest.raises(RuntimeError, match="it is coming"):
+            view.sum()
+        _moves.open_to_reads(storage)
+        assert view.data_ptr() == address + 100 and storage.resizable() == resizable
+        tensor.fill_(value)
+        assert view.sum() == 100 * value
 
-    compare(train, pool, "resize", mode)
+
+def test_an_empty_storage_counts_no_bytes_and_one_that_is_discarded_has_no_guard():
+    tensor = torch.ones(1024)
+    storage = tensor.untyped_storage()
+    _moves.empty(storage, "tidelog: it is gone")
+    assert storage.nbytes() == 0
+    with pytest.raises(RuntimeError, match="it is gone"):
+        storage.data_ptr()
+    _moves.give_zeroes(storage, 4096)
+    assert tensor.sum() == 0 and tensor.shape == (1024,)
+    _moves.take(storage, "tidelog: it is out")
+    _moves.discard(storage)
+    assert storage.nbytes() == 0 and storage.tolist() == []
+    storage.resize_(4096)
+    assert tensor.fill_(1).sum() == 1024
 
 
-def test_where_the_flag_is_not_found_blocks_are_refused(monkeypatch, pool):
-    monkeypatch.setattr(_guard, "_clear", None)
-    monkeypatch.setattr(_guard, "_flag", None)
-    with pytest.raises(tidelog.Error, match="no data-pointer access guard that could be lifted again"):
-        with tidelog.offload(pool=pool, memory="1GiB"):
-            pass
+def test_two_storages_have_each_others_memory_and_what_goes_with_it():
+    array = numpy.ones(512, dtype=numpy.float32)
+    one, other = torch.from_numpy(array), torch.full((1024,), 2.0)
+    noted = []
+    storages = one.untyped_storage(), other.untyped_storage()
+    _moves.swap(*storages, None, lambda: noted.append(1))
+    assert [each.nbytes() for each in storages] == [4096, 2048] and noted == [1]
+    assert [each.resizable() for each in storages] == [True, False]
+    assert one.sum() == 1024 and other[:512].sum() == 512
+
+
+def test_no_version_counter_moves():
+    tensor = torch.ones(16)
+    before = tensor._version
+    _moves.take(tensor.untyped_storage(), "it is out")
+    _moves.give(tensor.untyped_storage(), 64, "it is out")
+    _moves.open_to_reads(tensor.untyped_storage())
+    assert tensor._version == before
+
+
+def test_what_is_no_storage_is_refused():
+    with pytest.raises(TypeError, match="expected a storage"):
+        _moves.take(torch.ones(3), "it is out")

@@ -46,7 +46,7 @@ def accumulated(world):
 
 
 KINDS = {
-    "resize": {"mover": "resize"},
+    "own": {},
     "planned": {"mode": "auto"},
     "reactive": {"mode": "reactive"},
     "lazy": {"updates": "lazy"},
@@ -59,10 +59,10 @@ KINDS = {
 
 def compare(pool, kind, way, kernels, seed, steps=6, most=40):
     """Steps in a block with interruptions, and plain ones."""
-    options = {"mover": "swap", "mode": "auto", **KINDS[kind]}
+    options = {"mode": "auto", **KINDS[kind]}
     step = accumulated if kind == "accumulate" else World.step
     off = World()
-    with off.block(pool, options.pop("mover"), options.pop("mode"), **options) as tide:
+    with off.block(pool, options.pop("mode"), **options) as tide:
         if not kernels:
             leave_to_python(tide)
         for _ in range(3):
@@ -93,7 +93,7 @@ def after_early(world):
 USUAL = [
     ("planned", "lines", True),
     ("reactive", "times", True),
-    ("resize", "lines", False),
+    ("own", "lines", False),
     ("planned", "collections", False),
     ("lazy", "collections", True),
     ("early", "times", False),
@@ -122,7 +122,7 @@ def test_the_same_bits_in_all_of_them(pool, kind, way, kernels, seed):
 PREEMPTED = """
 import random, subprocess
 from tidetest.interruptions import Act
-pool, mover, mode, updates, seed, steps = sys.argv[1:]
+pool, mode, updates, seed, steps = sys.argv[1:]
 steps = int(steps)
 plain = World()
 plain.steps(steps)
@@ -141,7 +141,7 @@ try:
 except ProcessLookupError:
     pass
 '''
-with world.block(pool, mover, mode, updates=updates):
+with world.block(pool, mode, updates=updates):
     world.steps(2)
     sender = subprocess.Popen([sys.executable, "-S", "-c", send, str(os.getpid()), seed])
     try:
@@ -157,21 +157,21 @@ print("done", act.done)
 """
 
 
-def preempt(pool, mover, mode, updates, seed, steps):
-    process.assert_done(process.run(PREEMPTED, pool, mover, mode, updates, seed, steps, timeout_s=300))
+def preempt(pool, mode, updates, seed, steps):
+    process.assert_done(process.run(PREEMPTED, pool, mode, updates, seed, steps, timeout_s=300))
 
 
-@pytest.mark.parametrize(("mover", "mode", "updates"), [("swap", "auto", "own"), ("resize", "reactive", "lazy")])
-def test_a_program_that_is_sent_signals_while_it_trains(pool, mover, mode, updates):
-    preempt(pool, mover, mode, updates, seed=0, steps=30)
+@pytest.mark.parametrize(("mode", "updates"), [("auto", "own"), ("reactive", "lazy")])
+def test_a_program_that_is_sent_signals_while_it_trains(pool, mode, updates):
+    preempt(pool, mode, updates, seed=0, steps=30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("updates", ["own", "lazy"])
-@pytest.mark.parametrize(("mover", "mode"), [("swap", "auto"), ("resize", "reactive")])
-def test_eighty_programs_that_are_sent_signals(pool, mover, mode, updates, seed):
-    preempt(pool, mover, mode, updates, seed, steps=40)
+@pytest.mark.parametrize("mode", ["auto", "reactive"])
+def test_eighty_programs_that_are_sent_signals(pool, mode, updates, seed):
+    preempt(pool, mode, updates, seed, steps=40)
 
 
 # -- one by one -----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_eighty_programs_that_are_sent_signals(pool, mover, mode, updates, seed)
 
 @pytest.fixture(params=["kernels", "python"])
 def tide(pool, request):
-    options = {"staging": MIB // 2, "pool_size": 64 * MIB, "mode": "reactive", "mover": "swap"}
+    options = {"staging": MIB // 2, "pool_size": 64 * MIB, "mode": "reactive"}
     with tidelog.offload(pool=pool, memory=4 * MIB, **options) as tide:
         if request.param == "python":
             leave_to_python(tide)
@@ -195,14 +195,14 @@ def out(tide, count=3):
 
 def in_a_move(tide):
     """A signal comes when memory goes or comes the next time."""
-    guard = tide.ledger._record_type.guard
+    heap, allocated = tide._heap, tide._heap.allocated
 
-    def interrupted(record):
-        tide.ledger._record_type.guard = guard
+    def interrupted(size):
+        heap.allocated = allocated
         signal.raise_signal(signal.SIGUSR1)
-        return guard(record)
+        return allocated(size)
 
-    tide.ledger._record_type.guard = interrupted
+    heap.allocated = interrupted
 
 
 def test_a_handler_sees_what_it_would_see_and_runs_before_the_next_statement(tide):

@@ -38,11 +38,11 @@ def assert_held(tide, held, addresses, tensors):
     tide.evict(tensors[-1])
 
 
-def test_page_locked_memory_stays_once_cuda_is_initialised(monkeypatch, pool, mover, mode):
+def test_page_locked_memory_stays_once_cuda_is_initialised(monkeypatch, pool, mode):
     """A copy from a GPU writes into it when the op that asked for that has long returned."""
     locked = fake_cuda.lock_pages(monkeypatch)
     options = dict(memory=STAGING + TENSORS, staging=STAGING, pool_size=64 * MIB)
-    with tidelog.offload(pool=pool, mover=mover, mode=mode, device="cpu", **options) as tide:
+    with tidelog.offload(pool=pool, mode=mode, device="cpu", **options) as tide:
         held = [torch.zeros(SIDE, SIDE) for _ in range(4)]
         addresses = [address_of(each) for each in held]
         locked.update(addresses)
@@ -77,9 +77,9 @@ def gpu(monkeypatch, tmp_path_factory):
     made.assert_lawful()
 
 
-def test_what_is_born_in_a_pool_of_the_program_stays(gpu, pool, mover, mode):
+def test_what_is_born_in_a_pool_of_the_program_stays(gpu, pool, mode):
     """Managed memory comes from such a pool, and so does memory that a network card knows."""
-    with tidelog.offload(pool=pool, memory=TENSORS, staging=STAGING, mover=mover, mode=mode, device="cpu") as tide:
+    with tidelog.offload(pool=pool, memory=TENSORS, staging=STAGING, mode=mode, device="cpu") as tide:
         mine = types.SimpleNamespace(id=(0, 1))
         with torch.cuda.memory.use_mem_pool(mine, device=0):
             held = [torch.zeros(SIDE, SIDE) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_what_is_born_in_a_pool_of_the_program_stays(gpu, pool, mover, mode):
         del held, tensors, each
 
 
-def test_what_lay_in_a_pool_before_the_block_stays(gpu, pool, mover):
+def test_what_lay_in_a_pool_before_the_block_stays(gpu, pool):
     held = [torch.zeros(SIDE, SIDE) for _ in range(2)]
     tensors = [torch.zeros(SIDE, SIDE) for _ in range(COUNT)]
     addresses = [address_of(each) for each in held]
@@ -108,7 +108,7 @@ def test_what_lay_in_a_pool_before_the_block_stays(gpu, pool, mover):
         {"device": device, "segment_pool_id": number, "address": address_of(tensors[-1]), "total_size": 16 * KIB}
         for device, number in ((0, (0, 0)), (1, (0, 1)))  # torch's usual pool, and another GPU's
     ]
-    with tidelog.offload(pool=pool, memory=TENSORS, staging=STAGING, mover=mover, device="cpu") as tide:
+    with tidelog.offload(pool=pool, memory=TENSORS, staging=STAGING, device="cpu") as tide:
         press([*held, *tensors])
         assert_held(tide, held, addresses, tensors)
         del held, tensors

@@ -43,19 +43,19 @@ def settles(hook, info, args, kwargs):
         return hook._is_settled(info, args, kwargs)
 
 
-def block(pool, mover="auto"):
-    return tidelog.offload(pool=pool, memory=device.budget(16 * MIB), mover=mover, pool_size=64 * MIB)
+def block(pool):
+    return tidelog.offload(pool=pool, memory=device.budget(16 * MIB), pool_size=64 * MIB)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_out_is_asked_for_however_it_is_given(pool, mover, form):
+def test_what_is_out_is_asked_for_however_it_is_given(pool, form):
     tensor = torch.randn(64)
     args, kwargs = FORMS[form](tensor)
 
     def settled(hook):
         return settles(hook, READS, args, kwargs), settles(hook, WRITES, args, kwargs)
 
-    with block(pool, mover) as tide:
+    with block(pool) as tide:
         assert settled(tide._hook) == (True, True)
         tide.evict(tensor)
         assert settled(tide._hook) == (False, False)
@@ -69,10 +69,10 @@ def test_what_is_out_is_asked_for_however_it_is_given(pool, mover, form):
         assert tensor.untyped_storage()._tide.state == (SETTLED if is_written else CLEAN)
 
 
-def test_of_what_was_written_the_copy_is_not_used_again(pool, mover):
+def test_of_what_was_written_the_copy_is_not_used_again(pool):
     tensor = torch.randn(1024)
     expected = 2 * tensor
-    with block(pool, mover) as tide:
+    with block(pool) as tide:
         tide.evict(tensor)
         tide.restore(tensor)
         assert settles(tide._hook, WRITES, (tensor, 2.0), {})

@@ -27,7 +27,7 @@ from tidetest.bits import assert_same, bits
 
 # Trains by `loss_of(model)` and `optimizer_of(model)`, plain and in a block, and compares every bit.
 BOTH = """
-pool, mover, mode, *words = sys.argv[1:]
+pool, mode, *words = sys.argv[1:]
 STEPS, BUDGET = 8, int(words.pop(0))
 
 def train(tide=None):
@@ -50,14 +50,14 @@ def train(tide=None):
 
 plain = train()
 gc.collect()
-with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, pool_size=64 * MIB, mover=mover, mode=mode) as tide:
+with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, pool_size=64 * MIB, mode=mode) as tide:
     got = train(tide)
     figures = tide.stats()
     gc.collect()
     assert tide.phase == ("planned" if mode == "auto" else "reactive"), figures["held_back"]
     assert figures["totals"]["evictions"] > 20, figures["totals"]
     assert tide.peak_bytes <= tide.budget
-    pinned = [record.describe() for record in tide.ledger.records.values() if record.pins]
+    pinned = [record.describe() for record in tide.ledger.all() if record.pins]
     assert pinned == [], pinned
 assert_same(plain, got, "the trained model")
 print("done")
@@ -126,13 +126,13 @@ def run(script, *words, **variables):
     assert ended.returncode == 0 and "done" in ended.stdout.split(), ended.stdout + ended.stderr
 
 
-def test_liger_kernels_by_the_interpreter(pool, mover, mode):
+def test_liger_kernels_by_the_interpreter(pool, mode):
     needs("liger_kernel")
-    run(LIGER, pool, mover, mode, 900 << 10, TRITON_INTERPRET="1")
+    run(LIGER, pool, mode, 900 << 10, TRITON_INTERPRET="1")
 
 
 @pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "Lion8bit"])
-def test_optimizers_of_bitsandbytes_on_the_cpu(pool, mover, mode, name):
+def test_optimizers_of_bitsandbytes_on_the_cpu(pool, mode, name):
     """Their bodies hand addresses to C by ctypes."""
     needs("bitsandbytes")
-    run(BITSANDBYTES, pool, mover, mode, 900 << 10, name)
+    run(BITSANDBYTES, pool, mode, 900 << 10, name)

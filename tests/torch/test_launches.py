@@ -37,11 +37,11 @@ def tensors_of():
     torch.manual_seed(1)
     return [torch.randn(64, 64) for _ in range(24)]
 
-pool, mover, mode = sys.argv[1:]
+pool, mode = sys.argv[1:]
 plain = tensors_of()
 for _ in range(6):
     step(plain)
-with tidelog.offload(pool=pool, memory=256 * KIB + 10 * 16 * KIB, staging=256 * KIB, pool_size=64 * MIB, mover=mover, mode=mode) as tide:
+with tidelog.offload(pool=pool, memory=256 * KIB + 10 * 16 * KIB, staging=256 * KIB, pool_size=64 * MIB, mode=mode) as tide:
     plain = [bits(each) for each in plain]
     tensors = tensors_of()
     for _ in range(6):
@@ -65,12 +65,12 @@ print("done")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_a_kernel_of_triton_is_an_op(pool, mover, mode):
-    process.assert_done(process.run(TRITON, pool, mover, mode))
+def test_a_kernel_of_triton_is_an_op(pool, mode):
+    process.assert_done(process.run(TRITON, pool, mode))
 
 
-def test_an_address_pins_until_it_is_given_back(pool, mover):
-    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode="reactive") as tide:
+def test_an_address_pins_until_it_is_given_back(pool):
+    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mode="reactive") as tide:
         tensors = [torch.full((SIDE, SIDE), float(number)) for number in range(COUNT)]
         with tide.pinned(*tensors[:2]):
             addresses = [each.data_ptr() for each in tensors[:2]]

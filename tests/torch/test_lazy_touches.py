@@ -21,7 +21,7 @@ def renew(tensor):
 
 @pytest.mark.parametrize("where", ["resident", "out"])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_a_touch_finds_the_update(pool, mover, subject, where):
+def test_a_touch_finds_the_update(pool, subject, where):
     def scenario(program):
         for number, touch in enumerate(sorted(TOUCHES)):
             # An alias pins what it is of: each touch has a parameter of its own.
@@ -42,4 +42,4 @@ def test_a_touch_finds_the_update(pool, mover, subject, where):
             program.note(f"gradient after {touch}", parameter.grad)
         program.steps(3)
 
-    compare(scenario, pool, mover=mover, memory=8 * BUDGET if where == "resident" else BUDGET)
+    compare(scenario, pool, memory=8 * BUDGET if where == "resident" else BUDGET)

@@ -106,14 +106,14 @@ def step(tensors, add_scaled, add_scaled_):
         add_scaled_(y, x, -0.125)
 
 
-def check(pool, mover, mode, ops):
+def check(pool, mode, ops):
     """Steps of these ops in a block have the bits of steps without one; all tensors moved, and none stays pinned."""
     plain = made()
     for _ in range(STEPS):
         step(plain, *ops)
     plain = [bits(each) for each in plain]
     options = dict(memory=BUDGET, staging=256 * KIB, pool_size=64 * MIB)
-    with tidelog.offload(pool=pool, mover=mover, mode=mode, **options) as tide:
+    with tidelog.offload(pool=pool, mode=mode, **options) as tide:
         few = made()[:6]  # all of them are in memory: ops are not looked at yet
         ops[1](few[0], ops[0](few[1], few[2], 0.5), 0.5)
         del few
@@ -134,16 +134,16 @@ def check(pool, mover, mode, ops):
         del tensors, each
 
 
-def test_the_body_of_a_custom_op_may_ask_for_addresses(pool, mover, mode, custom_ops):
-    check(pool, mover, mode, custom_ops)
+def test_the_body_of_a_custom_op_may_ask_for_addresses(pool, mode, custom_ops):
+    check(pool, mode, custom_ops)
 
 
 @pytest.mark.slow  # a minute to compile
-def test_an_extension_in_cpp_is_an_op_like_any_other(pool, mover, mode, extension_ops):
-    check(pool, mover, mode, extension_ops)
+def test_an_extension_in_cpp_is_an_op_like_any_other(pool, mode, extension_ops):
+    check(pool, mode, extension_ops)
 
 
-def test_a_kernel_by_ctypes_has_its_tensors_for_a_scope(pool, mover, mode, kernel):
+def test_a_kernel_by_ctypes_has_its_tensors_for_a_scope(pool, mode, kernel):
     """Outside of an op nothing says for how long an address is used: a scope does."""
 
     def add_scaled(x, y, scale):
@@ -160,11 +160,11 @@ def test_a_kernel_by_ctypes_has_its_tensors_for_a_scope(pool, mover, mode, kerne
         tide = _block._active
         return tide.pinned(*tensors) if tide is not None else contextlib.nullcontext()
 
-    check(pool, mover, mode, (add_scaled, add_scaled_))
+    check(pool, mode, (add_scaled, add_scaled_))
 
 
-def test_without_a_scope_an_address_of_ctypes_pins_until_it_is_given_back(pool, mover, kernel):
-    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode="reactive") as tide:
+def test_without_a_scope_an_address_of_ctypes_pins_until_it_is_given_back(pool, kernel):
+    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mode="reactive") as tide:
         out, x, y = made()[:3]
         kernel(out, x, y, 0.5)
         for each in (out, x, y):

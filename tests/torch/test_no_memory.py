@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tidelog
-from tidelog.memory import _device, _heap, _movers
+from tidelog.dispatch._performer import Performer
+from tidelog.memory import _device, _heap, _moves
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
@@ -13,11 +14,10 @@ from tidetest.world import BUDGET, World
 
 
 class Scarce:
-    """A mover in whose hands memory is not to be had: at these calls of `give`, counted from 0, or at all."""
+    """Memory that is not to be had: at these calls of `give`, counted from 0, or at all."""
 
-    def __init__(self, mover, lacking):
-        self.take, self.leave, self.name = mover.take, mover.leave, mover.name
-        self._give, self._lacking, self.calls, self.refused = mover.give, lacking, 0, 0
+    def __init__(self, lacking):
+        self._give, self._lacking, self.calls, self.refused = _moves.give, lacking, 0, 0
 
     def give(self, storage, size, message):
         call, self.calls = self.calls, self.calls + 1
@@ -32,12 +32,19 @@ class Scarce:
 
 @pytest.fixture
 def scarce(monkeypatch):
-    """`scarce(lacking)`: blocks that are opened from here on have such a mover; returns it."""
+    """`scarce(lacking)`: blocks that are opened from here on have memory that is scarce; returns it."""
 
     def begin(lacking):
-        mover = Scarce(_movers.choose("auto"), lacking)
-        monkeypatch.setattr(_movers, "choose", lambda name, default="swap": mover)
-        return mover
+        memory = Scarce(lacking)
+        monkeypatch.setattr(_moves, "give", memory.give)
+        opened = Performer.__init__
+
+        def in_python(performer, *arguments):
+            opened(performer, *arguments)
+            performer.in_cpp = False
+
+        monkeypatch.setattr(Performer, "__init__", in_python)
+        return memory
 
     return begin
 
@@ -52,31 +59,31 @@ def given_back(monkeypatch):
 
 
 def test_what_the_allocator_keeps_goes_back_and_the_memory_is_there(scarce, pool, given_back):
-    mover = scarce([0])
+    memory = scarce([0])
     world = World()
     with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
         parameter = world.subject("parameter")
         before = bits(parameter)
         tide.evict(parameter)
         assert_same(bits(parameter), before, "a parameter that came back at the second try")
-        assert (mover.refused, len(given_back)) == (1, 1)
+        assert (memory.refused, len(given_back)) == (1, 1)
         assert tide.stats()["totals"]["evictions"] == 1, "others had to leave for it"
 
 
 def test_others_leave_and_the_memory_is_asked_for_again(scarce, pool, given_back):
-    mover = scarce([0, 1, 2, 3])  # twice two tries
+    memory = scarce([0, 1, 2, 3])  # twice two tries
     world = World()
     with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
         parameter = world.subject("parameter")
         before = bits(parameter)
         tide.evict(parameter)
         assert_same(bits(parameter), before, "a parameter for which others made room")
-        assert (mover.refused, len(given_back)) == (4, 2)
+        assert (memory.refused, len(given_back)) == (4, 2)
         assert tide.stats()["totals"]["evictions"] >= 3, "one left, then more"
 
 
 def test_memory_that_is_never_there_is_an_error_that_names_the_tensor_and_ends(scarce, pool):
-    mover = scarce(None)
+    memory = scarce(None)
     world = World()
     with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
         world.steps(1)
@@ -88,8 +95,8 @@ def test_memory_that_is_never_there_is_an_error_that_names_the_tensor_and_ends(s
         ):
             parameter.sum()
         assert not tide.is_resident(parameter)
-        assert mover.refused < 40, "each time twice as much leaves"
-        mover.end()
+        assert memory.refused < 40, "each time twice as much leaves"
+        memory.end()
         assert_same(bits(parameter), before, "a parameter whose memory came at last")
         world.steps(1)
 
@@ -100,31 +107,23 @@ def test_training_with_memory_that_is_scarce_now_and_then_gives_the_same_bits(sc
         if world.tide is not None:
             assert world.tide.stats()["totals"]["fetches"], "everything fitted"
 
-    mover = scarce({call + two for call in range(0, 4000, 11) for two in (0, 1)})
-    compare(train, pool, "auto", mode, memory=BUDGET, staging=STAGING)
-    assert mover.refused > 10
+    memory = scarce({call + two for call in range(0, 4000, 11) for two in (0, 1)})
+    compare(train, pool, mode, memory=BUDGET, staging=STAGING)
+    assert memory.refused > 10
 
 
-@pytest.mark.parametrize("name", ["resize", "swap"])
-def test_a_storage_that_got_no_memory_is_still_guarded(monkeypatch, name):
-    mover = _movers.choose(name)
+def test_a_storage_that_got_no_memory_is_still_guarded():
     tensor = torch.arange(4096.0)
     storage = tensor.untyped_storage()
     size = storage.nbytes()
-    mover.take(storage, "it is out")
-
-    def no_memory(*_, **__):
-        raise torch.OutOfMemoryError("none")
-
-    with monkeypatch.context() as scarce:
-        scarce.setattr(_movers, "_resize", no_memory)
-        scarce.setattr(torch, "UntypedStorage", no_memory)
-        with pytest.raises(torch.OutOfMemoryError):
-            mover.give(storage, size, "it is out")
+    _moves.take(storage, "it is out")
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        _moves.give(storage, 1 << 60, "it is coming")
     with pytest.raises(RuntimeError, match="it is out"):
         tensor.untyped_storage().data_ptr()
-    assert mover.give(storage, size, "it is coming")
-    _movers.open_to_reads(storage)
+    assert storage.nbytes() == size
+    assert _moves.give(storage, size, "it is coming")
+    _moves.open_to_reads(storage)
 
 
 def test_a_cache_that_is_in_pieces_is_not_emptied_again_and_again(monkeypatch):

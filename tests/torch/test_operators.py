@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog.dispatch import _dispatch
+from tidelog.native import _built
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 
@@ -80,7 +80,7 @@ TWO = ("new_empty_strided", "squeeze_dim", "where_self", "masked_fill_Scalar")  
 
 @pytest.fixture(autouse=True)
 def built():
-    assert _dispatch.build() == ""
+    assert _built.build() == ""
 
 
 def made():
@@ -95,7 +95,7 @@ def run(call):
 
 
 def test_each_operator_of_the_list_is_called_here():
-    text = (Path(_dispatch._SOURCES) / "operators.h").read_text(encoding="utf-8")
+    text = (Path(_built._SOURCES) / "operators.h").read_text(encoding="utf-8")
     assert set(re.findall(r"OP\((\w+)\)", text.replace("OP(op)", ""))) == set(CALLS)
 
 

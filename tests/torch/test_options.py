@@ -18,7 +18,6 @@ DEFAULTS = {
     "device": "auto",
     "mode": "auto",
     "policy": "auto",
-    "mover": "auto",
     "updates": "own",
     "recompute": "own",
     "blocks": None,
@@ -66,7 +65,6 @@ def test_the_help_teaches_each_option_in_their_order():
         (dict(mode="sometimes"), r"^mode='sometimes': expected 'auto' or 'reactive'\.$"),
         (dict(policy="lru"), r"^policy='lru': expected one of 'auto', 'algorithm1', 'tidelog'\.$"),
         (dict(policy=["auto"]), r"^policy=\['auto'\]: expected one of "),
-        (dict(mover="teleport"), r"^mover='teleport': expected 'auto', 'resize' or 'swap'\.$"),
         (dict(memory="64KiB"), r"^memory='64KiB' leaves nothing beside .* of 262144 bytes; give "),
     ],
 )

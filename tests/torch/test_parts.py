@@ -266,10 +266,9 @@ def test_a_child_of_a_fork_meets_an_error(pool):
         assert program.sums() == expected(program)
 
 
-@pytest.mark.parametrize("options", [{"mover": "resize"}, {"mode": "reactive"}])
-def test_where_parts_cannot_move_it_is_said(pool, options):
+def test_where_parts_cannot_move_it_is_said(pool):
     program = Program()
-    with offload(program, pool, **options) as tide:
+    with offload(program, pool, mode="reactive") as tide:
         for _ in range(4):
             step(tide, program)
         notices = [notice for notice in tide.stats()["notices"] if "storages move whole" in notice]

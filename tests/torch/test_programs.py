@@ -17,13 +17,6 @@ from tidetest.ledger import Ledger, pointer_layout_is_known
 SHARE = 0.4  # of the plain peak
 ROOM = 24 * KIB  # around the largest op: scalars, indices, generator states
 
-COMBINATIONS = [
-    pytest.param("swap", "auto", id="swap-auto"),
-    pytest.param("resize", "reactive", id="resize-reactive"),
-    pytest.param("resize", "auto", id="resize-auto", marks=pytest.mark.slow),
-    pytest.param("swap", "reactive", id="swap-reactive", marks=pytest.mark.slow),
-]
-
 
 def seeded(program, block, seed=1234):
     gc.collect()
@@ -64,10 +57,8 @@ def check(expected, got):
         assert_same(one, other, name)
 
 
-@pytest.mark.parametrize(("mover", "mode"), COMBINATIONS)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
-    device.skip_without(mover)
+def test_offloaded_bits_are_the_plain_bits(pool, mode, name):
     expected, peak, largest, tensors = plain(name)
     if device.kind() == "cuda" and tensors >= 0.8 * peak:
         pytest.skip(f"{name}: one op of a GPU's library makes {largest} of the {peak} bytes")
@@ -83,7 +74,6 @@ def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
             pool=pool,
             memory=device.budget(tensors),
             staging=device.STAGING,
-            mover=mover,
             mode=mode,
             pool_size=128 * MIB,
         ) as tide:

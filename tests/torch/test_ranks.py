@@ -1,6 +1,5 @@
 """Distributed programs on one pool: bit for bit what they are without a block, in 40 % of each rank's peak."""
 
-import itertools
 import os
 import random
 import re
@@ -9,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import MODES, MOVERS
+from conftest import MODES
 from tidetest import device, process, ranks
 
 pytestmark = [
@@ -31,20 +30,20 @@ def run(size, folder, *arguments):
 
 
 def variants():
-    """Every way that there is; those that are not slow see each program with both movers and both modes once."""
+    """Every way that there is; those that are not slow see each program once."""
     for size, parts in PARTS.items():
-        for mover, mode in itertools.product(MOVERS, MODES):
-            usual = (mover == "swap") == (size == 2) and (mode == "auto") == (size == 2)
+        for mode in MODES:
+            usual = (mode == "auto") == (size == 2)
             for part in range(parts):
-                yield pytest.param(size, mover, mode, part, marks=[] if usual else pytest.mark.slow)
+                yield pytest.param(size, mode, part, marks=[] if usual else pytest.mark.slow)
 
 
 PARTS = {2: 4, 4: 2}  # of the programs of so many ranks, so that pytest's workers have work of the same length
 
 
-@pytest.mark.parametrize(("size", "mover", "mode", "part"), variants())
-def test_programs_have_the_same_bits(tmp_path, size, mover, mode, part):
-    run(size, tmp_path, mover, mode, part, PARTS[size])
+@pytest.mark.parametrize(("size", "mode", "part"), variants())
+def test_programs_have_the_same_bits(tmp_path, size, mode, part):
+    run(size, tmp_path, mode, part, PARTS[size])
 
 
 HOOK = """
@@ -54,8 +53,8 @@ ranks.main_of_hook(*sys.argv[1:])
 
 
 @pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD"])
-def test_communication_hooks_have_the_same_bits(tmp_path, mover, mode, name):
-    started = [process.start(HOOK, rank, 2, tmp_path, mover, mode, name) for rank in range(2)]
+def test_communication_hooks_have_the_same_bits(tmp_path, mode, name):
+    started = [process.start(HOOK, rank, 2, tmp_path, mode, name) for rank in range(2)]
     for ended in [each.finish() for each in started]:
         process.assert_done(ended)
 
@@ -73,8 +72,8 @@ def assert_ended_by(ended, *words):
     assert any("RankError" in line and all(word in line for word in words) for line in last), ended.err
 
 
-def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path, mover):
-    started = [process.start(FOR_EVER, rank, 3, tmp_path, 1, mover) for rank in range(3)]
+def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path):
+    started = [process.start(FOR_EVER, rank, 3, tmp_path, 1) for rank in range(3)]
     ended = [each.finish() for each in started]
     assert ended[1].code == 1 and "BudgetError: aten.zeros" in ended[1].err
     for rank in (0, 2):

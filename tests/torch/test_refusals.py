@@ -141,14 +141,12 @@ def product(tensors):
 
 @pytest.mark.parametrize("staging", [None, 256 * KIB], ids=["staging by itself", "staging said"])
 @pytest.mark.parametrize("op", [cat, stack, product])
-def test_the_budget_that_an_op_is_refused_with_is_enough_for_it(pool, mover, op, staging):
+def test_the_budget_that_an_op_is_refused_with_is_enough_for_it(pool, op, staging):
     tensors = [torch.full((256, 256), float(number)) for number in range(6)]
     expected = bits(op(tensors))
 
     def run(memory):
-        with tidelog.offload(
-            pool=pool, memory=memory, staging=staging, mover=mover, pool_size=POOL_SIZE, mode="reactive"
-        ) as tide:
+        with tidelog.offload(pool=pool, memory=memory, staging=staging, pool_size=POOL_SIZE, mode="reactive") as tide:
             assert bits(op(tensors)) == expected
             tide.restore()
 
@@ -186,11 +184,11 @@ def hold_by_pinned(tide, tensors):
         (hold_by_pinned, "tide.pinned()"),
     ],
 )
-def test_what_is_held_inside_the_block_is_counted(pool, mover, hold, why):
+def test_what_is_held_inside_the_block_is_counted(pool, hold, why):
     tensors = [torch.full((64 * KIB // 4,), float(number)) for number in range(16)]
 
     def run(memory):
-        with tidelog.offload(pool=pool, memory=memory, mover=mover, pool_size=POOL_SIZE, mode="reactive") as tide:
+        with tidelog.offload(pool=pool, memory=memory, pool_size=POOL_SIZE, mode="reactive") as tide:
             holds = hold(tide, tensors)
             assert torch.cat([torch.ones(64 * KIB // 4)] * 4).sum() == 4 * 64 * KIB // 4
             assert bits(tensors[3]) == bits(torch.full((64 * KIB // 4,), 3.0))

@@ -27,9 +27,9 @@ SIZE = 256 * KIB
 USUAL = [Request.EVICT, Request.RELEASE, Request.ALLOCATE, Request.SETTLE]  # those of parts are done in Python
 
 
-def block(pool, mover="swap", memory=64 * MIB, **options):
+def block(pool, memory=64 * MIB, **options):
     options = {"staging": MIB, "pool_size": 128 * MIB, "mode": "reactive", **options}
-    return tidelog.offload(pool=pool, memory=memory, mover=mover, **options)
+    return tidelog.offload(pool=pool, memory=memory, **options)
 
 
 def moves(pool, in_python):
@@ -38,7 +38,7 @@ def moves(pool, in_python):
     opened = block(pool)
     requests = Requests(opened)
     if in_python:
-        opened.performer.swaps = False  # ops are as they are
+        opened.performer.in_cpp = False  # ops are as they are
     with opened as tide:
         tensors = [torch.randn(SIZE // 4) for _ in range(4)]
         tensors.append(torch.nn.Parameter(torch.randn(64, 64)))
@@ -57,7 +57,7 @@ def moves(pool, in_python):
             tide.evict(tensor)
             tide.evict(tensor.clone())
         found = bits(torch.cat([tensor.flatten() for tensor in [*tensors, *fresh]]))
-        assert tide.ledger.marked == sum(record.state != 0 for record in tide.ledger.records.values())
+        assert tide.ledger.marked == sum(record.state != 0 for record in tide.ledger.all())
     return requests.answered, found
 
 
@@ -74,15 +74,6 @@ def test_each_is_done_as_in_python(pool, tmp_path, monkeypatch):
     assert len(answered) == len(in_python) > 100
     assert {request[0] for request in answered} == {*USUAL}
     assert_same(found, expected, "what has moved")
-
-
-def test_resizes_are_left_to_python(pool, monkeypatch):
-    done = of_python(monkeypatch)
-    with block(pool, mover="resize") as tide:
-        tensor = torch.ones(SIZE)
-        tide.evict(tensor)
-        assert tensor.sum() == SIZE
-    assert done == USUAL
 
 
 @pytest.fixture

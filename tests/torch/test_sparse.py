@@ -58,11 +58,9 @@ def test_sparse_gradients_where_all_fits(pool, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_sparse_gradients_under_a_budget(pool, optimizer, mover, mode):
+def test_sparse_gradients_under_a_budget(pool, optimizer, mode):
     memory = device.STAGING + 1050 * KIB
-    with tidelog.offload(
-        pool=pool, memory=memory, mover=mover, mode=mode, pool_size=64 * MIB, staging=device.STAGING
-    ) as tide:
+    with tidelog.offload(pool=pool, memory=memory, mode=mode, pool_size=64 * MIB, staging=device.STAGING) as tide:
         ours = train(optimizer, tide.step)
         assert tide.stats()["evictions"] > 0
         assert tide.peak_bytes <= memory
@@ -100,12 +98,12 @@ LAYOUTS = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "cs
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sparse_tensor_moves_by_its_components(pool, mover, layout):
+def test_a_sparse_tensor_moves_by_its_components(pool, layout):
     torch.manual_seed(7)
     with torch.device(device.kind()):
         sparse = LAYOUTS[layout](torch.randn(32, 32))
     expected, shown = bits(sparse.to_dense()), repr(sparse)
-    with tidelog.offload(pool=pool, memory=PLENTY, mover=mover, pool_size=64 * MIB) as tide:
+    with tidelog.offload(pool=pool, memory=PLENTY, pool_size=64 * MIB) as tide:
         for use in (
             lambda: tide.restore(sparse),
             lambda: assert_same(shown, repr(sparse)),

@@ -94,7 +94,7 @@ def test_storms_in_a_world_that_was_never_warm(compare):
     compare(storm(77), seed=77, warm=False)
 
 
-def test_worlds_that_die_inside_the_block(pool, mover, mode):
+def test_worlds_that_die_inside_the_block(pool, mode):
     """Several models come and go in one block; what one left must not reach another."""
     plain = []
     for seed in range(4):
@@ -103,7 +103,7 @@ def test_worlds_that_die_inside_the_block(pool, mover, mode):
         plain.append(world.result())
         del world
     first = World(0, layers=4)
-    with first.block(pool, mover, mode) as tide:
+    with first.block(pool, mode) as tide:
         for seed in range(4):
             world = World(seed, layers=4)
             world.tide = tide

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog.dispatch import _dispatch
+from tidelog.native import _built
 from tidetest import KIB, MIB
 from tidetest.updates import compare
 
@@ -22,7 +22,7 @@ kept = []
 
 @pytest.fixture(autouse=True)
 def built():
-    assert _dispatch.build() == ""
+    assert _built.build() == ""
     yield
     kept.clear()
 
@@ -155,7 +155,7 @@ def test_a_sum_of_what_functorch_wraps_changes_nothing_that_is_kept(pool):
 
 def test_autograd_finds_the_mode_where_its_sums_are_not_known(pool, monkeypatch):
     why = "another torch"
-    monkeypatch.setattr(_dispatch._built.get(), "why_sums_unknown", lambda: why)
+    monkeypatch.setattr(_built.native(), "why_sums_unknown", lambda: why)
     seen, is_excluded = [], torch._C._dispatch_tls_is_dispatch_key_excluded
     with looking(pool) as tide:
         result = torch.ones(WIDTH, requires_grad=True).sin()

@@ -386,7 +386,7 @@ def test_async_save_of_dcp_to_a_folder(compare, tmp_path):
     compare(scenario, memory=device.budget(2 * TENSORS))  # a copy of the model stays: torch stages it in shared memory
 
 
-def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, mover, monkeypatch):
+def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, monkeypatch):
     """The body of a custom op waits for a thread that needs what is out. That thread gets an error."""
     monkeypatch.setattr(_turns, "_STANDS_STILL_SECONDS", 0.5)
     world = World()
@@ -400,7 +400,7 @@ def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, mover, monkeypatch):
             found.append(str(error))
         return x.clone()
 
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         world.push_out(world.loose)
         waits(world.x)
@@ -409,11 +409,11 @@ def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, mover, monkeypatch):
         world.steps(1)
 
 
-def test_an_error_of_a_turn_ends_it(pool, mover):
+def test_an_error_of_a_turn_ends_it(pool):
     """What a thread asks for does not fit: the error is the thread's alone."""
     world = World()
     many = [torch.randn(64, 64, device=world.x.device) for _ in range(40)]
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(1)
         world.push_out(*many)
         with pytest.raises(tidelog.BudgetError):

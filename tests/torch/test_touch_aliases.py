@@ -62,13 +62,13 @@ def test_an_alias_made_from_a_tensor_that_is_out_stays_one(compare, touch):
 @pytest.mark.parametrize(
     "touch", ["numpy_array", "numpy_of_a_row", "numpy_asarray", "numpy_forced", "torch_from_its_numpy"]
 )
-def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mover, mode, touch):
+def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mode, touch):
     """torch itself marks a storage that numpy knows; such a storage never moves."""
     world = World()
     tensor = torch.randn(64, 64)
     expected = bits(tensor * 2)
     alias = ALIASES[touch](tensor)
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         world.warm_up(mode)
         check_pinned(world, tensor)
         with torch.no_grad():
@@ -81,7 +81,7 @@ def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mover, mo
 
 
 @ON_HOST
-def test_tensors_on_foreign_memory_stay_and_are_listed(pool, mover, tmp_path):
+def test_tensors_on_foreign_memory_stay_and_are_listed(pool, tmp_path):
     """from_numpy, frombuffer, DLPack imports, files and shared memory: found, left alone, and named in stats()."""
     world = World()
     file = tmp_path / "weights.pt"
@@ -97,7 +97,7 @@ def test_tensors_on_foreign_memory_stay_and_are_listed(pool, mover, tmp_path):
         "shared": torch.arange(4096.0).share_memory_(),
     }
     expected = {name: bits(tensor) for name, tensor in tensors.items()}
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         for name, tensor in tensors.items():
             with pytest.raises(tidelog.UnmovableError):
@@ -201,14 +201,14 @@ def test_numpy_writes_with_out_arguments_land_in_the_tensor(compare):
     compare(scenario)
 
 
-def test_a_slice_of_a_storage_keeps_its_memory_and_gives_it_back(pool, mover, mode):
+def test_a_slice_of_a_storage_keeps_its_memory_and_gives_it_back(pool, mode):
     """A slice lies in the same memory without being a tensor of it: freed under the slice, it would
     read others' bytes.
     """
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             world.warm_up(mode)
             whole = world.loose.untyped_storage()
             expected = [whole[index] for index in range(4, 72)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidetest import KIB, MIB, device
+from tidetest import KIB, MIB
 from tidetest.bits import assert_same
 from tidetest.world import World
 
@@ -58,7 +58,6 @@ def test_torch_save_of_model_and_optimizer(compare, tmp_path, legacy, target):
 
 
 def test_a_checkpoint_is_loaded_back_into_the_run(compare):
-    device.skip_without("swap")  # older ones ask what they load for its address, which keeps it where it is
 
     def scenario(world):
         push_everything_out(world)
@@ -76,7 +75,6 @@ def test_a_checkpoint_is_loaded_back_into_the_run(compare):
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("place", [None, "cpu", lambda storage, location: storage, {"cuda:0": "cpu"}])
 def test_what_is_loaded_inside_the_block_moves_and_stays_tied(compare, place, legacy):
-    device.skip_without("swap")  # as above
 
     def scenario(world):
         push_everything_out(world)
@@ -201,13 +199,13 @@ def one_slice(file):
 
 @pytest.mark.host_memory("a file that is mapped does not count against a GPU's budget")
 @pytest.mark.parametrize("read", [safetensors.torch.load_file, one_tensor, one_slice])
-def test_safetensors_larger_than_the_budget_is_refused_by_name(pool, tmp_path, mover, mode, read):
+def test_safetensors_larger_than_the_budget_is_refused_by_name(pool, tmp_path, mode, read):
     """torch looks at a storage's first byte before it makes a tensor of it, and calls any error there a wrong shape."""
     file = tmp_path / "model.safetensors"
     tensors = {"large": torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024), "small": torch.ones(8)}
     safetensors.torch.save_file(tensors, file)
     del tensors
-    with tidelog.offload(pool=pool, memory=2 * MIB, staging=MIB, mover=mover, mode=mode, pool_size=64 * MIB):
+    with tidelog.offload(pool=pool, memory=2 * MIB, staging=MIB, mode=mode, pool_size=64 * MIB):
         with pytest.raises(tidelog.BudgetError, match=r"^large \(in a safetensors file\): .*budget"):
             read(file)
         assert torch.ones(8).sum() == 8, "the block goes on"
@@ -278,7 +276,7 @@ def test_load_state_dict_reports_mismatches_as_torch_does(compare):
     compare(scenario)
 
 
-def test_a_checkpoint_continues_in_a_new_block(pool, tmp_path, mover, mode):
+def test_a_checkpoint_continues_in_a_new_block(pool, tmp_path, mode):
     """Train, save, start over from the file in another block: the same bits as training through."""
     through = World()
     through.steps(6)
@@ -286,7 +284,7 @@ def test_a_checkpoint_continues_in_a_new_block(pool, tmp_path, mover, mode):
     del through
 
     first = World()
-    with first.block(pool, mover, mode):
+    with first.block(pool, mode):
         first.steps(3)
         torch.save((first.model.state_dict(), first.optimizer.state_dict(), first.losses), tmp_path / "run.pt")
         world_data = first.loose.clone()
@@ -296,7 +294,7 @@ def test_a_checkpoint_continues_in_a_new_block(pool, tmp_path, mover, mode):
     second = World(seed=0)
     model, optimizer, losses = torch.load(tmp_path / "run.pt", weights_only=False)
     second.losses = losses
-    with second.block(pool, mover, mode, memory=4 * MIB):
+    with second.block(pool, mode, memory=4 * MIB):
         second.model.load_state_dict(model)
         second.optimizer.load_state_dict(optimizer)
         del model, optimizer

@@ -33,10 +33,10 @@ def quiet():
         yield
 
 
-def test_a_device_that_lost_its_bytes(pool, mover, quiet):
+def test_a_device_that_lost_its_bytes(pool, quiet):
     """The files are cut short while a tensor is out: its touch fails, what is in memory goes on."""
     world = World()
-    with world.block(pool, mover, "reactive", memory=64 * MIB):
+    with world.block(pool, "reactive", memory=64 * MIB):
         world.steps(2)
         tensor = world.model[3].linear.weight
         safe = {name: bits(value) for name, value in world.tensors().items() if value is not tensor}
@@ -60,10 +60,10 @@ def test_a_device_that_lost_its_bytes(pool, mover, quiet):
         world.steps(1)
 
 
-def test_a_device_whose_bytes_changed(pool, mover, quiet):
+def test_a_device_whose_bytes_changed(pool, quiet):
     """Every byte of the files is overwritten: no tensor may come back with them."""
     world = World()
-    with world.block(pool, mover, "reactive", memory=64 * MIB):
+    with world.block(pool, "reactive", memory=64 * MIB):
         world.steps(2)
         out = [world.model[3].linear.weight, world.loose]
         world.push_out(*out)
@@ -84,7 +84,7 @@ def test_a_device_whose_bytes_changed(pool, mover, quiet):
 
 FAILED_WRITES = """
 import resource
-pool, mover, mode = sys.argv[1:]
+pool, mode = sys.argv[1:]
 plain = World()
 plain.steps(2)
 tensors = {name: bits(value) for name, value in plain.tensors().items()}
@@ -95,7 +95,7 @@ import gc
 gc.collect()
 
 world = World()
-with world.block(pool, mover, "reactive", memory=64 * MIB) as tide:
+with world.block(pool, "reactive", memory=64 * MIB) as tide:
     world.steps(2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # from here on writes fail with EFBIG
@@ -133,16 +133,16 @@ print("done")
 """
 
 
-def test_a_failed_write_loses_nothing(pool, mover):
+def test_a_failed_write_loses_nothing(pool):
     """The memory is the last good copy: it must not be let go before the write has succeeded."""
-    process.assert_done(process.run(FAILED_WRITES, pool, mover, "reactive"))
+    process.assert_done(process.run(FAILED_WRITES, pool, "reactive"))
 
 
-def test_a_full_pool_says_so_with_figures_and_stays_usable(pool, mover):
+def test_a_full_pool_says_so_with_figures_and_stays_usable(pool):
     world = World()
     hoard = [torch.full((256 * KIB,), float(number)) for number in range(40)]  # 40 MiB for a pool of 16
     expected = [bits(tensor) for tensor in hoard]
-    with world.block(pool, mover, "reactive", memory=128 * MIB, pool_size=16 * MIB):
+    with world.block(pool, "reactive", memory=128 * MIB, pool_size=16 * MIB):
         out = []
         with pytest.raises(tidelog.PoolError) as refusal:
             for tensor in hoard:
@@ -162,10 +162,10 @@ def test_a_full_pool_says_so_with_figures_and_stays_usable(pool, mover):
         world.steps(2)
 
 
-def test_space_of_dead_and_rewritten_tensors_is_used_again(pool, mover, mode):
+def test_space_of_dead_and_rewritten_tensors_is_used_again(pool, mode):
     """Many times the pool's size goes through it."""
     world = World()
-    with world.block(pool, mover, mode, memory=16 * MIB, pool_size=16 * MIB):
+    with world.block(pool, mode, memory=16 * MIB, pool_size=16 * MIB):
         tensor = torch.zeros(256 * KIB)
         for number in range(60):
             with world.boundary():

@@ -32,11 +32,11 @@ def seen(way, prepare=lambda inputs: None):
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_an_entry_point_sees_the_bytes(pool, mover, mode, name):
+def test_an_entry_point_sees_the_bytes(pool, mode, name):
     expected = {label: seen(way) for label, way in GROUPS[name].items()}
     world = World()
     wrong = []
-    with world.block(pool, mover, mode, memory=device.budget(1 << 22)) as tide:
+    with world.block(pool, mode, memory=device.budget(1 << 22)) as tide:
         world.steps(2)
 
         def push_out(inputs):

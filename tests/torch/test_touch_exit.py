@@ -10,9 +10,9 @@ from tidetest.bits import assert_same
 from tidetest.world import World
 
 PREPARE = """
-pool, mover, mode = sys.argv[1:4]
+pool, mode = sys.argv[1:3]
 world = World()
-block = world.block(pool, mover, mode)
+block = world.block(pool, mode)
 tide = block.__enter__()
 world.steps(4)
 for tensor in (world.loose, world.subject("parameter"), world.subject("state")):
@@ -45,36 +45,36 @@ ENDINGS = {
         0,
     ),
 }
-COMBINATIONS = [("resize", "reactive"), ("swap", "auto")]
+MODES = ("reactive", "auto")
 
 
 @pytest.mark.parametrize("ending", sorted(ENDINGS))
 def test_a_process_ends_as_it_would_in_plain_python(pool, ending):
     script, code = ENDINGS[ending]
-    mover, mode = COMBINATIONS[sorted(ENDINGS).index(ending) % 2]
-    ended = process.run(PREPARE + script, pool, mover, mode, whole_end=True)
+    mode = MODES[sorted(ENDINGS).index(ending) % 2]
+    ended = process.run(PREPARE + script, pool, mode, whole_end=True)
     process.assert_orderly(ended)
     assert "ready" in ended.out and ended.code == code, ended
     if "exception" in ending:
         assert "ValueError: on purpose" in ended.err
-    check_pool_opens(pool, mover)
+    check_pool_opens(pool)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], ids=lambda number: signal.Signals(number).name
 )
 def test_a_killed_process_leaves_a_pool_that_opens(pool, number):
-    running = process.start(PREPARE + "world.steps(1_000_000)", pool, "swap", "auto")
+    running = process.start(PREPARE + "world.steps(1_000_000)", pool, "auto")
     running.await_line("ready")
     os.kill(running.pid, number)
     assert running.finish().code == -number
-    check_pool_opens(pool, "swap")
+    check_pool_opens(pool)
 
 
-def check_pool_opens(pool, mover):
+def check_pool_opens(pool):
     """The next run on the same pool is right from its first step."""
     world = World()
-    with world.block(pool, mover, "reactive", memory=1 << 26):
+    with world.block(pool, "reactive", memory=1 << 26):
         world.steps(2)
         world.push_out(*world.tensors().values())
         got = world.result()

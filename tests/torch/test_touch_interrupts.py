@@ -3,14 +3,13 @@
 import _thread
 import os
 import signal
-import warnings
 from operator import methodcaller
 
 import pytest
 import torch
 
 import tidelog
-from tidelog.memory import _record
+from tidelog.memory import _moves, _record
 from tidetest import device, process
 from tidetest.requests import leave_to_python
 from tidetest.world import World
@@ -71,10 +70,10 @@ def test_an_op_that_fails_leaves_its_arguments_right(compare):
     compare(scenario)
 
 
-def test_an_exception_leaves_the_block_by_its_own_name(pool, mover, mode):
+def test_an_exception_leaves_the_block_by_its_own_name(pool, mode):
     world = World()
     with pytest.raises(Boom, match="through the block"):
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             world.warm_up(mode)
             with world.boundary():
                 world.first_half()
@@ -113,13 +112,13 @@ def test_ctrl_c_at_a_known_place(compare, how):
 
 @pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["mark", "_await_loans", "take", "give"])
-def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monkeypatch):
+@pytest.mark.parametrize("place", ["_await_loans", "take", "give"])
+def test_ctrl_c_while_memory_goes_or_comes(pool, mode, place, when, monkeypatch):
     """At a call within the handling of a request: the request comes again, and nothing is counted
     twice or not at all.
     """
     world = World()
-    with world.block(pool, mover, mode) as tide:
+    with world.block(pool, mode) as tide:
         calls = 0
 
         def interrupting(call):
@@ -140,7 +139,7 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
         interrupts = 0
         performer = tide.performer
         leave_to_python(tide)  # C++ has no such calls
-        owner = {"mark": tide.ledger, "_await_loans": performer}.get(place, performer._mover)
+        owner = performer if place == "_await_loans" else _moves
         for _ in range(40):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, place, interrupting(getattr(owner, place)), raising=True)
@@ -159,9 +158,9 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
     assert world.losses == plain.losses
 
 
-def test_ctrl_c_is_heard_where_a_tensor_dies(pool, mover, mode):
+def test_ctrl_c_is_heard_where_a_tensor_dies(pool, mode):
     """Python drops an interrupt that it delivers in a callback of a weak reference."""
-    with tidelog.offload(pool=pool, memory="8MiB", mover=mover, mode=mode) as tide:
+    with tidelog.offload(pool=pool, memory="8MiB", mode=mode) as tide:
         holder = {"tensor": torch.zeros(1024)}
         with pytest.raises(KeyboardInterrupt):
             list(map(methodcaller("__call__"), [_thread.interrupt_main, holder.clear]))
@@ -170,16 +169,15 @@ def test_ctrl_c_is_heard_where_a_tensor_dies(pool, mover, mode):
 
 def _assert_counted(tide):
     ledger = tide.ledger
-    alive = [record for record in ledger.records.values() if record() is not None]
+    alive = [record for record in ledger.all() if record() is not None]
     marked = [record for record in alive if record.state]
-    untold = sum(record.size for record in ledger.births if record.id is None and record() is not None)
-    assert ledger.live == untold + sum(record.size for record in alive if not record.state & _record.OUT)
+    assert ledger.live == sum(record.size for record in alive if not record.state & _record.OUT)
     assert ledger.marked == len(marked)
 
 
 RANDOM_INTERRUPTS = """
 import gc, random
-pool, mover, mode, first_seed = sys.argv[1:]
+pool, mode, first_seed = sys.argv[1:]
 plain = World()
 plain.steps(4)
 params = {name: bits(value) for name, value in plain.tensors().items() if not name.startswith("grad of")}
@@ -207,7 +205,7 @@ def half_a_step():
 
 world = World()
 hits = 0
-with world.block(pool, mover, mode) as tide:
+with world.block(pool, mode) as tide:
     world.steps(4)
     for seed in range(int(first_seed), int(first_seed) + 80):
         chance = random.Random(seed)
@@ -230,17 +228,17 @@ print("done", hits)
 """
 
 
-def test_ctrl_c_at_random_times(pool, mover, mode):
+def test_ctrl_c_at_random_times(pool, mode):
     """Eighty interrupted half steps, with evictions and checkpoints. None may tear a tensor."""
-    seed = 1000 * ("resize", "swap").index(mover) + 500 * ("reactive", "auto").index(mode)
-    process.assert_done(process.run(RANDOM_INTERRUPTS, pool, mover, mode, seed))
+    seed = 500 * ("reactive", "auto").index(mode)
+    process.assert_done(process.run(RANDOM_INTERRUPTS, pool, mode, seed))
 
 
 INTERRUPTED_UPDATES = """
 import copy, random
-pool, mover, mode = sys.argv[1:]
+pool, mode = sys.argv[1:]
 world = World()
-with world.block(pool, mover, mode) as tide:
+with world.block(pool, mode) as tide:
     world.steps(4)
     for seed in range(12):
         saved = copy.deepcopy((world.model.state_dict(), world.optimizer.state_dict()))
@@ -269,25 +267,23 @@ print("done")
 """
 
 
-@pytest.mark.parametrize(("mover", "mode"), [("resize", "auto"), ("swap", "reactive")])
-def test_ctrl_c_during_updates_and_recovery_from_a_copy(pool, mover, mode):
+def test_ctrl_c_during_updates_and_recovery_from_a_copy(pool, mode):
     """An interrupted update is half done, in plain too; loading a copy taken before gives the plain bits again."""
-    process.assert_done(process.run(INTERRUPTED_UPDATES, pool, mover, mode))
+    process.assert_done(process.run(INTERRUPTED_UPDATES, pool, mode))
 
 
 REAL_CTRL_C = """
-pool, mover, mode = sys.argv[1:]
+pool, mode = sys.argv[1:]
 world = World()
-with world.block(pool, mover, mode):
+with world.block(pool, mode):
     world.steps(4)
     print("training", flush=True)
     world.steps(1_000_000)
 """
 
 
-@pytest.mark.parametrize(("mover", "mode"), [("resize", "auto"), ("swap", "reactive")])
-def test_a_real_sigint_ends_training_as_in_plain_python(pool, mover, mode):
-    running = process.start(REAL_CTRL_C, pool, mover, mode)
+def test_a_real_sigint_ends_training_as_in_plain_python(pool, mode):
+    running = process.start(REAL_CTRL_C, pool, mode)
     running.await_line("training")
     os.kill(running.pid, signal.SIGINT)
     ended = running.finish()
@@ -295,27 +291,3 @@ def test_a_real_sigint_ends_training_as_in_plain_python(pool, mover, mode):
     assert "KeyboardInterrupt" in ended.err
     for word in ("Segmentation", "panicked", "Fatal Python error"):
         assert word not in ended.err
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_death_whose_report_was_interrupted_is_found(pool):
-    """The report is a weak reference's callback: Python drops what is raised in it, Ctrl-C too."""
-
-    class Interrupted(dict):
-        def pop(self, *arguments):
-            raise KeyboardInterrupt
-
-    world = World()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with world.block(pool) as tide:
-            world.warm_up("auto")
-            lost = torch.randn(64, 64)
-            world.push_out(world.loose, lost)  # the machine hears of every storage, and no copy of it is being written
-            records = tide.ledger.records
-            tide.ledger.records = Interrupted(records)
-            del lost
-            tide.ledger.records = records
-            assert any(record() is None for record in records.values())
-            world.step()
-            assert not any(record() is None for record in records.values())

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tidelog
-from tidelog.memory import _guard
+from tidelog.memory import _moves
 from tidetest import KIB, MIB, device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
@@ -66,14 +66,12 @@ def left_quietly():
         yield
 
 
-def test_what_fits_comes_back_and_the_rest_is_named(pool, mover, mode):
+def test_what_fits_comes_back_and_the_rest_is_named(pool, mode):
     """After the block each tensor is right, or every touch raises an error with its name; the warning tells which."""
-    if device.kind() == "cuda":
-        device.skip_without("swap")  # a view of what stays out then fails its bounds check, which names nothing
     world = World()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             count = world.warm_up(mode)
     text = "".join(str(entry.message) for entry in caught if issubclass(entry.category, tidelog.LeftBehindWarning))
 
@@ -97,9 +95,9 @@ def test_what_fits_comes_back_and_the_rest_is_named(pool, mover, mode):
     assert any(name in text for name in refused), text
 
 
-def test_a_checkpoint_after_the_block_is_whole_or_refused(pool, mover, mode, tmp_path):
+def test_a_checkpoint_after_the_block_is_whole_or_refused(pool, mode, tmp_path):
     world = World()
-    with left_quietly(), world.block(pool, mover, mode):
+    with left_quietly(), world.block(pool, mode):
         count = world.warm_up(mode)
     plain = World()
     plain.steps(count)
@@ -120,9 +118,9 @@ def leaves(state):
     return [(str(place), leaf) for place, leaf in enumerate(tree_leaves(state)) if isinstance(leaf, torch.Tensor)]
 
 
-def test_restore_after_the_block_brings_everything_back(pool, mover, mode):
+def test_restore_after_the_block_brings_everything_back(pool, mode):
     world = World()
-    with left_quietly(), world.block(pool, mover, mode) as tide:
+    with left_quietly(), world.block(pool, mode) as tide:
         count = world.warm_up(mode)
     tide.restore()
     got = world.result()
@@ -137,39 +135,39 @@ def test_restore_after_the_block_brings_everything_back(pool, mover, mode):
         assert_same(one, other, name)
 
 
-def test_restore_after_a_block_that_ended_with_nothing_out_does_nothing(pool, mover, mode):
+def test_restore_after_a_block_that_ended_with_nothing_out_does_nothing(pool, mode):
     world = World()
-    with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+    with world.block(pool, mode, memory=64 * MIB) as tide:
         world.steps(1)
     tide.restore()
     tide.restore(world.loose)
     assert bits(world.loose) == bits(World().loose)
 
 
-def test_leaving_while_bytes_come_in(pool, mover, mode):
+def test_leaving_while_bytes_come_in(pool, mode):
     """What is half way in has memory that a device writes: it arrives, and that memory is not exchanged under it."""
     world = World()
     expected = bits(world.loose)
-    with left_quietly(), world.block(pool, mover, mode):
+    with left_quietly(), world.block(pool, mode):
         world.warm_up(mode)
         world.tide.updates.run_all()  # at the block's end they would push it out again
         world.push_out(world.loose)
         halfway.begin_fetch(world.tide, world.loose)
         address = torch._C.StorageBase.data_ptr  # the unwrapped one neither waits nor pins
-        _guard.lifting(world.loose.untyped_storage())()
+        _moves.open_to_reads(world.loose.untyped_storage())
         before = address(world.loose.untyped_storage())
     assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
     assert address(world.loose.untyped_storage()) == before
     assert bits(world.loose) == expected
 
 
-def test_leaving_while_bytes_go_out(pool, mover, mode):
+def test_leaving_while_bytes_go_out(pool, mode):
     """What is half way out stays: after the block nobody would see that it is written, and old
     bytes would come back.
     """
     for _ in range(halfway.ATTEMPTS):
         world = World()
-        with left_quietly(), world.block(pool, mover, mode):
+        with left_quietly(), world.block(pool, mode):
             world.warm_up(mode)
             other = world.subject("parameter")
             halfway.begin_eviction(world.tide, world.loose)
@@ -186,21 +184,20 @@ def test_leaving_while_bytes_go_out(pool, mover, mode):
     assert bits(world.loose) == expected
 
 
-@pytest.mark.parametrize("second", ["same pool", "another pool", "other mover"])
-def test_two_blocks_one_after_the_other(pool, mover, mode, tmp_path, second):
+@pytest.mark.parametrize("second", ["same pool", "another pool"])
+def test_two_blocks_one_after_the_other(pool, mode, tmp_path, second):
     """The second block takes over what the first one left on NVMe."""
     world = World()
     counts = []
     with left_quietly():
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             counts.append(world.warm_up(mode))
         pools = pool
         if second == "another pool":
             for name in ("third", "fourth"):
                 (tmp_path / name).mkdir()
             pools = f"{tmp_path / 'third'},{tmp_path / 'fourth'}"
-        other_mover = {"resize": "swap", "swap": "resize"}[mover] if second == "other mover" else mover
-        with world.block(pools, other_mover, mode):
+        with world.block(pools, mode):
             counts.append(world.warm_up(mode))
             world.push_out(world.loose)
             got = world.result()
@@ -210,13 +207,13 @@ def test_two_blocks_one_after_the_other(pool, mover, mode, tmp_path, second):
         assert_same(one, other, name)
 
 
-def test_many_blocks_in_a_row_leak_nothing(pool, mover):
+def test_many_blocks_in_a_row_leak_nothing(pool):
     world = World(layers=4)
     with left_quietly():
         for _ in range(8):
-            with world.block(pool, mover, "reactive", memory=device.budget(128 * KIB)):
+            with world.block(pool, "reactive", memory=device.budget(128 * KIB)):
                 world.steps(1)
-        with world.block(pool, mover, "reactive"):
+        with world.block(pool, "reactive"):
             got = world.result()
     plain = World(layers=4)
     plain.steps(8)
@@ -224,11 +221,11 @@ def test_many_blocks_in_a_row_leak_nothing(pool, mover):
         assert_same(one, other, name)
 
 
-def test_a_block_over_everything_that_fits_leaves_nothing_behind(pool, mover, mode):
+def test_a_block_over_everything_that_fits_leaves_nothing_behind(pool, mode):
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("error", tidelog.LeftBehindWarning)
-        with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+        with world.block(pool, mode, memory=64 * MIB) as tide:
             count = world.warm_up(mode)
             world.push_out(*world.tensors().values())
             assert tide.budget == 64 * MIB
@@ -239,11 +236,11 @@ def test_a_block_over_everything_that_fits_leaves_nothing_behind(pool, mover, mo
         assert_same(one, other, name)
 
 
-def test_nested_blocks_are_refused_and_the_outer_one_goes_on(pool, tmp_path, mover):
+def test_nested_blocks_are_refused_and_the_outer_one_goes_on(pool, tmp_path):
     world = World()
     other = tmp_path / "other"
     other.mkdir()
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(1)
         for place in (pool, str(other)):
             with pytest.raises(tidelog.Error):
@@ -302,7 +299,6 @@ def test_a_pool_that_another_process_holds_is_refused_by_name_and_free_after_its
 
 WRONG = {
     "no such directory": dict(pool="/no/such/place"),
-    "an unknown mover": dict(mover="teleport"),
     "an unknown mode": dict(mode="sometimes"),
     "a budget that is no size": dict(memory="lots"),
     "a negative budget": dict(memory=-1),

@@ -112,14 +112,14 @@ def test_a_users_own_dispatch_and_function_modes(compare):
     compare(scenario)
 
 
-def test_a_dispatch_mode_around_the_block(pool, mover, mode):
+def test_a_dispatch_mode_around_the_block(pool, mode):
     plain = World()
     plain.steps(6)
     expected = plain.result()
     del plain
     world = World()
     with Counting() as counting:
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             world.steps(6)
             got = world.result()
     for (name, one), (_, other) in zip(expected, got, strict=True):
@@ -141,13 +141,13 @@ def test_fake_tensors_inside_the_block(compare):
     compare(scenario)
 
 
-def test_the_block_inside_no_grad(pool, mover):
+def test_the_block_inside_no_grad(pool):
     plain = World()
     with torch.no_grad():
         expected = [bits(evaluate(plain)) for _ in range(3)]
     del plain
     world = World()
-    with torch.no_grad(), world.block(pool, mover, "reactive"):
+    with torch.no_grad(), world.block(pool, "reactive"):
         assert [bits(evaluate(world)) for _ in range(3)] == expected
 
 

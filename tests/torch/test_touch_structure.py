@@ -241,7 +241,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-def test_every_dtype_moves(pool, mover, dtype):
+def test_every_dtype_moves(pool, dtype):
     world = World()
     source = torch.randn(64, 64, dtype=torch.complex128) * 10
     tensor = source.to(dtype) if dtype.is_complex else source.real.to(dtype)
@@ -252,7 +252,7 @@ def test_every_dtype_moves(pool, mover, dtype):
         "empty": tensor[:0].clone(),
     }
     expected = {name: bits(value) for name, value in strange.items()}
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(1)
         for name, value in strange.items():
             if value.numel():
@@ -264,12 +264,12 @@ def test_every_dtype_moves(pool, mover, dtype):
 
 
 @pytest.mark.parametrize("size", [1, 3, 511, 512, 4095, 4096, 4097, 65535, 65536, 65537, 131071])
-def test_every_size_moves(pool, mover, size):
+def test_every_size_moves(pool, size):
     """Direct I/O moves whole sectors; a tensor's last byte must come back, and the byte after it stay alone."""
     world = World()
     tensor = torch.randint(0, 256, (size,), dtype=torch.uint8)
     expected = bits(tensor)
-    with world.block(pool, mover, "reactive", memory=2048 * KIB):
+    with world.block(pool, "reactive", memory=2048 * KIB):
         for _ in range(3):
             world.push_out(tensor)
             assert_same(expected, bits(tensor), f"{size} bytes")
@@ -330,9 +330,9 @@ def test_tensor_subclasses(compare):
     compare(scenario)
 
 
-def test_a_tensor_that_dies_while_out_leaves_nothing_behind(pool, mover, mode):
+def test_a_tensor_that_dies_while_out_leaves_nothing_behind(pool, mode):
     world = World()
-    with world.block(pool, mover, mode) as tide:
+    with world.block(pool, mode) as tide:
         world.warm_up(mode)
         live = tide.live_bytes
         for _ in range(200):
@@ -347,10 +347,10 @@ def test_a_tensor_that_dies_while_out_leaves_nothing_behind(pool, mover, mode):
         assert tide.live_bytes <= max(live, tide.budget)
 
 
-def test_storage_identity_and_hash_survive(pool, mover, mode):
+def test_storage_identity_and_hash_survive(pool, mode):
     """Programs keep tensors in dicts and sets, and compare storages by identity."""
     world = World()
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         world.warm_up(mode)
         parameter = world.model[0].linear.weight
         table = {parameter: "weight", world.loose: "loose"}
@@ -368,10 +368,10 @@ def test_storage_identity_and_hash_survive(pool, mover, mode):
         )
 
 
-def test_evict_and_restore_by_hand(pool, mover, mode):
+def test_evict_and_restore_by_hand(pool, mode):
     world = World()
     expected = bits(world.loose)
-    with world.block(pool, mover, mode) as tide:
+    with world.block(pool, mode) as tide:
         world.warm_up(mode)
         assert isinstance(tide, tidelog.Tide)
         world.push_out(world.loose)
@@ -397,7 +397,7 @@ REPLACES_MEMORY = {
 @pytest.mark.parametrize(
     "call", device.params(REPLACES_MEMORY, {"share_memory_", "_share_filename_cpu_"}, device.SHARED)
 )
-def test_memory_is_not_replaced_while_it_is_copied_out(pool, mover, monkeypatch, call):
+def test_memory_is_not_replaced_while_it_is_copied_out(pool, monkeypatch, call):
     """Storage methods are no ops: the copy that reads the old memory must have ended before they free it."""
     seen = []
     for name in ("resize_", "share_memory_", "_share_filename_cpu_"):
@@ -409,7 +409,7 @@ def test_memory_is_not_replaced_while_it_is_copied_out(pool, mover, monkeypatch,
 
         monkeypatch.setattr(torch.UntypedStorage, name, spy)
     world = World()
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         before = bits(world.loose)
         size = world.loose.untyped_storage().nbytes()

@@ -49,7 +49,7 @@ TOUCHES = {
 
 @pytest.mark.parametrize("touch", sorted(TOUCHES))
 @pytest.mark.parametrize("subject", ["parameter", "loose"])
-def test_another_thread_sees_the_bytes(pool, mover, mode, touch, subject):
+def test_another_thread_sees_the_bytes(pool, mode, touch, subject):
     """It waits until they are back."""
     plain = World()
     plain.steps(4)
@@ -59,7 +59,7 @@ def test_another_thread_sees_the_bytes(pool, mover, mode, touch, subject):
     del plain
 
     world = World()
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         world.steps(4)
         tensor = world.subject(subject)
         world.push_out(tensor)
@@ -84,7 +84,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", device.params(WRITES, {"numpy", "share_memory_"}, device.NO_ADDRESS))
-def test_no_copy_misses_what_another_thread_writes_meanwhile(pool, mover, write):
+def test_no_copy_misses_what_another_thread_writes_meanwhile(pool, write):
     """The copy that is being written would be old, and old bytes would come back later: it is given up first."""
     plain = World()
     plain.steps(2)
@@ -93,7 +93,7 @@ def test_no_copy_misses_what_another_thread_writes_meanwhile(pool, mover, write)
     del plain
 
     world = World()
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         tensor = world.loose
         halfway.begin_eviction(world.tide, tensor)
@@ -106,10 +106,10 @@ def test_no_copy_misses_what_another_thread_writes_meanwhile(pool, mover, write)
         world.steps(1)
 
 
-def test_a_resident_tensor_is_free_to_other_threads(pool, mover):
+def test_a_resident_tensor_is_free_to_other_threads(pool):
     """Data loading and logging threads work on their own tensors as they do without Tidelog."""
     world = World()
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         expected = bits(torch.arange(4096.0).view(64, 64) @ torch.ones(64, 64))
 
@@ -122,7 +122,7 @@ def test_a_resident_tensor_is_free_to_other_threads(pool, mover):
         world.steps(2)
 
 
-def test_backward_called_from_another_thread(pool, mover):
+def test_backward_called_from_another_thread(pool):
     """The block's own mode does not cover that thread: each step is right all the same."""
     plain = World()
     plain.steps(2)
@@ -132,7 +132,7 @@ def test_backward_called_from_another_thread(pool, mover):
     del plain
 
     world = World()
-    with world.block(pool, mover, "reactive"):
+    with world.block(pool, "reactive"):
         world.steps(2)
         world.first_half()
         found = in_a_thread(world.second_half)
@@ -141,7 +141,7 @@ def test_backward_called_from_another_thread(pool, mover):
             assert_same(one, other, name)
 
 
-def test_threads_that_race_with_training(pool, mover, mode):
+def test_threads_that_race_with_training(pool, mode):
     """A logging thread reads parameters all the time: its values are never garbage, and training stays right."""
     plain = World()
     # Frozen parameters, so that the only right bytes are known whenever the thread looks.
@@ -163,7 +163,7 @@ def test_threads_that_race_with_training(pool, mover, mode):
                     wrong.append(f"{name}: {error}")
                 looks[0] += 1
 
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         thread = threading.Thread(target=look)
         thread.start()
         try:
@@ -201,7 +201,7 @@ def right(loader, batches):
 
 
 @IN_A_CHILD
-def test_data_loader_workers(pool, mover, mode):
+def test_data_loader_workers(pool, mode):
     """Workers are forked: what they read is there when they start, and training goes on."""
     plain = World()
     data = torch.randn(64, 64)
@@ -211,7 +211,7 @@ def test_data_loader_workers(pool, mover, mode):
     del plain
 
     world = World()
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         world.steps(3)
         world.tide.restore(data)
         loader = DataLoader(Rows(data), batch_size=16, num_workers=2, multiprocessing_context="fork", timeout=600)
@@ -226,10 +226,10 @@ def test_data_loader_workers(pool, mover, mode):
 
 
 @IN_A_CHILD
-def test_loaders_that_make_their_data_work_at_any_time(pool, mover, mode):
+def test_loaders_that_make_their_data_work_at_any_time(pool, mode):
     """The usual loader: workers read files and make tensors; those come through shared memory."""
     world = World()
-    with world.block(pool, mover, mode):
+    with world.block(pool, mode):
         world.steps(3)
         loader = DataLoader(Made(), batch_size=8, num_workers=2, multiprocessing_context="fork", timeout=600)
         for number, batch in enumerate(loader):
@@ -249,9 +249,9 @@ class Made(Dataset):
 
 
 FORK = """
-pool, mover = sys.argv[1:]
+(pool,) = sys.argv[1:]
 world = World()
-with world.block(pool, mover, "reactive") as tide:
+with world.block(pool, "reactive") as tide:
     world.steps(3)
     tensor = world.subject("parameter")
     before = bits(tensor)
@@ -293,9 +293,9 @@ print("done")
 
 
 @IN_A_CHILD
-@pytest.mark.parametrize(("mover", "ending"), [("resize", "os._exit"), ("swap", "sys.exit")])
-def test_a_forked_child_is_told_and_the_parent_goes_on(pool, mover, ending):
-    process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, mover, whole_end=True))
+@pytest.mark.parametrize("ending", ["os._exit", "sys.exit"])
+def test_a_forked_child_is_told_and_the_parent_goes_on(pool, ending):
+    process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, whole_end=True))
 
 
 @pytest.mark.host_memory(device.SHARED)

@@ -67,11 +67,11 @@ def assert_as_plain(world, steps):
         assert_same(one, other, name)
 
 
-def trained_in(thread, world, pool, mover, mode):
+def trained_in(thread, world, pool, mode):
     """A block in another thread, and how many steps it had."""
 
     def train():
-        with world.block(pool, mover, mode):
+        with world.block(pool, mode):
             return world.warm_up(mode)
 
     return thread(train)
@@ -82,9 +82,9 @@ def trained_in(thread, world, pool, mover, mode):
 
 @pytest.mark.parametrize("restoring", [directly, *THREADS])
 @pytest.mark.parametrize("thread", THREADS)
-def test_restore_from_any_thread_once_that_of_the_block_has_ended(pool, mover, mode, thread, restoring):
+def test_restore_from_any_thread_once_that_of_the_block_has_ended(pool, mode, thread, restoring):
     world = World()
-    steps = trained_in(thread, world, pool, mover, mode)
+    steps = trained_in(thread, world, pool, mode)
     assert any(not world.tide.is_resident(tensor) for tensor in world.tensors().values()), "meant to stay out"
     restoring(world.tide.restore)
     assert_as_plain(world, steps)
@@ -94,25 +94,25 @@ def test_restore_from_any_thread_once_that_of_the_block_has_ended(pool, mover, m
 
 
 @pytest.mark.parametrize("restoring", [directly, in_thread])
-def test_restore_of_single_tensors_from_any_thread(pool, mover, mode, restoring):
+def test_restore_of_single_tensors_from_any_thread(pool, mode, restoring):
     world = World()
-    steps = trained_in(in_thread, world, pool, mover, mode)
+    steps = trained_in(in_thread, world, pool, mode)
     for tensor in (*world.tensors().values(), world.loose):
         restoring(lambda: world.tide.restore(tensor))
         assert world.tide.is_resident(tensor)
     assert_as_plain(world, steps)
 
 
-def test_restore_from_another_thread_of_a_block_of_the_main_one(pool, mover, mode):
+def test_restore_from_another_thread_of_a_block_of_the_main_one(pool, mode):
     world = World()
-    steps = trained_in(directly, world, pool, mover, mode)
+    steps = trained_in(directly, world, pool, mode)
     in_thread(world.tide.restore)
     assert_as_plain(world, steps)
 
 
-def test_several_threads_restore_at_once(pool, mover, mode):
+def test_several_threads_restore_at_once(pool, mode):
     world = World()
-    steps = trained_in(in_thread, world, pool, mover, mode)
+    steps = trained_in(in_thread, world, pool, mode)
     begin = threading.Barrier(4)
 
     def restore(share):
@@ -125,18 +125,18 @@ def test_several_threads_restore_at_once(pool, mover, mode):
     assert_as_plain(world, steps)
 
 
-def test_the_next_block_takes_over_what_a_thread_has_left(pool, mover, mode):
+def test_the_next_block_takes_over_what_a_thread_has_left(pool, mode):
     world = World()
-    steps = trained_in(in_thread, world, pool, mover, mode)
-    with world.block(pool, mover, mode):
+    steps = trained_in(in_thread, world, pool, mode)
+    with world.block(pool, mode):
         world.push_out(world.loose)
         world.steps(2)
         assert_as_plain(world, steps + 2)
 
 
-def test_a_block_that_is_made_in_one_thread_and_entered_in_another(pool, mover, mode):
+def test_a_block_that_is_made_in_one_thread_and_entered_in_another(pool, mode):
     world = World()
-    options = {"pool": pool, "mover": mover, "mode": mode, "memory": 64 * MIB, "pool_size": 64 * MIB}
+    options = {"pool": pool, "mode": mode, "memory": 64 * MIB, "pool_size": 64 * MIB}
     world.tide = tidelog.offload(world.model, world.optimizer, **options)
 
     def train():
@@ -150,11 +150,11 @@ def test_a_block_that_is_made_in_one_thread_and_entered_in_another(pool, mover, 
     assert_as_plain(world, 3)
 
 
-def test_a_block_whose_thread_ended_inside_of_it_is_left_by_another(pool, mover, mode):
+def test_a_block_whose_thread_ended_inside_of_it_is_left_by_another(pool, mode):
     world, stack = World(), contextlib.ExitStack()
 
     def enter():
-        stack.enter_context(world.block(pool, mover, mode))
+        stack.enter_context(world.block(pool, mode))
         return world.warm_up(mode)
 
     steps = in_thread(enter)
@@ -165,7 +165,7 @@ def test_a_block_whose_thread_ended_inside_of_it_is_left_by_another(pool, mover,
     assert_as_plain(world, steps)
 
 
-def test_another_thread_may_not_leave_nor_restore_a_block_that_runs(pool, mover):
+def test_another_thread_may_not_leave_nor_restore_a_block_that_runs(pool):
     world = World()
 
     def refused(function, *arguments):
@@ -173,7 +173,7 @@ def test_another_thread_may_not_leave_nor_restore_a_block_that_runs(pool, mover)
             function(*arguments)
         return str(error.value)
 
-    with world.block(pool, mover, "reactive") as tide:
+    with world.block(pool, "reactive") as tide:
         world.steps(1)
         assert "leave the block there" in in_thread(lambda: refused(tide.__exit__, None, None, None))
         assert "call it there" in in_thread(lambda: refused(tide.restore))
@@ -186,9 +186,9 @@ def test_another_thread_may_not_leave_nor_restore_a_block_that_runs(pool, mover)
 # -- out of turn --------------------------------------------------------------------------------------
 
 
-def test_a_block_that_is_entered_twice_says_so_and_goes_on(pool, mover):
+def test_a_block_that_is_entered_twice_says_so_and_goes_on(pool):
     world = World()
-    with world.block(pool, mover, "reactive") as tide:
+    with world.block(pool, "reactive") as tide:
         world.steps(1)
         with pytest.raises(tidelog.Error, match="is open already: it was entered before"):
             tide.__enter__()
@@ -199,12 +199,12 @@ def test_a_block_that_is_entered_twice_says_so_and_goes_on(pool, mover):
     assert_as_plain(world, 2)
 
 
-def test_a_block_that_is_left_twice_says_so(pool, mover, tmp_path):
+def test_a_block_that_is_left_twice_says_so(pool, tmp_path):
     world = World()
-    with world.block(pool, mover, "reactive") as first:
+    with world.block(pool, "reactive") as first:
         world.steps(1)
     (tmp_path / "other").mkdir()
-    with world.block(tmp_path / "other", mover, "reactive") as second:
+    with world.block(tmp_path / "other", "reactive") as second:
         world.steps(1)
         with pytest.raises(tidelog.Error, match="left already"):
             first.__exit__(None, None, None)
@@ -217,9 +217,9 @@ def test_a_block_that_is_left_twice_says_so(pool, mover, tmp_path):
 
 
 @pytest.mark.parametrize("inner", [[Looking], [Looking, Looking]])
-def test_modes_that_are_left_after_the_block_say_so_once(pool, mover, mode, inner):
+def test_modes_that_are_left_after_the_block_say_so_once(pool, mode, inner):
     world, block, modes = World(), contextlib.ExitStack(), [each() for each in inner]
-    block.enter_context(world.block(pool, mover, mode))
+    block.enter_context(world.block(pool, mode))
     world.steps(2)
     for each in modes:
         each.__enter__()
@@ -236,9 +236,9 @@ def test_modes_that_are_left_after_the_block_say_so_once(pool, mover, mode, inne
     assert_as_plain(world, 5)
 
 
-def test_steps_that_are_left_out_of_order_change_nothing(pool, mover, mode):
+def test_steps_that_are_left_out_of_order_change_nothing(pool, mode):
     world, block = World(), contextlib.ExitStack()
-    tide = block.enter_context(world.block(pool, mover, mode))
+    tide = block.enter_context(world.block(pool, mode))
     first, second, third = tide.step(), tide.step(), tide.step()
     first.__enter__()
     world.steps(1)

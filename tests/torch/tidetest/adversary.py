@@ -174,16 +174,16 @@ def as_an_op(opponent):
         library._destroy()
 
 
-def play(opponent, pool, mover, mode, number):
+def play(opponent, pool, mode, number):
     """So many random ops in the smallest budget, some of them the opponent's, some whose Work is dropped: never a
     wrong byte."""
-    choose = random.Random(f"{mover} {mode} {number}")
+    choose = random.Random(f"{mode} {number}")
     launch = torch.ops.adversary.add
     unbox = torch.distributed.distributed_c10d.Work.unbox
     model = [torch.randn(ELEMENTS) for _ in range(COUNT)]
     expected = [each.numpy().copy() for each in model]
     model = None
-    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mover=mover, mode=mode) as tide:
+    with tidelog.offload(pool=pool, memory=BUDGET, staging=256 * KIB, mode=mode) as tide:
         tensors = [torch.from_numpy(each).clone() for each in expected]
         in_use = {}  # number of a tensor -> the Work that uses it; two may read one
 

@@ -10,7 +10,7 @@ from tidetest.bits import difference
 from tidetest.world import Saved, World
 
 
-def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, finish=True, device=None, **options):
+def compare(scenario, pool, mode, *, seed=0, warm=True, optimizer=None, finish=True, device=None, **options):
     """`scenario(world)` is called in a warm block, and once more without a block. Returns the offloaded notes.
 
     In "auto" mode a warm block executes a plan. With `finish`, both runs train two steps more afterwards and
@@ -25,7 +25,7 @@ def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, f
                 world.note(f"at the end, {name}", value)
 
     off = World(seed, optimizer, device=device)
-    with off.block(pool, mover, mode, **options):
+    with off.block(pool, mode, **options):
         warm_up_steps = off.warm_up(mode) if warm else 0
         act(off)
     got = off.notes

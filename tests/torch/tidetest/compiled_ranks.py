@@ -34,7 +34,7 @@ def fsdp_of_compiled_layers(run):
 PROGRAMS = (ddp_over_a_compiled_model, ddp_that_is_compiled, fsdp_of_compiled_layers)
 
 
-def main(rank, size, folder, mover, mode, name, kernels):
+def main(rank, size, folder, mode, name, kernels):
     """What each rank's process runs. `kernels`: the folder of those that were compiled."""
     import torch._inductor.config
 
@@ -51,7 +51,7 @@ def main(rank, size, folder, mover, mode, name, kernels):
 
     _compiled._Kernel.__call__ = count
     (program,) = (each for each in PROGRAMS if each.__name__ == name)
-    ranks.compare(program, ranks.Run(int(rank), int(size), folder), mover, mode)
+    ranks.compare(program, ranks.Run(int(rank), int(size), folder), mode)
     assert len(launched) > 2 * ranks.STEPS * ranks.LAYERS, len(launched)  # of both blocks
     dist.destroy_process_group()
     print("done", flush=True)

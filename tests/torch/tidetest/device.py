@@ -34,16 +34,6 @@ def lacking():
     return "torch finds no CUDA GPU" if name == "cuda" and not torch.cuda.is_available() else None
 
 
-def lacks_mover(mover):
-    """Whether this torch has no such way to take a tensor's memory: pointers can be swapped since torch 2.15."""
-    return mover == "swap" and not hasattr(torch._C.StorageBase, "_swap_data_ptr_")
-
-
-def skip_without(mover):
-    if lacks_mover(mover):
-        pytest.skip(f"torch {torch.__version__} cannot swap data pointers")
-
-
 def is_host():
     return name == "cpu"
 

@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog.memory import _movers
+from tidelog.memory import _moves
 from tidelog.memory._record import nbytes
 from tidelog.storages._ops import storages_in, storages_of
 from tidetest import MIB
@@ -119,15 +119,18 @@ class Allocating(TorchDispatchMode):
         self._blocks = {}  # by the address of the storage, as C++ knows it
         self._workspace = None
         self.fail_next = 0  # so many ops that make storages find no memory, whatever there is
-        resize = _movers._resize
+        take, give = _moves.take, _moves.give
 
-        def resized(storage, size):
+        def taken(storage, message):
+            take(storage, message)
             self._give_back(storage._cdata)
-            if size:
-                self._take(storage, size)
-            return resize(storage, size)
 
-        monkeypatch.setattr(_movers, "_resize", resized)
+        def given(storage, size, message):
+            self._take(storage, size)
+            return give(storage, size, message)
+
+        monkeypatch.setattr(_moves, "take", taken)
+        monkeypatch.setattr(_moves, "give", given)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._workspace is None and str(func).startswith(_PRODUCTS):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tidelog.memory import _device, _movers
+from tidelog.memory import _device, _moves
 from tidetest.fake_allocator import Pool
 
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
@@ -96,6 +96,7 @@ class Gpu(_device.Gpu):
 
     def __init__(self):
         super().__init__(torch.device("cuda", 0))
+        self.place = torch.device("cpu")
         self.shared = 0
         self.early = 0  # of fetches that ended before their bytes were there
 
@@ -106,8 +107,6 @@ class Gpu(_device.Gpu):
             event.synchronize()
 
     dlpack_type = 1  # the host's
-
-    owns = _device.Host.owns
 
     def movable(self, storage):
         return _device.Host.movable(self, storage) or self.is_divisible(storage)
@@ -216,7 +215,7 @@ class FakeCuda:
 
     def copy_late(self, stream, tensor, source):
         """The same on a stream that was noticed."""
-        destination, source = (_movers.data_pointer(each.untyped_storage()) for each in (tensor, source))
+        destination, source = (_moves.data_pointer(each.untyped_storage()) for each in (tensor, source))
         words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
         assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
 

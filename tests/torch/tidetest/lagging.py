@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.dispatch._performer import Performer
-from tidelog.memory import _movers
+from tidelog.memory import _moves
 from tidelog.memory._record import data_ptr, nbytes
 from tidelog.storages._ops import storages_in, storages_of
 from tidetest.fake_cuda import Gpu
@@ -47,8 +47,8 @@ class Lagging(TorchDispatchMode):
         self._coming = []  # the events of fetches that have ended, with the memory that they write
         self.launched = 0
         monkeypatch.setattr(Gpu, "computes_at_launch", False)
-        for name in ("_resize", "_swap"):
-            monkeypatch.setattr(_movers, name, self._moving(getattr(_movers, name)))
+        for name in ("take", "give", "swap"):
+            monkeypatch.setattr(_moves, name, self._moving(getattr(_moves, name)))
         monkeypatch.setattr(Performer, "_order_streams", self._keeping(Performer._order_streams))
         cpu = torch.Tensor.cpu
 
@@ -58,26 +58,26 @@ class Lagging(TorchDispatchMode):
 
         monkeypatch.setattr(torch.Tensor, "cpu", waited_for)
 
-    def _moving(self, mover):
+    def _moving(self, move):
         def wrapper(storage, *args):
             with contextlib.suppress(RuntimeError):  # it has a size, and no memory
                 at, length = _place(storage)
                 self._library.fake_let_go(ctypes.c_uint64(at), ctypes.c_size_t(length))
-            result = mover(storage, *args)
+            result = move(storage, *args)
             with contextlib.suppress(RuntimeError):
                 # An allocator may give back the memory that the storage had, with the right bytes in it.
                 at, length = _place(storage)
                 ctypes.memset(at, 0xA5, length if at else 0)
             return result
 
-        return mover and wrapper
+        return wrapper
 
     def _keeping(self, order_streams):
         def wrapper(performer, record):
-            in_flight = performer._in_flight.get(record.id)
+            event = performer._events.get(record.id)
             order_streams(performer, record)
-            if isinstance(in_flight, tuple):
-                self._coming.append(in_flight)
+            if event is not None:
+                self._coming.append((record(), event))
 
         return wrapper
 

@@ -41,10 +41,9 @@ class AllOut:
 
     def __call__(self, hook):
         ledger, session, performer = hook._ledger, hook._session, self._tide.performer
-        ledger._unmet.meet_all()
         hook.end_touch()
         out = 0
-        for record in list(ledger.records.values()):
+        for record in ledger.all():
             storage = record()
             if storage is None or record.pins or not ledger.movable(storage):
                 continue
@@ -52,7 +51,7 @@ class AllOut:
                 performer.settle()
                 if record.state & OUT:
                     break
-                performer.drive(session.evict(record.id))
+                performer.drive(session.evict(ledger.number_of(record)))
             assert record.state & OUT, record.describe()
             out += 1
         self.counts.append(out)

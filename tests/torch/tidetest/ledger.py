@@ -1,7 +1,7 @@
 """Counts the bytes that tensors really hold, without asking Tidelog and without its bookkeeping.
 
 A storage's bytes count while its data pointer is not null. The pointer is read from the C++ object itself,
-because a storage that is out refuses to tell it, and because the swap mover leaves `nbytes` as it was.
+because a storage that is out refuses to tell it, and because its `nbytes` stays as it was.
 """
 
 import ctypes

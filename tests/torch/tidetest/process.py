@@ -147,8 +147,6 @@ def start(script, *arguments, imports=(), whole_end=False):
     `imports`: modules that take long to import, which many such scripts use. `whole_end`: the interpreter's end also
     collects what was imported before, for a second.
     """
-    for each in arguments:
-        device.skip_without(each)
     return Running(script, arguments, imports, whole_end)
 
 

@@ -367,32 +367,32 @@ PROGRAMS = {
 # -- running them -----------------------------------------------------------------------------------------------------
 
 
-def main(rank, size, folder, mover, mode, part, parts):
+def main(rank, size, folder, mode, part, parts):
     """What each rank's process runs: one of `parts` parts of the programs."""
-    run_all(rank, size, folder, mover, mode, PROGRAMS[int(size)][int(part) :: int(parts)])
+    run_all(rank, size, folder, mode, PROGRAMS[int(size)][int(part) :: int(parts)])
 
 
-def main_of_hook(rank, size, folder, mover, mode, name):
+def main_of_hook(rank, size, folder, mode, name):
     """The same for a program with a communication hook of DDP."""
-    run_all(rank, size, folder, mover, mode, [ddp_with_a_hook(name)])
+    run_all(rank, size, folder, mode, [ddp_with_a_hook(name)])
 
 
-def run_all(rank, size, folder, mover, mode, programs):
+def run_all(rank, size, folder, mode, programs):
     rank, size = int(rank), int(size)
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     for program in programs:
-        compare(program, Run(rank, size, folder), mover, mode)
+        compare(program, Run(rank, size, folder), mode)
     dist.destroy_process_group()
     print("done", flush=True)
 
 
-def compare(program, plain, mover, mode):
+def compare(program, plain, mode):
     plain.made = getattr(program, "before", lambda: None)()
     expected = program(plain)
     plain.made = None
-    peak = in_block(program, plain, expected, PLENTY, mover, mode).peak_bytes
-    tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mover, mode)
+    peak = in_block(program, plain, expected, PLENTY, mode).peak_bytes
+    tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mode)
     figures = tide.figures
     moved = figures["totals"]["evictions"]
     print(f"{program.__name__}: {tide.peak_bytes} of {peak} bytes, {moved} moved out, {tide.phase}", flush=True)
@@ -400,7 +400,7 @@ def compare(program, plain, mover, mode):
     assert figures["totals"]["evictions"] > 0, f"{program.__name__}: nothing moved"
 
 
-def in_block(program, plain, expected, memory, mover, mode):
+def in_block(program, plain, expected, memory, mode):
     gc.collect()  # models are full of cycles, and all tensors of the process count
     run = Run(plain.rank, plain.size, plain.folder)
     run.made = getattr(program, "before", lambda: None)()
@@ -408,9 +408,7 @@ def in_block(program, plain, expected, memory, mover, mode):
     os.makedirs(pool, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with tidelog.offload(
-            pool=pool, pool_size=128 * MIB, memory=memory, staging=256 * KIB, mover=mover, mode=mode
-        ) as tide:
+        with tidelog.offload(pool=pool, pool_size=128 * MIB, memory=memory, staging=256 * KIB, mode=mode) as tide:
             run.tide = tide
             got = program(run)
             tide.figures = tide.stats()
@@ -433,7 +431,7 @@ def fail_and_live_on(rank, size, folder):
         time.sleep(3600)
 
 
-def train_for_ever(rank, size, folder, failing="", mover="swap"):
+def train_for_ever(rank, size, folder, failing=""):
     """Trains until another rank fails, or this one is killed. The rank that is `failing` runs out of memory."""
     rank, size = int(rank), int(size)
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
@@ -448,7 +446,7 @@ def train_for_ever(rank, size, folder, failing="", mover="swap"):
         print("known", flush=True)
 
     Ranks.introduce = introduce_and_say_so
-    with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB, mover=mover) as tide:
+    with tidelog.offload(pool=pool, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB) as tide:
         model = sharded()
         number = 0
         while True:

@@ -87,7 +87,7 @@ class Requests:
         except RuntimeError as error:
             guard = str(error)
         memory = bool(address), address in (0, _pointer(storage)), _record.nbytes(storage), bool(_pointer(storage))
-        in_flight = asked.storage in self._tide.performer._in_flight
+        in_flight = record.in_flight
         return (
             *request,
             *memory,

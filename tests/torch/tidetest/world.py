@@ -73,15 +73,12 @@ class World:
     # -- running ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def block(self, pool, mover="auto", mode="auto", memory=None, **options):
+    def block(self, pool, mode="auto", memory=None, **options):
         """An offload block over this world. A keyword overrides what is usual in the tests."""
-        made_on.skip_without(mover)
         memory = made_on.budget(TENSORS) if memory is None else memory
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
         options.setdefault("recompute", made_on.recompute)
-        with tidelog.offload(
-            self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
-        ) as self.tide:
+        with tidelog.offload(self.model, self.optimizer, pool=pool, memory=memory, mode=mode, **options) as self.tide:
             yield self.tide
 
     def boundary(self):

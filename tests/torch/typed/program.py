@@ -32,7 +32,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         device=torch.device("cuda"),
         mode="auto",
         policy="tidelog",
-        mover="resize",
         updates="lazy",
         recompute="own",
         parts="whole",

@@ -13,13 +13,12 @@ from tidelog.abi._native import Policy, SessionOptions
 from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
-from tidelog.memory import _device, _movers
+from tidelog.memory import _device
 from tidelog.order._chains import CallsOfClasses, CallsSeen, Chain
 from tidelog.output._figures import StrPath
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
-MoverName = Literal["auto", "resize", "swap"]
 DataPathName = Literal["auto", "uring", "uring-cmd", "posix", "spdk", "gds", "gds-compat"]
 
 # Bytes of staging buffers where it is not said: a part of the budget, within bounds.
@@ -100,10 +99,6 @@ def offload(
             'who plans: "algorithm1" as published, "tidelog" the planner\'s own; "auto" takes the latter.',
             one_of(*get_args(PolicyName)),
         ),
-    ] = "auto",
-    mover: Annotated[
-        MoverName,
-        Option('"auto", "resize" or "swap": how a storage loses its memory.'),
     ] = "auto",
     updates: Annotated[
         UpdatesName,
@@ -255,7 +250,6 @@ def offload(
         least=memory_for if buffers and chosen is None else lambda tensors: tensors + buffers,
         mode=mode,
         device=place,
-        mover=_movers.choose(mover, "swap" if parts == "best" else place.default_mover),
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
         recompute=recompute,

@@ -72,9 +72,7 @@ class Policy(IntEnum):
 # These two are plain integers: they are used for each op, where an enum costs too much.
 MODIFIES = 1 << 31  # in a use: the op writes the storage
 PART_NUMBERS = 4096  # where plans may move parts, numbers below it are the session's own
-UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
 
-_OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
 _UNLIMITED = (1 << 63) - 1  # bytes
 
 _u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
@@ -102,23 +100,10 @@ class SessionOptions(ctypes.Structure):
     ]
 
 
-class Birth(ctypes.Structure):
-    _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
-
-
 # What `Session.attention` shows while the session is not open.
 _NOTHING_WAITS = memoryview(bytes(4)).cast("I")
 
 _ACTION = Status.ACTION  # see `_performer`
-
-_BIRTH_WORDS = len(Birth._fields_)
-
-
-def birth_words(number: int, stays: bool, size: int, index: int, slot: int) -> tuple[int, int, int]:
-    """The fields of a `Birth`. `stays`: its memory must; `index`: of its op, below zero outside a
-    step; `slot`: which of the op's outputs it is."""
-    place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
-    return (number | UNMOVABLE if stays else number), size, place
 
 
 class Action(ctypes.Structure):
@@ -179,11 +164,8 @@ SIGNATURES: Signatures = {
 class Reporter(Protocol):
     """What knows the storages of a session, and which reports of them are pending."""
 
-    def has_pending(self) -> object:
-        """Whether there is anything that the session has not heard of."""
-
-    def send_pending(self, session: Session) -> None:
-        """Sends it, by `sync`, `resized`, `modified`, `pin` and `async_use`."""
+    def flush(self) -> None:
+        """Sends what the session has not heard of, by `calls`."""
 
     def name_of(self, storage: int) -> str | None:
         """What errors call the storage of this number; None: it has no name."""
@@ -245,9 +227,10 @@ class Session:
         """The handle, and addresses of functions for who is written in C."""
         library: Any = self._library
         functions = (
-            *(library.tide_session_sync, library.tide_session_op_begin, library.tide_session_op_end),
-            *(library.tide_session_resume, library.tide_session_next_action, library.tide_session_action_done),
-            library.tide_session_wait,
+            *(library.tide_session_sync, library.tide_session_resized, library.tide_session_modified),
+            *(library.tide_session_pin, library.tide_session_async_use),
+            *(library.tide_session_op_begin, library.tide_session_op_end, library.tide_session_resume),
+            *(library.tide_session_next_action, library.tide_session_action_done, library.tide_session_wait),
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 
@@ -259,32 +242,6 @@ class Session:
     def flush(self) -> None:
         """Sends now what is pending."""
         self._flushed()
-
-    def sync(self, births: Sequence[int], deaths: Sequence[int]) -> None:
-        """Reports storages that were born, by the `birth_words` of all, and the numbers of those
-        that died. For `Reporter.send_pending` alone."""
-        words = array.array("Q", births)  # a fourth of the time of an array of `Birth`
-        numbers = array.array("I", deaths)
-        born, count = words.buffer_info()
-        dead, died = numbers.buffer_info()
-        self._library.tide_session_sync(self._handle, born, count // _BIRTH_WORDS, dead, died)
-
-    def resized(self, storage: int, size: int) -> None:
-        """A storage has another size. For `Reporter.send_pending` alone."""
-        self._library.tide_session_resized(self._handle, storage, size)
-
-    def modified(self, storage: int) -> None:
-        """A storage was written by what no `op_begin` tells of. For `Reporter.send_pending` alone."""
-        self._library.tide_session_modified(self._handle, storage)
-
-    def pin(self, storage: int, on: bool) -> None:
-        """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
-        self._library.tide_session_pin(self._handle, storage, on)
-
-    def async_use(self, storage: int, on: bool) -> None:
-        """An op that has ended uses a storage still, or no longer. For `Reporter.send_pending`
-        alone."""
-        self._library.tide_session_async_use(self._handle, storage, on)
 
     def name(self, storage: int, kind: Kind, name: str) -> None:
         """What a storage is called, and what it is for."""
@@ -432,8 +389,8 @@ class Session:
 
     def _flushed(self) -> int:
         """The handle, once what is pending was sent."""
-        if self._reporter.has_pending():
-            self._reporter.send_pending(self)
+        if self.is_open():
+            self._reporter.flush()
         return self._handle
 
     def _last_error(self, status: int) -> _errors.Error:

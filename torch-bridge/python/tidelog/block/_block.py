@@ -39,7 +39,6 @@ from tidelog.escapes import _compiled, _escape, _threads
 from tidelog.escapes._handlers import Handlers
 from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
-from tidelog.memory._movers import Mover
 from tidelog.memory._record import Storage
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.order._early import EarlyUpdates
@@ -52,7 +51,7 @@ from tidelog.recompute._choosable import CheckpointedRegions, NamedBlocks
 from tidelog.recompute._recompute import Recompute
 from tidelog.recompute._regions import Regions
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger
+from tidelog.storages._ledger import adopt, leave_in_pools, ledger_of
 from tidelog.storages._ops import living_tensors, memory_of
 
 _EVICTION_ATTEMPTS = 8
@@ -78,7 +77,6 @@ class Settings:
     least: Callable[[int], int]  # the smallest budget that has so much beside its buffers
     mode: Literal["auto", "reactive"]
     device: Host
-    mover: type[Mover]
     outside: str  # where what is out is, in words
     updates: UpdatesName
     recompute: RecomputeName
@@ -102,14 +100,14 @@ class Tide:
         limit = self.budget - settings.buffers
         # A GPU's rings are not torch's.
         self._heap = heap = device.heap(limit if device.option else self.budget)
-        self.ledger = ledger = Ledger(device, limit, settings.outside)
+        self.ledger = ledger = ledger_of(device, limit, settings.outside)
         self.session = session = Session(ledger)
         session.tell_refusal = Refusals(
             ledger, device, self.budget, settings.buffers, self.staging, settings.least
         ).tell
         self._ranks = Ranks()
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
-        self.performer = performer = Performer(session, ledger, device, settings.mover, heap, async_uses)
+        self.performer = performer = Performer(session, ledger, device, heap, async_uses)
         learns = self.mode == "auto"
         # With a GPU the hook notices each launch, and in which stream it is.
         self._kernels = kernels = Kernels("the budget is of a GPU's memory" if device.option else "")
@@ -127,11 +125,14 @@ class Tide:
         hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
-        self.access = Access(ledger, session, self._hook, async_uses, self._ranks.introduce, device.await_copies)
+        self.access = Access(
+            *(ledger, session, self._hook, async_uses, self._ranks.introduce),
+            *(device.await_copies, self.steps.make_usual),
+        )
         self.updates.in_turn = self.access.turn
         self._handlers = Handlers(self.access, self._hook, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
-        ledger.connect(self.access, when_full=self.steps.budget_reached)
+        ledger.connect(self.access, self.steps.budget_reached)
         self._recompute = None
         if settings.recompute == "best":
             regions, why_never = Regions(self.steps, self.access), self._why_no_choice(settings)
@@ -174,6 +175,7 @@ class Tide:
                 self.resumed = self._names.resume_together(self._settings.together)
             self._heap.make_way()
             self.session.open(self._settings.session)
+            self.ledger.speak_to(self.session)
             self._use_parts()
         except BaseException as error:
             self._leave_ranks(error)
@@ -192,8 +194,7 @@ class Tide:
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
             self._names.name_all()
-            ledger.collect_dead()
-            base = before - sum(record.size for record in ledger.records.values())
+            base = before - sum(record.size for record in ledger.all())
             self._heap.begin(base, lambda: ledger.live)
             self.performer.settle()
             if ledger.marked:
@@ -228,7 +229,7 @@ class Tide:
         settings = self._settings
         if settings.parts == "whole":
             return
-        why = _parts.why_not(settings.device, settings.mover, settings.mode)
+        why = _parts.why_not(settings.device, settings.mode)
         if why is None:
             settings.device.use_parts()
             self.session.use_parts()
@@ -246,9 +247,9 @@ class Tide:
         ledger, pools, is_refused = self.ledger, self.device.pools(), False
         for each in living_tensors():
             for tensor in (each, each.grad if each.is_leaf else None):
-                record = ledger.adopt(tensor)
+                record = adopt(ledger, tensor)
                 if pools and record is not None:
-                    ledger.leave_in_pools(record, pools)
+                    leave_in_pools(record, pools)
                 if ledger.live > ledger.limit and not is_refused:
                     try:
                         self.performer.settle()
@@ -302,7 +303,6 @@ class Tide:
     def _end_block(self) -> None:
         global _active
         self._kernels.close()
-        self.ledger.collect_dead()
         failure = ""
         try:
             self._restoring.stop_migrations()
@@ -481,12 +481,11 @@ class Tide:
                 self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made, no regions are chosen, and nothing is compiled for the block. Steps go on
-        meanwhile, as they are; what is to be timed under the plan, or compared step by step, waits for it between two
+        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to be
+        timed under the plan, or compared step by step, waits for it between two
         of them. Where nothing is planned, there is no plan to wait for.
         """
         self._require_open()
-        self._kernels.await_built()
         while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):
             time.sleep(_PLAN_POLL_SECONDS)
 
@@ -519,11 +518,7 @@ class Tide:
         stats["updates"] = self.updates.figures()
         stats["recompute"] = self._recompute.figures() if self._recompute is not None else None
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
-        stats["unmovable"] = [
-            record.describe()
-            for record in list(self.ledger.records.values())
-            if (storage := record()) is not None and not self.ledger.movable(storage)
-        ]
+        stats["unmovable"] = self.ledger.unmovable()
         return stats
 
     def last_step(self) -> StepFigures:

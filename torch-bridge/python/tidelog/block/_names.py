@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tidelog.abi._native import Kind, Session
 from tidelog.checkpoints import _resume
-from tidelog.storages._ledger import Ledger
+from tidelog.storages._ledger import Ledger, adopt
 
 Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
 # How ranks go on from a checkpoint together.
@@ -88,7 +88,7 @@ class Names:
         self._sources = lambda: (None, None)
 
     def _name(self, tensor: Tensor, kind: Kind, name: str) -> None:
-        record = self._ledger.adopt(tensor)
+        record = adopt(self._ledger, tensor)
         if record is not None and record.name != name:
             self._session.name(self._ledger.number_of(record), kind, name)
             record.name = name

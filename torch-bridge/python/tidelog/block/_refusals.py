@@ -18,7 +18,7 @@ from tidelog._errors import BudgetError
 from tidelog.memory import _device
 from tidelog.memory._record import Record, Storage, resizable
 from tidelog.output._notebook import binary
-from tidelog.storages._ledger import Ledger
+from tidelog.storages._ledger import Ledger, adopt
 from tidelog.storages._ops import living_tensors, memory_of
 
 # What the session says (`too_large` in src/executor/ops.rs).
@@ -81,7 +81,7 @@ class Refusals:
         found = 0
         for tensor in living_tensors():
             is_met = torch._is_functional_tensor(tensor) or any(each._tide is not None for each in memory_of(tensor))
-            record = self._ledger.adopt(tensor) if not is_met else None
+            record = adopt(self._ledger, tensor) if not is_met else None
             storage = record() if record is not None else None
             if record is not None and storage is not None and self._why_it_stays(record, storage) is not None:
                 found += record.size
@@ -98,7 +98,7 @@ class Refusals:
                 yield record, storage, why
 
     def _present(self) -> Iterator[tuple[Record, Storage]]:
-        for record in list(self._ledger.records.values()):
+        for record in self._ledger.all():
             if (storage := record()) is not None:
                 yield record, storage
 

@@ -32,7 +32,7 @@ class Restoring:
         self._session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
             self._performer.settle()
-        for record in list(self._ledger.records.values()):
+        for record in self._ledger.all():
             storage = record()
             if storage is not None and record.state & _record.LEAVING:
                 with contextlib.suppress(_errors.Error):
@@ -42,7 +42,7 @@ class Restoring:
         """Returns why the first that did not come back, although the budget has room, did not."""
         ledger, failure = self._ledger, ""
         # What is coming has its memory already, so it comes first.
-        records = ledger.records.values()
+        records = ledger.all()
         with self._progress() as progress:
             for record in sorted(records, key=lambda record: (-record.state, record.id)):
                 storage = record()
@@ -68,7 +68,7 @@ class Restoring:
         """Whatever the budget says."""
         self._session.lift_budget()
         with self._progress() as progress:
-            for record in list(self._ledger.records.values()):
+            for record in self._ledger.all():
                 storage = record()
                 if storage is not None and record.state & _record.AWAY:
                     self._access.bring_back(storage)
@@ -77,7 +77,7 @@ class Restoring:
 
     def leave_the_rest(self, budget: int, outside: str, failure: str) -> None:
         """What is still out stays, and its names are in a warning to whoever leaves the block."""
-        left = [record for record in self._ledger.records.values() if record.state & _record.AWAY]
+        left = [record for record in self._ledger.all() if record.state & _record.AWAY]
         for record in left:
             # What is coming has memory, and a device may be writing it.
             if record.state & _record.OUT:
@@ -96,5 +96,5 @@ class Restoring:
         )
 
     def _progress(self) -> Progress:
-        away = sum(record.size for record in self._ledger.records.values() if record.state & _record.AWAY)
+        away = sum(record.size for record in self._ledger.all() if record.state & _record.AWAY)
         return Progress("restoring tensors", "B", away)

@@ -28,7 +28,7 @@ from tidelog.checkpoints._saved import MANIFEST, Parts, Saved
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
-from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates, whole_size
+from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates
 from tidelog.output._figures import StrPath
 from tidelog.storages._ledger import Ledger
 
@@ -181,8 +181,8 @@ class _Copied(_Puts):
     def _written(self, missing: list[tuple[int, int, int]]) -> dict[int, str]:
         """The ids of copies that are written now, of those that can have one."""
         ledger = self._tide.ledger
-        records = [ledger.records[number] for number, address, _ in missing if address]
-        records = [record for record in records if record.state == _record.SETTLED]
+        known = [ledger.record_at(number) for number, address, _ in missing if address]
+        records = [record for record in known if record is not None and record.state == _record.SETTLED]
         # From before they are clean every modification is reported.
         for record in records:
             self._clean.append(record)
@@ -206,7 +206,7 @@ class _Copied(_Puts):
 
     def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
         """What the library is to compare: number, address (0: out), length; no number: it has none."""
-        length = whole_size(storage)
+        length = nbytes(storage)
         if record is None or not record.reported or length == 0:
             return (-1, 0, length)
         away, on_host = record.state & _record.AWAY, storage.device.type == "cpu"

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from tidelog import _errors
-from tidelog.memory._record import Storage, untyped_storage, whole_size
+from tidelog.memory._record import Storage, untyped_storage, nbytes
 
 _VERSION = 1
 
@@ -95,7 +95,7 @@ class Writer(pickle.Pickler):
     def manifest(self, state: object, ids: Callable[[], list[str]]) -> bytes:
         """The manifest of a state. `ids` gives the ids in the log of `storages`, in their order."""
         self.dump(state)
-        sizes = [whole_size(storage) for storage in self.storages]
+        sizes = [nbytes(storage) for storage in self.storages]
         head = {"version": _VERSION, "ids": ids(), "sizes": sizes}
         text = json.dumps(head).encode()
         return len(text).to_bytes(8, "little") + text + self._text.getvalue()

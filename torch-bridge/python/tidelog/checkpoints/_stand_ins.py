@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tidelog import _errors
 from tidelog.checkpoints._manifest import View, Writer
-from tidelog.memory._record import Storage, untyped_storage, whole_size
+from tidelog.memory._record import Storage, untyped_storage, nbytes
 
 
 class _StandIn(torch.Tensor):
@@ -71,7 +71,7 @@ class StandIns(Writer):
         view = View(self.persistent_id(tensor))
         view.kind = "tensor"
         for storage in self.storages[len(self.places) :]:
-            self.places.append(torch.UntypedStorage(whole_size(storage), device="meta"))
+            self.places.append(torch.UntypedStorage(nbytes(storage), device="meta"))
         with torch.no_grad():
             place = view.on(self.places[view.storage]).detach().as_subclass(_StandIn)
         return place.requires_grad_(view.requires_grad)

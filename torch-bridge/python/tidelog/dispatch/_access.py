@@ -21,7 +21,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
 from tidelog.memory._record import Hold, Record, Storage, run_updates
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger
+from tidelog.storages._ledger import Ledger, adopt, adopt_what_lives, of_a_reducer
 from tidelog.storages._ops import Args, Kwargs, Launch
 
 # Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.
@@ -50,8 +50,9 @@ class Access:
         async_uses: AsyncUses,
         meet_others: Callable[[], None],
         await_copies: Callable[[], None],
+        make_usual: Callable[[Storage], None],
     ) -> None:
-        """`meet_others`: called once there is a process group; `await_copies`: of the device."""
+        """`meet_others`: called once there is a process group; `await_copies` and `make_usual`: of the device."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
@@ -60,9 +61,8 @@ class Access:
         self.expect_collectives = hook.expect_collectives
         self.meet_others = meet_others
         self.await_copies = await_copies
-        self.of_a_pool = ledger.of_a_pool
         self.owns = ledger.owns
-        self.make_usual = ledger.make_usual
+        self.make_usual = make_usual
         self._thread_instead: int | None = None
         self.begin()
 
@@ -130,7 +130,7 @@ class Access:
 
         if self._session.forked:
             for record in due():
-                record.refuse_in_child()
+                _record.refuse_in_child(record)
             return
         if not due():
             return
@@ -142,10 +142,12 @@ class Access:
                 with self.turn(missing[0]):
                     self.bring_back(*storages, written=written)
                 return
-            for other in {record.access for record in missing} - {self}:
-                theirs = [each for record in records if record.access is other and (each := record()) is not None]
+            for other in {record.ledger.access for record in missing} - {self}:
+                theirs = [
+                    each for record in records if record.ledger.access is other and (each := record()) is not None
+                ]
                 other.bring_back(*theirs, written=written)
-            ours = [record for record in records if record.access is self]
+            ours = [record for record in records if record.ledger.access is self]
             self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
             self.await_copies()
 
@@ -156,7 +158,7 @@ class Access:
         try:
             with _turns.taken(borrows=bool(loans_of_this_thread())):
                 if not self.is_live():
-                    wanted.refuse()
+                    _record.refuse(wanted)
                 with self._hook.of_no_step():
                     yield
         except _turns.Refused as error:
@@ -170,13 +172,15 @@ class Access:
                 if storage._tide_update is not None:
                     storage._tide_update.touch("another thread's op")
             records = [storage._tide for storage in storages if storage._tide is not None]
-            for other in {record.access for record in records} - {self}:
-                theirs = [each for record in records if record.access is other and (each := record()) is not None]
+            for other in {record.ledger.access for record in records} - {self}:
+                theirs = [
+                    each for record in records if record.ledger.access is other and (each := record()) is not None
+                ]
                 other.bring_back(*theirs, written=theirs[0])
             changed = [storage._tide for storage in written if storage._tide is not None]
             used = [*records, *loans_of_this_thread()]  # who makes room would wait for those
-            ours = {self._ledger.number_of(each): 0 for each in used if each.access is self}
-            ours |= {self._ledger.number_of(each): MODIFIES for each in changed if each.access is self}
+            ours = {self._ledger.number_of(each): 0 for each in used if each.ledger.access is self}
+            ours |= {self._ledger.number_of(each): MODIFIES for each in changed if each.ledger.access is self}
             for record in changed:
                 self._ledger.modifies(record)
             self._hook.touch(ours)
@@ -187,7 +191,7 @@ class Access:
     @whole
     def adopt_what_is_new(self) -> None:
         """Tensors were made where the hook is off: from now on they count, and room is made for them."""
-        self._ledger.adopt_what_lives()
+        adopt_what_lives(self._ledger)
         if self._ledger.quiet:
             self._ledger.note_peak()
         else:
@@ -218,9 +222,14 @@ class Access:
         else:
             self.bring_back(storage, written=storage)
 
+    def of_a_pool(self, on: bool) -> None:
+        """Whether storages that are registered from now on are in memory that the program manages itself. Other memory
+        would not be the same to it, so they stay where they are."""
+        self._ledger.newborn_moves = not on
+
     def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
         """While a reducer of DDP makes its buckets."""
-        return self._ledger.of_a_reducer() if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
+        return of_a_reducer(self._ledger) if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """Launches a kernel that gets addresses."""
@@ -260,12 +269,12 @@ class Access:
         """Keeps a storage's memory where it is until what this returns is gone. None: it does not
         move anyway."""
         record = storage._tide if self.is_elsewhere() else self._ledger.record_of(storage)
-        return record.hold() if record is not None else None
+        return Hold(record) if record is not None else None
 
     @whole
     def moves(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory may leave while the block is open."""
-        record = self._ledger.adopt(tensor)
+        record = adopt(self._ledger, tensor)
         return record is not None and not record.pins
 
     @whole

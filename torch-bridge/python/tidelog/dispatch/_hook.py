@@ -146,7 +146,7 @@ class Hook(TorchDispatchMode):
                     self._register_all(result, func)
                     return result
                 if storage._tide is None:
-                    ledger.register(storage, func)
+                    ledger.register(storage, (info := info_of(func)).name, bool(info.written))
             elif kind is not _NONE:
                 self._register_all(result, func)
                 if info_of(func).launches:
@@ -223,7 +223,7 @@ class Hook(TorchDispatchMode):
         """Memory that the fork copied is as good as any; what was out stays with the parent."""
         for storage in storages_of(args, kwargs):
             if storage._tide is not None:
-                storage._tide.refuse_in_child()
+                _record.refuse_in_child(storage._tide)
         return func(*args, **kwargs)
 
     def made(self, tensor: Tensor) -> None:
@@ -233,9 +233,10 @@ class Hook(TorchDispatchMode):
     def _register_all(self, result: Any, func: Op) -> None:
         storages: list[Storage] = []
         storages_in(result, storages)
+        info = info_of(func)
         for storage in storages:
             if storage._tide is None:
-                self._ledger.register(storage, func)
+                self._ledger.register(storage, info.name, bool(info.written))
 
     # -- a plan is being followed -----------------------------------------------------------------
 
@@ -250,8 +251,8 @@ class Hook(TorchDispatchMode):
             info.special
             or plan.due[index]
             or self._session.attention[0]
-            # The dead are crossed off only where that may be enough.
-            or (ledger.counted + ledger.unmet_bytes() + needs > ledger.limit and ledger.live + needs > ledger.limit)
+            # The dead are looked for only where that may be enough.
+            or (ledger.counted + needs > ledger.limit and ledger.live + needs > ledger.limit)
             or not self._is_settled(info, args, kwargs)
         ):
             return self._observed(func, info, args, kwargs)
@@ -269,15 +270,12 @@ class Hook(TorchDispatchMode):
             except RuntimeError:  # sparse: it has none of its own
                 self._register(result, index, info)
             else:
-                if storage._tide is None:
-                    ledger.born(storage, (index, 0, info.name))
-                elif storage._tide.ledger is not ledger:
-                    ledger.record_of(storage, (index, 0, info.name))
+                ledger.record_of(storage, (index, 0, info.name))
         elif kind is not _NONE:
             self._register(result, index, info)
         if needs:
             self._heap.allocated(needs)
-        if ledger.counted + ledger.unmet_bytes() > ledger.limit and ledger.live > ledger.limit:
+        if ledger.counted > ledger.limit and ledger.live > ledger.limit:
             steps.end_op()
         return result
 
@@ -362,7 +360,7 @@ class Hook(TorchDispatchMode):
             steps.next_op = index + 1
         if info.resizes:
             for storage in storages:
-                self._ledger.make_usual(storage)
+                self._steps.make_usual(storage)
         try:
             if info.asks_pinned and any(record.state & _record.AWAY for record in records):
                 result: Any = False  # torch would look at memory that is not there; page-locked memory never moves
@@ -424,8 +422,6 @@ class Hook(TorchDispatchMode):
             if record is None or record.ledger is not ledger:
                 record = ledger.record_of(storage)
             if record is not None:
-                if record.id is None:
-                    ledger.number_of(record)
                 records.append(record)
         return records
 

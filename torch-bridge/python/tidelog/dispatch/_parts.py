@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from tidelog.abi._native import Action, PartsState, Request, Session
-from tidelog.memory import _movers, _record
+from tidelog.memory import _moves, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
 from tidelog.memory._record import Record, Storage, data_ptr
@@ -30,7 +30,7 @@ class MemoryInParts:
 
     def __init__(self, storage: Storage, size: int, device: Host) -> None:
         self._size, self._device = size, device
-        self._aside: torch.UntypedStorage = _movers.without_memory(storage, size)
+        self._aside: torch.UntypedStorage = _moves.without_memory(storage, size)
         self._is_aside = False  # whether that has the memory
         self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
         self.moving: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
@@ -49,7 +49,7 @@ class MemoryInParts:
 
     def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
         if not self._is_aside:
-            _movers.swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
+            _moves.swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
         self._device.decommit(self.address + begin, length)
         self._out[begin] = length
 
@@ -61,9 +61,9 @@ class MemoryInParts:
 
     def is_back(self, storage: Storage) -> None:
         if self._is_aside:
-            _movers.swap(storage, self._aside, None, partial(setattr, self, "_is_aside", False))
+            _moves.swap(storage, self._aside, None, partial(setattr, self, "_is_aside", False))
         else:
-            _movers.open_to_reads(storage)
+            _moves.open_to_reads(storage)
 
 
 class PartRequests:
@@ -156,10 +156,8 @@ class PartRequests:
             storage._tide_update.guard(storage)
 
 
-def why_not(device: Host, mover: type[_movers.Mover], mode: str) -> str | None:
+def why_not(device: Host, mode: str) -> str | None:
     """Why storages move whole, if they have to."""
     if mode != "auto":
         return f"mode={mode!r}: nothing is planned"
-    if mover is not _movers.SwapMover:
-        return f"mover={mover.name!r} gives memory back as a whole"
     return device.why_no_parts()

@@ -13,10 +13,9 @@ from tidelog import _turns
 from tidelog.abi._library import Status
 from tidelog.abi._native import Request, Session
 from tidelog.dispatch._parts import PartRequests
-from tidelog.memory import _movers, _record
+from tidelog.memory import _moves, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._movers import Mover
 from tidelog.memory._record import Record, Storage, data_ptr, nbytes
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
@@ -37,19 +36,16 @@ class Performer:
         session: Session,
         ledger: Ledger,
         device: Host,
-        mover: type[Mover],
         heap: Heap | Cache,
         async_uses: AsyncUses,
     ) -> None:
         self._session = session
         self._ledger = ledger
         self._device = device
-        self._mover = mover
-        self.swaps = mover is _movers.SwapMover  # what cpp/performer.h does, too
+        self.in_cpp = True  # usual requests, by native/performer.h
         self._heap = heap
         self._async_uses = async_uses
-        # Number -> storage (and event): alive while a device or a copy may touch its memory.
-        self._in_flight: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self._events: dict[int, torch.cuda.Event] = {}  # number of a storage -> behind what touches its memory
         self.is_performing = False  # whether a request is being done, here
         self._depth = 0  # how many ops, or requests, are around what is done now
         self._parts = PartRequests(session, ledger, device, heap, self._evict_storage, self._await_loans)
@@ -121,8 +117,10 @@ class Performer:
                     session.action_done(action.sequence, *self._parts.perform(action, record, storage))
                     continue
                 address = self._REQUESTS[action.kind](self, record, storage, action.size)
+            elif record is not None and action.kind in (Request.RELEASE, Request.SETTLE):
+                self._ended(record)  # its memory was in flight when it died
             if address and storage is not None and (event := self._device.after()) is not None:
-                self._in_flight[action.storage] = storage, event
+                self._events[action.storage] = event
                 after = event.cuda_event
                 if action.kind == Request.ALLOCATE and self._device.completes_by_event():
                     # From then on the event is behind the copies, no longer before them.
@@ -137,21 +135,20 @@ class Performer:
     def leave(self, record: Record) -> None:
         """The block ends and the storage stays out."""
         if (storage := record()) is not None:
-            self._mover.leave(storage, record.size, record.guard_text())
+            _moves.guard(storage, record.guard_text())
 
     def make_usual(self) -> None:
         """What is in memory has memory of torch's again, as far as there is some."""
         with contextlib.suppress(RuntimeError):  # there is none for a copy, or the GPU has failed for good
-            for record in list(self._ledger.records.values()):
-                storage = record()
-                if storage is not None and not record.state & (_record.AWAY | _record.LEAVING):
-                    self._ledger.make_usual(storage)
+            here = (each for each in self._ledger.all() if not each.state & (_record.AWAY | _record.LEAVING))
+            self._device.make_all_usual(storage for each in here if not each.pins and (storage := each()) is not None)
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
         self._device.await_copies()
-        self._in_flight.clear()
-        for record in list(self._ledger.records.values()):
+        self._events.clear()
+        for record in self._ledger.all():
+            self._ledger.ends(record)
             if record.parted is not None:
                 record.parted.moving.clear()
 
@@ -161,14 +158,14 @@ class Performer:
     def _evict(self, record: Record, storage: Storage, size: int) -> int:
         address = self._evict_storage(record, storage, size)
         if address:
-            self._in_flight[record.id] = storage
+            self._ledger.begins(record)
         return address
 
     def _evict_storage(self, record: Record, storage: Storage, size: int) -> int:
         update = storage._tide_update
         if update is None:
             return self._begin_copy(record, storage, size)
-        _movers.open_to_reads(storage)
+        _moves.open_to_reads(storage)
         try:
             return self._begin_copy(record, storage, size)
         finally:
@@ -186,7 +183,7 @@ class Performer:
             ledger.mark(record, before)
             ledger.measure_again(storage)  # another thread may have resized it
             return 0
-        return _movers.data_pointer(storage)
+        return _moves.data_pointer(storage)
 
     def _await_loans(self, record: Record) -> None:
         if record.loans:
@@ -196,15 +193,15 @@ class Performer:
                     time.sleep(_LOAN_POLL_SECONDS)
 
     def _release(self, record: Record, storage: Storage, _size: int) -> int:
-        if record.id in self._in_flight:
+        if record.in_flight:
             self._order_streams(record)  # what is coming, and is not wanted any more
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
             message = record.guard()
-            self._device.share(storage, _movers.guarding(storage, message))
-            self._mover.take(storage, message)
+            self._device.share(storage, _moves.guarding(storage, message))
+            _moves.take(storage, message)
             self._device.reclaim()
-            del self._in_flight[record.id]
+            self._ended(record)
         return 0
 
     def _allocate(self, record: Record, storage: Storage, size: int) -> int:
@@ -212,7 +209,7 @@ class Performer:
         if not address:
             return 0  # declined: the session has others leave and asks again, or says so
         self._ledger.mark(record, _record.COMING)
-        self._in_flight[record.id] = storage
+        self._ledger.begins(record)
         self._heap.allocated(size)
         return address
 
@@ -230,28 +227,33 @@ class Performer:
     def _give(self, record: Record, storage: Storage, size: int) -> int:
         fresh = self._device.divisible(size)
         if fresh is None:
-            return self._mover.give(storage, size, record.guard())
+            return _moves.give(storage, size, record.guard())
         address = data_ptr(fresh)
-        _movers.swap(storage, fresh, record.guard())
+        _moves.swap(storage, fresh, record.guard())
         self._session.divisible(record.id)
         return address
 
     def _settle(self, record: Record, storage: Storage, clean: int) -> int:
         if record.state & _record.AWAY:
             self._order_streams(record)
-            _movers.open_to_reads(storage)
+            _moves.open_to_reads(storage)
             self._device.share(storage)
         self._ledger.mark(record, _record.CLEAN if clean else _record.SETTLED)
-        self._in_flight.pop(record.id, None)
+        self._ended(record)
         if storage._tide_update is not None:
             storage._tide_update.guard(storage)
         return 0
 
     def _order_streams(self, record: Record) -> None:
         """From here on streams wait for the bytes that are on their way to a storage."""
-        in_flight = self._in_flight.get(record.id)
-        if record.state & _record.COMING and isinstance(in_flight, tuple):
-            self._device.fetched(in_flight[1])
+        event = self._events.get(record.id)
+        if record.state & _record.COMING and event is not None:
+            self._device.fetched(event)
+
+    def _ended(self, record: Record) -> None:
+        """No device and no copy touches the storage's memory any more."""
+        self._events.pop(record.id, None)
+        self._ledger.ends(record)
 
     _REQUESTS: ClassVar[dict[int, Callable[[Performer, Record, Storage, int], int]]] = {
         Request.EVICT: _evict,

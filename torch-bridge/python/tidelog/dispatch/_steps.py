@@ -20,6 +20,7 @@ from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
+from tidelog.memory._record import Storage
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
 from tidelog.storages._ledger import Ledger
@@ -105,7 +106,6 @@ class Steps(Place):
         """A step begins."""
         ledger = self._ledger
         self._performer.look_at_async_uses()
-        ledger.collect_dead()
         self.judge_quiet()
         if self.follows_plan is not None and self.profiles:
             is_ready = self._session.hold_plan(True)
@@ -292,13 +292,18 @@ class Steps(Place):
             "are not named"
         )
 
+    def make_usual(self, storage: Storage) -> None:
+        """A storage that is in memory may be resized: it has memory of torch's, unless somebody has its address."""
+        if storage._tide is None or not storage._tide.pins:
+            self._device.make_usual(storage)
+
     def _notice_stream(self) -> None:
         """An op is about to be launched, on whatever stream."""
         known = len(self._device.streams)
         self._device.notice()
         if len(self._device.streams) > max(known, 1):
             # What moved before was another stream's alone.
-            for record in list(self._ledger.records.values()):
+            for record in self._ledger.all():
                 if (storage := record()) is not None and not record.state & _record.AWAY:
                     update = storage._tide_update
                     self._device.share(storage, partial(update.guard, storage) if update is not None else bool)

@@ -3,7 +3,7 @@ alias stays.
 
 torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that the
 dispatch mode could see. While a block is open, the methods they go through are wrapped. What is
-not wrapped meets the guard of the mover: an error that names the tensor, never old bytes.
+not wrapped meets the access guard: an error that names the tensor, never old bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ from tidelog.escapes import (
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
 from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
-from tidelog.memory._record import AWAY, LEAVING, Storage, data_ptr, resizable, run_updates, untyped_storage
+from tidelog.memory._record import (
+    AWAY,
+    LEAVING,
+    Storage,
+    data_ptr,
+    refuse,
+    resizable,
+    run_updates,
+    untyped_storage,
+)
+from tidelog.native._built import native
 from tidelog.storages._ops import memory_of
 
 # Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
@@ -76,7 +86,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
     Storage._aliased = False
     Storage._tide_update = None
-    Storage._tide = None  # so that looking up a storage's record never raises
+    setattr(Storage, "_tide", native().RecordOf())  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)
     for name in _TENSOR_WRITES:
@@ -294,7 +304,7 @@ def _alias(access: Access, *storages: Storage) -> None:
     record = storage._tide
     if record is not None and not record.pins:
         if record.state & LEAVING and access.is_elsewhere():
-            record.refuse()  # only the block's own thread can stop it
+            refuse(record)  # only the block's own thread can stop it
         record.ledger.pin(record)
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _devices
 from tidelog._errors import Error
-from tidelog.memory import _heap, _kept, _mapped, _movers
+from tidelog.memory import _heap, _kept, _mapped, _moves
 from tidelog.memory._record import Storage, resizable
 from tidelog.output._figures import StrPath
 
@@ -52,12 +52,9 @@ class Host:
     """The host's memory: an op that has returned is done."""
 
     option = 0  # in the C ABI
+    place = torch.device("cpu")  # where torch has the memory
     streams: Mapping[int, torch.cuda.Stream] = MappingProxyType({})
     blind = False
-    default_mover = "swap"
-
-    def owns(self, storage: Storage) -> bool:
-        return storage.device.type == "cpu"
 
     def movable(self, storage: Storage) -> bool:
         return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
@@ -138,6 +135,9 @@ class Host:
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory has memory of torch's again, which can be resized."""
 
+    def make_all_usual(self, storages: Iterable[Storage]) -> None:
+        """The same of each."""
+
     def decommit(self, address: int, length: int) -> None:
         """A part is given back. Nobody reads it before it is written again."""
         _kept.decommit(address, length)
@@ -161,12 +161,12 @@ class Gpu(Host):
 
     dlpack_type = 2  # CUDA's
     _record_stream: Callable[[Tensor, torch.cuda.Stream], object] = staticmethod(Tensor.record_stream)
-    default_mover = "resize"  # blocks go back to the caching allocator, and by it to the driver
 
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self.option = index + 1
+        self.place = self.device
         self.streams: dict[int, torch.cuda.Stream] = {}  # every stream that an op was launched on, by its handle
         self.blind = True  # ops were launched that nobody looked at: on which streams is not known
         self._current = torch._C._cuda_getCurrentRawStream
@@ -175,9 +175,6 @@ class Gpu(Host):
         self._older: list[threading.Thread] = []  # threads that were there before the block
         self._uses_parts = False
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
-
-    def owns(self, storage: Storage) -> bool:
-        return storage.device == self.device
 
     def movable(self, storage: Storage) -> bool:
         return resizable(storage) or self.is_divisible(storage)  # torch calls every storage of a GPU shared
@@ -277,7 +274,7 @@ class Gpu(Host):
         with _disable_current_modes():
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
             records = [partial(self._record_stream, whole, stream) for stream in list(self.streams.values())]
-            _movers.past_guard(storage, guard, partial(whole.set_, storage), *records)
+            _moves.past_guard(storage, guard, partial(whole.set_, storage), *records)
 
     def op_begins(self, index: int) -> None:
         del self._timed[index:]
@@ -323,6 +320,10 @@ class Gpu(Host):
 
     def is_divisible(self, storage: Storage) -> bool:
         return self._mapped is not None and self._mapped.has(storage)
+
+    def make_all_usual(self, storages: Iterable[Storage]) -> None:
+        for storage in storages:
+            self.make_usual(storage)
 
     def make_usual(self, storage: Storage) -> None:
         if self.is_divisible(storage):

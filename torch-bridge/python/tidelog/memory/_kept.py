@@ -6,15 +6,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from typing import Any
 
 from tidelog._errors import Error
 from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
-from tidelog.memory import _interpose
+from tidelog.native._built import native
 
 _i32, _u64, _size, _pointer = ctypes.c_int32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 
 _ALL = (1 << 64) - 1
+# They show the memory of tensors by the allocator that the C library has.
+_PROFILERS = ("memray", "filprofiler")
 
 SIGNATURES: Signatures = {
     "tide_memory_keep": (_i32, [_i32]),
@@ -98,10 +101,9 @@ def _library() -> Library:
 @functools.cache
 def _directed() -> Library | None:
     """The library, once torch's allocator calls it: that is for the rest of the process."""
-    if os.environ.get("TIDELOG_HEAP", "") == "libc":
+    if os.environ.get("TIDELOG_HEAP", "") == "libc" or any(name in sys.modules for name in _PROFILERS):
         return None
-    library = _library()
-    # What is allocated there must be freed there, so `free` comes first.
-    ours: dict[str, Any] = {"free": library.tide_memory_free, "posix_memalign": library.tide_memory_allocate}
-    addresses = {name: ctypes.cast(function, _pointer).value or 0 for name, function in ours.items()}
-    return library if _interpose.direct(addresses) else None
+    library: Any = _library()
+    functions = library.tide_memory_allocate, library.tide_memory_free
+    addresses = [ctypes.cast(function, _pointer).value for function in functions]
+    return library if native().use_allocator(*addresses) else None

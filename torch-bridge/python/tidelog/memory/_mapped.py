@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
-from tidelog.memory import _movers, _record
+from tidelog.memory import _moves, _record
 
 _i32, _u8, _u64, _pointer = ctypes.c_int32, ctypes.c_uint8, ctypes.c_uint64, ctypes.c_void_p
 
@@ -63,7 +63,7 @@ def make_usual(storage: _record.Storage) -> None:
     with _disable_current_modes():
         usual = torch.UntypedStorage(_record.nbytes(storage), device=storage.device)
         _copy(usual, storage)
-    _movers.swap(storage, usual, None)
+    _moves.swap(storage, usual, None)
 
 
 class MappedMemory:

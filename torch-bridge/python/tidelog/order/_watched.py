@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _errors
-from tidelog.memory import _movers
+from tidelog.memory import _moves
 from tidelog.memory._record import Pending, Storage, nbytes, untyped_storage
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
@@ -139,7 +139,7 @@ class UsedUp(Mark):
         self._storage = weakref.ref(storage)
         self._size = nbytes(storage)
         storage._tide_update = self
-        _movers.ResizeMover.take(storage, self._text)
+        _moves.empty(storage, self._text)
 
     def run(self) -> None:
         """A call that is no op uses it."""
@@ -151,7 +151,7 @@ class UsedUp(Mark):
         if storage is None or not self.has_stepped or func not in _ZEROES:
             self.refuse()
             return
-        _movers.give_zeroes(storage, self._size)
+        _moves.give_zeroes(storage, self._size)
         storage._tide_update = None
 
 

@@ -149,7 +149,7 @@ def _checked(block: nn.Module, function: Callable[..., Any], kwargs: Kwargs) -> 
 
 def _numbers(storages: Iterable[Storage]) -> Iterator[tuple[int, Record]]:
     for storage in storages:
-        if (record := storage._tide) is not None and record.id is not None:
+        if (record := storage._tide) is not None:
             yield record.id, record
 
 

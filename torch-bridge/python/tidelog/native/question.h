@@ -177,17 +177,11 @@ class Question {
 
   // The session's number for a storage, below zero: it has none. What is written differs from its copy from here on.
   static int64_t number_of(const Block& block, const c10::Storage& storage, bool writes) {
-    if (const Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl()); entry != nullptr && entry->number >= 0)
-      return entry->number;
-    const Ledger& ledger = block.ledger;
-    Held object = checked(THPStorage_Wrap(storage));
-    Held record = record_in(object.get());
-    if (record.get() == nullptr || !ledger.has(record.get()))
-      record = call(ledger.get(), names().record_of, object.get());
-    if (record.get() == Py_None) return -1;
-    if (writes && ledger.state(record.get()) == CLEAN) ledger.mark(record.get(), SETTLED);
-    Held id = attribute(record.get(), names().id);
-    return number_in((id.get() != Py_None ? std::move(id) : call(ledger.get(), names().number_of, record.get())).get());
+    Ledger& ledger = block.ledger;
+    Record* record = ledger.record_of(*storage.unsafeGetStorageImpl());
+    if (record == nullptr) return -1;
+    if (writes) ledger.modifies(*record);
+    return ledger.number_of(*record);
   }
 
   std::vector<uint64_t> parts_;    // hashes of those of the fingerprint

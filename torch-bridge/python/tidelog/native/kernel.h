@@ -40,8 +40,7 @@ class Kernel {
   Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes)
       : func_(borrowed(func)),
         makes_(makes),
-        name_(borrowed(name)),
-        text_(PyUnicode_AsUTF8(name)),
+        name_(interned(types::string_in(name))),
         written_(written),
         seed_(seed),
         looks_(looks) {}
@@ -54,7 +53,7 @@ class Kernel {
     Path path = Path::python;
     int64_t index = -1;  // in the step, where a plan is followed
     int64_t needs = 0;   // bytes of its results, by the plan
-    int64_t room = 0;    // bytes that unmet storages may take before Python is asked
+    int64_t room = 0;    // bytes that may be in memory before anybody is asked
     uint64_t key = 0;    // what the bytes of its results are remembered by
     bool learns = false;  // nobody has seen yet how many they are
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
@@ -115,9 +114,9 @@ class Kernel {
   bool passes(Run& run, const Tensors& arguments) const {
     auto block = block_of_this_thread();
     // Frames that are entered from here on would be compiled.
-    if (!block || block->counters->expects_buckets || has_compiler()) return false;
+    if (!block || block->ledger.expects_buckets || has_compiler()) return false;
     run.block = std::move(block);
-    if (!run.block->counters->quiet) {
+    if (!run.block->ledger.quiet) {
       if (!is_as_planned(run, arguments)) return false;
       run.path = Path::planned;
       return true;
@@ -131,7 +130,7 @@ class Kernel {
       run.block = nullptr;
       return false;
     }
-    run.room = run.block->counters->peak - run.block->counters->counted;
+    run.room = run.block->ledger.peak;
     run.path = Path::quiet;
     return true;
   }
@@ -143,13 +142,12 @@ class Kernel {
     int64_t slot = 0;
     if (makes_)
       results.each([&](size_t, const at::Tensor& tensor) {
-        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot}))
-          others.emplace_back(slot, tensor);
+        if (!add(run, tensor, slot)) others.emplace_back(slot, tensor);
         ++slot;
         return true;
       });
     run.block->allocated += run.needs;
-    if (others.empty() && unmet().bytes() <= run.room && run.block->allocated < TOLD_EVERY) return;
+    if (others.empty() && run.block->ledger.counted <= run.room && run.block->allocated < TOLD_EVERY) return;
     Gil gil;
     Whole whole;
     for (const auto& [place, tensor] : others) look_at(run, place, tensor);
@@ -169,36 +167,30 @@ class Kernel {
     return true;
   }
 
-  // Whether so many bytes more stay below the limit. The dead are crossed off only where that may be enough.
+  // Whether so many bytes more stay below the limit. The dead are looked for only where that may be enough.
   static bool has_room(Run& run, int64_t needs) {
-    const volatile Counters& counters = *run.block->counters;
-    run.room = counters.limit - counters.counted;
-    if (unmet().bytes() + needs <= run.room) return true;
-    if (!run.block->ledger.has_dead()) return false;
-    bool has = number(run.block->ledger.get(), names().live) + needs <= counters.limit;
-    run.room = counters.limit - counters.counted;
-    return has;
+    Ledger& ledger = run.block->ledger;
+    run.room = ledger.limit;
+    return ledger.counted + needs <= ledger.limit || ledger.live() + needs <= ledger.limit;
   }
 
   // As `Hook._is_settled`.
   bool is_settled(Run& run, const Tensors& arguments) const {
-    const Ledger& ledger = run.block->ledger;
-    c10::SmallVector<Held, 2> modified;
+    Ledger& ledger = run.block->ledger;
+    c10::SmallVector<Record*, 2> modified;
     bool settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
       run.used.push_back(&storage);
-      if (UnmetList::of(storage) != nullptr) return true;
-      PyObject* object = storage.pyobj_slot()->load_pyobj();
-      if (object == nullptr || has_update(*run.block, storage)) return false;
-      Held record = record_in(object);
-      if (record.get() == nullptr || !ledger.has(record.get())) return false;
-      int64_t state = ledger.state(record.get());
-      if (state == CLEAN && (written_ >> position & 1) != 0) modified.push_back(std::move(record));
+      if (has_update(*run.block, storage)) return false;
+      Record* record = Records::of(storage);
+      if (record == nullptr || record->ledger != &ledger) return false;
+      uint8_t state = record->state;
+      if (state == CLEAN && (written_ >> position & 1) != 0) modified.push_back(record);
       return state == SETTLED || state == CLEAN;
     });
     if (!settled) return false;
-    for (const Held& record : modified) call(ledger.get(), names().modified, record.get());
+    for (Record* record : modified) ledger.modified(*record);
     return true;
   }
 
@@ -213,7 +205,6 @@ class Kernel {
     run.index = block.place->next_op;
     if (block.place->follows && !(block.follows() && is_expected(block, run.index))) return false;
 
-    block.session.tell_unmet();
     Question question(seed_);
     run.used.clear();
     bool leaves_out = looks_ == Looks::always;
@@ -234,7 +225,7 @@ class Kernel {
     int64_t needs = foreseen->second;
     block.uses = question.uses();
     try {
-      block.session.begin_op(run.index, fingerprint, text_.c_str(), question.uses(), needs);
+      block.session.begin_op(run.index, fingerprint, name_->c_str(), question.uses(), needs);
     } catch (...) {
       block.end_uses();
       throw;
@@ -257,14 +248,14 @@ class Kernel {
     int64_t slot = 0, born = bytes_made(run, results);
     if (makes_)
       results.each([&](size_t, const at::Tensor& tensor) {
-        if (!add_unmet(run, tensor, Birth{func_.get(), name_.get(), run.index, slot})) look_at(run, slot, tensor);
+        if (!add(run, tensor, slot)) look_at(run, slot, tensor);
         ++slot;
         return true;
       });
     block.remember(run.key, born);
     if (run.index >= 0 && block.plan.get() == nullptr) profiled(block, run.index, born);
     block.session.end_op();
-    if (block.counters->counted + unmet().bytes() > block.counters->peak) call(block.ledger.get(), names().note_peak);
+    if (block.ledger.counted > block.ledger.peak) block.ledger.note_peak();
     block.allocated += born;
     block.tell_heap();
   }
@@ -297,42 +288,30 @@ class Kernel {
     return bytes;
   }
 
-  // Whether a result's storage is known here now.
-  static bool add_unmet(const Run& run, const at::Tensor& tensor, const Birth& birth) {
+  // Counts a result's storage, if that needs none of Python's. False: Python may know it.
+  bool add(const Run& run, const at::Tensor& tensor, int64_t slot) const {
     if (!is_plain(tensor)) return false;
-    const c10::Storage& storage = tensor.storage();
-    const c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-    if (std::find(run.used.begin(), run.used.end(), &impl) != run.used.end()) return true;
-    if (UnmetList::of(impl) != nullptr || impl.nbytes() == 0) return true;
-    if (impl.pyobj_slot()->load_pyobj() != nullptr || impl.device_type() != c10::DeviceType::CPU) return false;
-    if (!UnmetList::can_be(impl)) return false;
-    unmet().add(storage, birth);
+    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+    if (std::find(run.used.begin(), run.used.end(), &storage) != run.used.end() || storage.nbytes() == 0) return true;
+    Record* known = Records::of(storage);
+    if (known != nullptr && known->ledger == &run.block->ledger) return true;
+    if (known != nullptr || storage.pyobj_slot()->load_pyobj() != nullptr || !Records::can_own(storage)) return false;
+    run.block->ledger.born(storage, Birth{name_, run.index, slot});
     return true;
   }
 
   // A result that Python may know.
   void look_at(const Run& run, int64_t slot, const at::Tensor& tensor) const {
-    PyObject* ledger = run.block->ledger.get();
-    if (!is_plain(tensor)) {  // a sparse one has others for its memory
+    if (!is_plain(tensor))  // a sparse one has others for its memory
       call(run.block->hook.get(), names().made, checked(THPVariable_Wrap(tensor)).get());
-      return;
-    }
-    Held object = checked(THPStorage_Wrap(tensor.storage()));
-    Held record = record_in(object.get());
-    if (record.get() != nullptr && run.block->ledger.has(record.get())) return;
-    if (run.path == Path::quiet) {
-      call(ledger, names().register_, object.get(), func_.get());
-    } else {
-      Held birth = place_of(run.index, slot, name_.get());
-      bool is_new = run.path == Path::planned && record.get() == nullptr;
-      call(ledger, is_new ? names().born : names().record_of, object.get(), birth.get());
-    }
+    else
+      run.block->ledger.record_of(*tensor.storage().unsafeGetStorageImpl(), Birth{name_, run.index, slot});
   }
 
   static void tell(const Run& run) {
     Block& block = *run.block;
     if (run.path == Path::quiet) {
-      if (block.counters->counted + unmet().bytes() > block.counters->peak) call(block.ledger.get(), names().has_grown);
+      if (block.ledger.counted > block.ledger.peak) block.ledger.has_grown();
       return;
     }
     block.tell_heap();
@@ -340,8 +319,7 @@ class Kernel {
     if (!has_room(now, 0)) call(block.steps.get(), names().end_op);
   }
 
-  const Held name_;
-  const std::string text_;  // the same
+  const std::string* const name_;  // of the op; lives for good
   const uint64_t written_;  // bit i: it writes argument i
   const uint64_t seed_;     // stands for the op in fingerprints
   const Looks looks_;

@@ -117,65 +117,34 @@ class Whole {
 
 // Names of attributes, as Python has them in one place.
 struct Names {
-  PyObject* register_ = PyUnicode_InternFromString("register");
 #define NAME(text) PyObject* text = PyUnicode_InternFromString(#text)
+  NAME(_aliased);
   NAME(_async_uses);
-  NAME(_dead);
-  NAME(_deaths);
   NAME(_elsewhere);
-  NAME(_free_ids);
   NAME(_funcs);
   NAME(_heap);
-  NAME(_in_flight);
   NAME(_needs);
-  NAME(_next_id);
-  NAME(_on_death);
   NAME(_performer);
-  NAME(_plain_type);
-  NAME(_record_type);
-  NAME(_retired_ids);
   NAME(_running);
   NAME(_session);
   NAME(_steps);
-  NAME(_tide);
   NAME(_tide_update);
   NAME(allocated);
-  NAME(birth);
-  NAME(births);
-  NAME(born);
   NAME(calls);
   NAME(drive);
   NAME(due);
   NAME(end_op);
-  NAME(flush);
   NAME(forked);
   NAME(funcs);
-  NAME(guard);
-  NAME(has_grown);
-  NAME(id);
-  NAME(ledger);
-  NAME(live);
-  NAME(loans);
+  NAME(in_cpp);
   NAME(looks_on);
   NAME(made);
-  NAME(modified);
   NAME(movable);
   NAME(moving);
   NAME(needs);
-  NAME(note_peak);
-  NAME(number_of);
   NAME(ops);
-  NAME(parted);
-  NAME(pending);
-  NAME(pins);
-  NAME(record_at);
-  NAME(record_of);
-  NAME(records);
+  NAME(rebind);
   NAME(refuse);
-  NAME(reported);
-  NAME(size);
-  NAME(state);
-  NAME(swaps);
   NAME(updates);
 #undef NAME
 };

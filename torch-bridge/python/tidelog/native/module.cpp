@@ -133,7 +133,6 @@ PyObject* close(PyObject*, PyObject*) {
   is_open = false;
   hidden_mode = nullptr;
   open_block() = nullptr;
-  while (c10::Storage storage = unmet().first()) unmet().meet(UnmetList::of(*storage.unsafeGetStorageImpl()));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -142,33 +141,7 @@ PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth !=
 
 PyObject* is_under_way(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0 || UnderWay::count != 0); }
 
-PyObject* bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(unmet().bytes()); }
-
 PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed); }
-
-PyObject* meet_all(PyObject*, PyObject*) {
-  HANDLE_TH_ERRORS
-  Whole whole;
-  while (c10::Storage storage = unmet().first()) {
-    if (!open_block()) break;
-    if (Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl())) meet(*open_block(), storage, entry);
-  }
-  if (open_block()) {
-    Held deaths = attribute(open_block()->ledger.get(), names()._deaths);
-    for (uint32_t number : unmet().take_dead())
-      checked(PyList_Append(deaths.get(), checked(PyLong_FromUnsignedLong(number)).get()));
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* tell_unmet(PyObject*, PyObject*) {
-  HANDLE_TH_ERRORS
-  Whole whole;
-  if (open_block()) open_block()->session.tell_unmet();
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
 
 PyObject* perform(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
@@ -186,17 +159,6 @@ PyObject* running_uses(PyObject*, PyObject*) {
       checked(PyDict_SetItem(dict.get(), checked(PyLong_FromUnsignedLong(use & ~MODIFIES)).get(),
                              checked(PyLong_FromUnsignedLong(use & MODIFIES)).get()));
   return dict.release();
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* meet_numbered(PyObject*, PyObject* number) {
-  HANDLE_TH_ERRORS
-  Whole whole;
-  c10::Storage storage = unmet().numbered(number_in(number));
-  if (!storage || !open_block()) Py_RETURN_NONE;
-  Unmet* entry = UnmetList::of(*storage.unsafeGetStorageImpl());
-  if (entry == nullptr) Py_RETURN_NONE;
-  return meet(*open_block(), storage, entry).release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -234,7 +196,7 @@ PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
   auto block = block_of_this_thread();
-  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->counters->quiet) &&
+  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->ledger.quiet) &&
       can_run_without_mode())
     keys = without_mode(keys);
   return call_with(keys, args, kwargs);
@@ -282,11 +244,6 @@ PyMethodDef METHODS[] = {
     {"launch", launch, METH_VARARGS, "Launches it as an op, or has a function do so."},
     {"open", open, METH_VARARGS, "A block begins."},
     {"close", close, METH_NOARGS, "It ends."},
-    {"bytes", bytes, METH_NOARGS, "Bytes of the storages that Python has not met."},
-    {"meet_all", meet_all, METH_NOARGS, "Gives each of them its record."},
-    {"meet_numbered", meet_numbered, METH_O,
-     "Gives the one of this number its record, and returns that; None: none is."},
-    {"tell_unmet", tell_unmet, METH_NOARGS, "Tells the session of each that it has not heard of."},
     {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
@@ -301,41 +258,33 @@ PyMethodDef METHODS[] = {
      "Notes the keys of this thread by a function, and finds the mode again."},
     {"watch_scalars", watch_scalars, METH_O, "Has a function bring back what C++ reads a number of."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
+    {"take", moves::take, METH_VARARGS, "Frees a storage's memory, and guards it."},
+    {"empty", moves::empty, METH_VARARGS, "The same, and its size is 0 then."},
+    {"give", moves::give, METH_VARARGS, "Gives a storage memory, and returns its address."},
+    {"swap", moves::swap, METH_VARARGS, "Exchanges the memory of two storages."},
+    {"discard", moves::discard, METH_O, "Makes a storage an empty one without a guard."},
+    {"guard", moves::guard, METH_VARARGS, "Guards a storage."},
+    {"open_to_reads", moves::open_to_reads, METH_O, "Lifts the guard."},
+    {"use_allocator", moves::use_allocator, METH_VARARGS, "Has torch allocate host memory by these functions."},
+    {"without_memory", moves::without_memory, METH_VARARGS, "A storage that has a size alone."},
     {nullptr, nullptr, 0, nullptr},
 };
-// `storage._tide` where nobody has set it: Python meets the storage now.
-PyObject* record_of(PyObject*, PyObject* storage, PyObject*) {
-  HANDLE_TH_ERRORS
-  Whole whole;
-  if (storage != nullptr && open_block()) {
-    const c10::Storage& unpacked = THPStorage_Unpack(storage);
-    if (Unmet* entry = UnmetList::of(*unpacked.unsafeGetStorageImpl())) {
-      return meet(*open_block(), unpacked, entry).release();
-    }
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyTypeObject RECORD_OF = {PyVarObject_HEAD_INIT(nullptr, 0) "_dispatch_kernels.RecordOf"};
-PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_dispatch_kernels", nullptr, -1, METHODS};
+PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_tidelog_native", nullptr, -1, METHODS};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__dispatch_kernels() {
+PyMODINIT_FUNC PyInit__tidelog_native() {
   if (!hashes_tuples_as_known()) {
     PyErr_SetString(PyExc_ImportError, "this Python hashes tuples in another way");
     return nullptr;
   }
-  RECORD_OF.tp_basicsize = sizeof(PyObject);
-  RECORD_OF.tp_flags = Py_TPFLAGS_DEFAULT;
-  RECORD_OF.tp_new = PyType_GenericNew;
-  RECORD_OF.tp_descr_get = record_of;
-  if (PyType_Ready(&RECORD_OF) < 0) return nullptr;
+  if (types::ready() < 0) return nullptr;
   PyObject* module = PyModule_Create(&MODULE);
-  if (module != nullptr && PyModule_AddObjectRef(module, "RecordOf", reinterpret_cast<PyObject*>(&RECORD_OF)) < 0) {
-    Py_DECREF(module);
-    return nullptr;
-  }
+  if (module == nullptr) return nullptr;
+  for (auto [name, type] : {std::pair("Ledger", &types::LEDGER), std::pair("RecordOf", &types::RECORD_OF)})
+    if (PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) < 0) {
+      Py_DECREF(module);
+      return nullptr;
+    }
   return module;
 }

@@ -71,10 +71,10 @@ bool can_be_in_place(const at::Tensor& sum, const at::Tensor& other) {
   return !sum._fw_grad(/*level=*/0).defined() && !other._fw_grad(/*level=*/0).defined();
 }
 
-// How many references to the object in Python of a storage that is moving are not the program's.
-Py_ssize_t references_of_ours(const c10::StorageImpl& storage) {
-  const auto& block = open_block();
-  return block ? block->session.references_in_flight(storage) : 0;
+// How many references to a storage's object in Python are held because parts of its memory move.
+Py_ssize_t references_of_parts(const c10::StorageImpl& storage) {
+  const Record* record = Records::of(storage);
+  return record != nullptr && record->parted != nullptr ? size_of(attribute(record->parted, names().moving).get()) : 0;
 }
 
 // How many stacks hold the arguments of a call that comes by one: ours, and that of torch's look at a thread's keys.
@@ -86,8 +86,8 @@ size_t stacks_of_call() {
 
 // Memory that is no allocator's may be that of others, too, who do not count here: an array, another process.
 bool has_own_memory(const c10::StorageImpl& storage) {
-  bool is_out = memory_of(storage).get() == nullptr;
-  return is_out || UnmetList::is_or_can_be(storage);
+  const Record* record = Records::of(storage);
+  return (record != nullptr && record->is_owner) || Records::can_own(storage);
 }
 
 // Whether none but the engine has a tensor that is an argument here, and none but the tensor its memory, for all that
@@ -102,7 +102,7 @@ bool has_no_other(const at::Tensor& tensor, size_t stacks) {
   if (tensor.use_count() != /*engine*/ 1 + (wrapper != nullptr) + stacks) return false;
   if (!AutogradEngine::adds_to(tensor)) return false;
   Gil gil;
-  return (wrapper == nullptr || Py_REFCNT(wrapper) == 1) && Py_REFCNT(object) == 1 + references_of_ours(storage);
+  return (wrapper == nullptr || Py_REFCNT(wrapper) == 1) && Py_REFCNT(object) == 1 + references_of_parts(storage);
 }
 
 // Whether it is the op that may become one in place.

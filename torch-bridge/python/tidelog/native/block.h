@@ -3,7 +3,6 @@
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/Storage.h>
 
 #include <memory>
 #include <vector>
@@ -19,19 +18,34 @@ constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of resu
 
 // What of an offload block an op needs. All is read and changed with Python's lock held.
 struct Block {
+  // Where in a step the program is: `Place` in `_steps.py`.
+  struct Place {
+    int64_t next_op;
+    bool follows, profiles;
+  };
+
   Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, bool hides_mode)
       : hook(borrowed(hook)),
-        ledger(ledger),
+        ledger_object(borrowed(ledger)),
+        ledger(types::ledger_in(ledger)),
         steps(attribute(hook, names()._steps)),
         funcs(attribute(steps.get(), names()._funcs)),
         needs_seen(attribute(steps.get(), names()._needs)),
         heap(attribute(hook, names()._heap)),
         updates(attribute(hook, names().updates)),
         session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer)),
-        counters(this->ledger.counters),
-        place(numbers_of<Place>(steps.get())),
+        place(place_of(steps.get())),
         attention(attention),
         hides_mode(hides_mode) {}
+
+  static volatile Place* place_of(PyObject* steps) {
+    Py_buffer view;
+    checked(PyObject_GetBuffer(steps, &view, PyBUF_SIMPLE));
+    void* numbers = view.len == sizeof(Place) ? view.buf : nullptr;
+    PyBuffer_Release(&view);
+    TORCH_CHECK(numbers != nullptr, "numbers of another layout");
+    return static_cast<volatile Place*>(numbers);
+  }
 
   void end_uses() {
     Gil gil;
@@ -52,13 +66,13 @@ struct Block {
   }
 
   const Held hook;
-  const Ledger ledger;
+  const Held ledger_object;
+  Ledger& ledger;
   const Held steps;
   const Held funcs, needs_seen;  // lists: of the ops of a step that is being profiled. Never replaced
   const Held heap;
   const Held updates;  // a dict of the optimizer's updates that have not run
   const LibrarySession session;
-  volatile Counters* const counters;
   volatile Place* const place;
   const volatile uint32_t* attention;  // not 0 while completions wait
   const bool hides_mode;               // whether autograd finds no mode, also where tensors move
@@ -116,36 +130,9 @@ std::shared_ptr<Block> block_of_this_thread() {
   return block && mode_of_this_thread() == block->hook.get() ? block : nullptr;
 }
 
-// Where a storage was born, as records have it.
-Held place_of(int64_t index, int64_t slot, PyObject* name) {
-  return checked(Py_BuildValue("(LLO)", static_cast<long long>(index), static_cast<long long>(slot), name));
-}
-
-// Gives a storage that Python has not met its record, as `Ledger.register` and `born` do.
-Held meet(const Block& block, const c10::Storage& storage, Unmet* entry) {
-  const Birth birth = entry->birth;
-  const int64_t size = entry->size;
-  Held object = checked(THPStorage_Wrap(storage));
-  Held made_by = birth.index < 0 ? borrowed(birth.func) : place_of(birth.index, birth.slot, birth.name);
-  Held record = block.ledger.new_record(object.get(), size, std::move(made_by), entry->number);
-  // From here on it counts there, and no longer here.
-  checked(PyObject_SetAttr(object.get(), names()._tide, record.get()));
-  unmet().meet(entry);
-  block.counters->counted = block.counters->counted + size;
-  return record;
-}
-
 // Whether an update that has not run hangs on a storage.
 bool has_update(const Block& block, const c10::StorageImpl& storage) {
-  if (PyDict_GET_SIZE(block.updates.get()) == 0) return false;
-  PyObject* object = storage.pyobj_slot()->load_pyobj();
-  return object != nullptr && attribute(object, names()._tide_update).get() != Py_None;
-}
-
-// The record of a storage that Python has an object of; null: it has none.
-Held record_in(PyObject* storage) {
-  Held record = attribute(storage, names()._tide);
-  return record.get() == Py_None ? Held(nullptr) : std::move(record);
+  return PyDict_GET_SIZE(block.updates.get()) != 0 && Ledger::has_update(storage);
 }
 
 }  // namespace tidelog

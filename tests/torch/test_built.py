@@ -1,0 +1,81 @@
+"""The bridge's module in C++: how it is built, kept, and refused."""
+
+import json
+import shutil
+
+import pytest
+
+from tidelog.native import _built
+from tidetest import process
+
+pytestmark = pytest.mark.host_memory("the module is the same for each device")
+
+SCRIPT = """
+import os
+os.environ |= json.loads(sys.argv[2])
+try:
+    with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
+        for _ in range(3):
+            (torch.ones(1000) + 1).sum().item()
+        print(json.dumps(tide.stats()["dispatch"]))
+except tidelog.Error as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def dispatch_of(tmp_path, **variables):
+    """What stats() says of dispatch in a process with these environment variables, or why there was no block."""
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+    ended = process.run(SCRIPT, tmp_path / "pool", json.dumps(variables))
+    assert ended.code == 0, ended
+    return json.loads(ended.out.splitlines()[-1])
+
+
+def kept(tmp_path):
+    """A cache that has the module of this process."""
+    place = tmp_path / "cache/tidelog" / _built.place().name
+    place.parent.mkdir(parents=True)
+    shutil.copy(_built.place(), place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"CXX": "false"}, "false ended with 1"),
+        ({"CXX": "no-such-compiler"}, "no-such-compiler"),
+        ({"XDG_CACHE_HOME": "/proc"}, "/proc/tidelog"),
+        ({"PATH": "/nowhere"}, "there is no C++ compiler"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "".join(value.values()),
+)
+def test_where_it_cannot_be_built_one_sentence_says_what_to_install(tmp_path, variables, why):
+    said = dispatch_of(tmp_path, **variables)
+    assert why in said and "install g++ or clang++" in said
+
+
+def test_without_a_compiler_what_one_has_left_is_loaded(tmp_path):
+    kept(tmp_path)
+    assert dispatch_of(tmp_path, PATH="/nowhere")["ops_past_python"] > 0
+
+
+def test_what_others_may_write_is_not_loaded(tmp_path):
+    place = kept(tmp_path)
+    place.chmod(0o777)
+    assert "others may write it" in dispatch_of(tmp_path)
+    place.chmod(0o755)
+    said = dispatch_of(tmp_path)
+    assert (said["why_not"], said["ops_past_python"] > 0) == ("", True)
+
+
+def test_one_that_cannot_be_loaded_is_built_again(tmp_path):
+    place = kept(tmp_path)
+    place.write_bytes(b"")
+    assert dispatch_of(tmp_path)["ops_past_python"] > 0
+    assert place.stat().st_size > 1 << 16
+
+
+def test_one_that_cannot_be_loaded_and_not_be_built_is_named(tmp_path):
+    kept(tmp_path).write_bytes(b"")
+    assert "cannot be loaded" in dispatch_of(tmp_path, PATH="/nowhere")
+    assert "no C++ compiler" in dispatch_of(tmp_path, PATH="/nowhere")

@@ -1,0 +1,176 @@
+"""The bridge's part in C++: built once for each torch that is met, and kept for later processes.
+
+It is linked with torch's own C++ interface, which differs from version to version. What torch.compile needs on a
+processor is needed here: a C++ compiler and Python's headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from typing import Any
+
+import torch
+
+from tidelog._errors import Error
+
+_SOURCES = pathlib.Path(__file__).parent
+# Of the library's C ABI: beside the sources in an installed package, in a checkout where cbindgen writes it.
+_HEADER = next(
+    (place for place in (_SOURCES / "tidelog.h", _SOURCES.parents[2] / "include" / "tidelog.h") if place.exists()),
+    _SOURCES / "tidelog.h",
+)
+_NAME = "_tidelog_native"
+# Nothing outside calls into the module but by its first function: calls inside of it need no look at who else may have
+# a function of that name.
+_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+
+
+_loaded: list[Any] = []
+
+
+def build() -> str:
+    """Builds the module where it is not there, and loads it. Returns why there is none, or nothing."""
+    if _loaded:
+        return ""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no lock of the interpreter"
+    why_not = _built()
+    if isinstance(why_not, str):
+        return why_not
+    _loaded.append(why_not)
+    return ""
+
+
+@functools.cache
+def native() -> Any:
+    """The module. It is built first where it is not there: half a minute, once for each torch."""
+    if why_not := build():
+        raise Error(
+            f"tidelog's C++ module for torch {torch.__version__} could not be built: {why_not}. It is built once for "
+            "each torch: install g++ or clang++, and Python's headers (python3-dev), or set CXX to a compiler."
+        )
+    return _loaded[0]
+
+
+def _built() -> Any:
+    """The module, or why there is none."""
+    compiler, at, why_not = _compiler(), place(), ""
+    for _ in range(2):
+        if not at.exists() and (why_none := _build(compiler, at)):
+            return "; ".join(filter(None, [why_not, why_none]))
+        try:
+            return _load(at)
+        except ImportError as error:  # it needs a newer library of C++ than this process has, or was cut short
+            why_not = f"{at} cannot be loaded: {error}"
+            with contextlib.suppress(OSError):
+                at.unlink()
+        except OSError as error:
+            return f"{at} cannot be loaded: {error}"
+    return why_not
+
+
+def place() -> pathlib.Path:
+    """Where the module for this torch and this Python is, or comes."""
+    compiler, facts = _compiler(), _facts()
+    at = _folder() / f"native-{facts}-{_digest(*_version(compiler))}.so"
+    return at if compiler else next(_folder().glob(f"native-{facts}-*.so"), at)  # what one has left may do
+
+
+def _compiler() -> list[str]:
+    return (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "").split()
+
+
+def _folder() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tidelog")
+
+
+def _facts() -> str:
+    """What a module is built for: its sources, this torch and this Python."""
+    files = {_HEADER, *(path for path in _SOURCES.iterdir() if path.suffix in (".h", ".cpp"))}
+    sources = [path.read_text(encoding="utf-8") for path in sorted(files)]
+    return _digest(
+        torch.__version__, str(torch.version.git_version), sys.version, platform.machine(), *_FLAGS, *sources
+    )
+
+
+def _version(compiler: list[str]) -> list[str]:
+    """What a module is built with. Options do not matter: they are of those who look for warnings."""
+    try:
+        run = subprocess.run([*compiler[:1], "--version"], capture_output=True, text=True, check=False)
+    except (OSError, IndexError):
+        return []
+    return [*compiler[:1], run.stdout]
+
+
+def _digest(*facts: str) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _load(place: pathlib.Path) -> Any:
+    found = place.stat()
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        raise OSError("others may write it")
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(place))
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    assert spec is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _build(compiler: list[str], place: pathlib.Path) -> str:
+    """Compiles the module. Returns why that failed, or nothing."""
+    if not compiler:
+        return "there is no C++ compiler (g++ or clang++)"
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(place.parent / "lock", "w", encoding="utf-8") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # of several processes that begin together one builds
+            if place.exists():
+                return ""
+            for left in place.parent.glob(f"{place.stem}.*.new"):  # of one that was killed
+                left.unlink()
+            return _compile(compiler, place)
+    except OSError as error:
+        return str(error)
+
+
+def _compile(compiler: list[str], place: pathlib.Path) -> str:
+    home, made = pathlib.Path(torch.__file__).parent, place.with_suffix(f".{os.getpid()}.new")
+    includes = [home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    command = [
+        *compiler,
+        *(*_FLAGS, str(_SOURCES / "module.cpp"), "-o", str(made)),
+        *("-I", str(_HEADER.parent)),
+        # Their warnings are not ours.
+        *(word for each in includes for word in ("-isystem", str(each))),
+        f"-L{home / 'lib'}",
+        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+    ]
+    # It ends also if this process ends before: the next one has it then.
+    moving = ["sh", "-c", 'umask 022 && "$@" && mv "$made" "$place"', "sh", *command]
+    run = subprocess.run(
+        moving,
+        env={**os.environ, "made": str(made), "place": str(place)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if run.returncode == 0:
+        return ""
+    lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()[-1:]
+    return f"{compiler[0]} ended with {run.returncode}: {''.join(lines[:1])}"

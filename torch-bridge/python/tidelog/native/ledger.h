@@ -1,0 +1,406 @@
+// The ledger of a block: every storage that it has met, how many bytes of them are in memory, and what the session has
+// yet to hear of them. No other class changes these.
+//
+// All is called with Python's lock held, but for what a storage's death does.
+#pragma once
+
+#include <torch/csrc/Storage.h>
+
+#include <unordered_map>
+
+#include "records.h"
+#include "session_calls.h"
+
+namespace tidelog {
+
+class Ledger {
+ public:
+  // `device`: where the memory is that the block moves.
+  Ledger(c10::Device device, int64_t limit) : limit(limit), device_(device) {}
+
+  ~Ledger() {
+    std::lock_guard lock(Records::all().mutex);
+    for (Link* each = list_.next; each != &list_; each = each->next) static_cast<Record*>(each)->ledger = nullptr;
+  }
+
+  // -- births and deaths --------------------------------------------------------------------------------
+
+  // The record of a storage; one that was never met is counted from here on. Null: it is not ours to move.
+  Record* record_of(c10::StorageImpl& storage, const Birth& birth = {}) {
+    Record* known = Records::of(storage);
+    if (known != nullptr && known->ledger == this) return known;
+    if (known != nullptr && known->ledger != nullptr) known->ledger->hand_over(storage);
+    if (!owns(storage)) return nullptr;
+    int64_t size = is_alias(storage) ? 0 : static_cast<int64_t>(storage.nbytes());
+    if (size == 0) return nullptr;  // nothing to move; looked at again when an op has given it bytes
+    Record& record = Records::made_for(storage);
+    enlist(record, size, birth);
+    if (is_aliased(storage)) pin(record);
+    return &record;
+  }
+
+  // Counts an op's result that is new, as plain memory of an allocator's. Also without Python's lock.
+  void born(c10::StorageImpl& storage, const Birth& birth) {
+    enlist(Records::made_for(storage), static_cast<int64_t>(storage.nbytes()), birth);
+  }
+
+  // The same of an op's result while all is quiet: ends the quiet where the limit is reached.
+  void born_quietly(c10::StorageImpl& storage, const Birth& birth, bool is_written) {
+    bool is_new = Records::of(storage) == nullptr;
+    Record* record = record_of(storage, birth);
+    if (record == nullptr) return;
+    if (is_new && is_written && expects_buckets) record->is_guarded = false;
+    if (quiet && counted > peak) has_grown();
+  }
+
+  // The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is older
+  // than the block: C++ alone has it.
+  Record* record_of_written(c10::StorageImpl& storage) {
+    bool is_new = Records::of(storage) == nullptr;
+    Record* record = record_of(storage);
+    if (is_new && record != nullptr && expects_buckets) record->is_guarded = false;
+    return record;
+  }
+
+  // More may be in memory than ever, while all is quiet.
+  void has_grown() {
+    if (live() > limit) checked(PyObject_CallNoArgs(when_full.get()));
+    note_peak();
+  }
+
+  // The number by which the session knows a storage, given when it is first needed.
+  int64_t number_of(Record& record) {
+    std::lock_guard lock(mutex());
+    return numbered(record);
+  }
+
+  // The numbers below this are the session's own.
+  void number_from(int64_t first) { next_number_ = first; }
+
+  // A step begins: numbers of storages that died before it are used again. Within one a profile tells storages apart
+  // by them.
+  void reuse_numbers() {
+    std::lock_guard lock(mutex());
+    free_numbers_.insert(free_numbers_.end(), retired_numbers_.begin(), retired_numbers_.end());
+    retired_numbers_.clear();
+  }
+
+  // The record of the storage of this number; null: there is none.
+  RecordPtr record_at(int64_t number) {
+    std::lock_guard lock(mutex());
+    auto found = by_number_.find(number);
+    return found != by_number_.end() ? RecordPtr::reclaim_copy(found->second) : RecordPtr();
+  }
+
+  // All that live, in the order in which they came.
+  std::vector<RecordPtr> all() {
+    Records::look_for_dead();
+    std::vector<RecordPtr> found;
+    std::lock_guard lock(mutex());
+    for (Link* each = list_.next; each != &list_; each = each->next)
+      found.push_back(RecordPtr::reclaim_copy(static_cast<Record*>(each)));
+    return found;
+  }
+
+  // A storage that is out is emptied: its bytes are never read again, and what it holds later is a new one's.
+  void discard(c10::StorageImpl& storage) {
+    Records::give(storage, 0, std::nullopt);
+    if (Record* record = Records::of(storage); record != nullptr && record->ledger == this) forget(*record);
+  }
+
+  // It stands here no longer: it was emptied, or another block takes it over.
+  void forget(Record& record) {
+    std::lock_guard lock(mutex());
+    if (record.ledger == this) died(record);
+    record.state = SETTLED;
+  }
+
+  // With the lock of `Records` held.
+  void died(Record& record) {
+    counted -= record.counted();
+    if (record.state != SETTLED) --marked;
+    if (!record.is_reported) --untold_;
+    record.previous->next = record.next;
+    record.next->previous = record.previous;
+    if (record.number >= 0) {
+      by_number_.erase(record.number);
+      aliased_.erase(record.number);
+      (record.is_reported ? deaths_ : retired_numbers_).push_back(static_cast<uint32_t>(record.number));
+    }
+    record.ledger = nullptr;
+    record.number = -1;
+    record.is_reported = false;
+  }
+
+  // -- where storages are, and which of them stay there ---------------------------------------------------
+
+  bool owns(const c10::StorageImpl& storage) const { return storage.device() == device_; }
+
+  // Notes the mark that the session put on a storage. What is marked `OUT` counts no longer.
+  void mark(Record& record, uint8_t state) {
+    std::lock_guard lock(mutex());
+    marked += (state != SETTLED) - (record.state != SETTLED);
+    counted -= record.counted();
+    record.state = state;
+    counted += record.counted();
+    if (state != SETTLED) quiet = false;
+  }
+
+  // So many bytes are in memory of a storage that is marked `OUT` because parts of it are.
+  void has_present(Record& record, int64_t size) {
+    std::lock_guard lock(mutex());
+    counted -= record.counted();
+    record.present = size;
+    counted += record.counted();
+  }
+
+  // The storage is about to differ from its copy in the log, by what the session is asked about.
+  void modifies(Record& record) {
+    if (record.state == CLEAN) mark(record, SETTLED);
+  }
+
+  // The same by what the session is not asked about: it hears of it before anything else.
+  void modified(Record& record) {
+    modified_.push_back(number_of(record));  // told without need, it does no harm
+    modifies(record);
+  }
+
+  // Something may have resized the storage, or given it other memory.
+  void measure_again(c10::StorageImpl& storage) {
+    Record* record = record_of(storage);
+    if (record == nullptr) return;
+    if (!record->is_owner && Records::can_own(storage)) Records::own(*record);
+    auto size = static_cast<int64_t>(storage.nbytes());
+    if (size == record->size) return;
+    resized_.push_back(number_of(*record));
+    std::lock_guard lock(mutex());
+    counted -= record->counted();
+    record->size = size;
+    counted += record->counted();
+  }
+
+  // Whether any storage has no memory, or not its bytes yet.
+  bool has_away() {
+    auto records = all();
+    return std::any_of(records.begin(), records.end(), [](const RecordPtr& each) { return each->is_away(); });
+  }
+
+  // Whether an update hangs on a storage that has not run.
+  static bool has_update(const c10::StorageImpl& storage) {
+    PyObject* object = python_object(storage);
+    return object != nullptr && attribute(object, names()._tide_update).get() != Py_None;
+  }
+
+  // Whether the storage's memory is torch's own to give and take.
+  bool movable(c10::StorageImpl& storage) {
+    Record* record = Records::of(storage);
+    // It moved; and torch aborts if a guarded storage is asked if it is shared.
+    if (record != nullptr && record->is_away()) return true;
+    if (has_update(storage)) return true;  // it was asked then, and is guarded since
+    if (record != nullptr && !record->moves) return false;
+    if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
+    if (record != nullptr && record->is_owner && storage.resizable() && !asks_device) return true;
+    Held object = object_of(storage);
+    return call(device.get(), names().movable, object.get()).get() == Py_True;
+  }
+
+  // Keeps a storage where it is: an alias exists that nobody sees.
+  void pin(Record& record) {
+    int64_t number = number_of(record);
+    ++record.pins;
+    if (c10::Storage storage = record.storage()) {
+      auto begin = reinterpret_cast<uintptr_t>(Records::memory_of(*record.impl).get());
+      aliased_[number] = {begin, begin + record.size};
+    }
+    pins_.emplace_back(number, true);
+  }
+
+  // Takes one `pin` back.
+  void unpin(Record& record) {
+    if (record.ledger != this) return;
+    if (--record.pins == 0) aliased_.erase(record.number);
+    pins_.emplace_back(record.number, false);
+  }
+
+  // An op that has returned uses the storage until the opposite: it stays meanwhile.
+  void async_use(Record& record, bool begins) {
+    record.async_uses += begins ? 1 : -1;
+    if (record.ledger == this && record.async_uses == (begins ? 1 : 0)) async_changes_.push_back(number_of(record));
+  }
+
+  // -- how much is in memory ------------------------------------------------------------------------------
+
+  // Bytes of the storages that are in memory: all but those that are `OUT`.
+  int64_t live() {
+    Records::look_for_dead();
+    return counted;
+  }
+
+  void note_peak() { peak = std::max<int64_t>(peak, live()); }
+  bool is_at_rest() { return live() <= limit && marked == 0; }
+
+  // -- what the session hears ------------------------------------------------------------------------------
+
+  void connect(const SessionCalls& calls) { calls_ = calls; }
+  const SessionCalls& calls() const { return calls_; }
+
+  // Sends what it has not heard of.
+  void flush() {
+    if (calls_.handle == 0) return;
+    Records::look_for_dead();
+    std::vector<tide_birth> births;
+    std::vector<uint32_t> deaths;
+    if (untold_ != 0) births = births_to_tell();
+    {
+      std::lock_guard lock(mutex());
+      deaths.swap(deaths_);
+    }
+    if (!births.empty() || !deaths.empty()) {
+      calls_.require(calls_.sync(calls_.handle, births.data(), births.size(), deaths.data(), deaths.size()));
+      std::lock_guard lock(mutex());
+      retired_numbers_.insert(retired_numbers_.end(), deaths.begin(), deaths.end());
+    }
+    if (resized_.empty() && modified_.empty() && pins_.empty() && async_changes_.empty()) return;
+    for (int64_t number : std::exchange(resized_, {}))
+      if (auto record = record_at(number)) calls_.require(calls_.resized(calls_.handle, number, record->size));
+    for (int64_t number : std::exchange(modified_, {}))
+      if (record_at(number)) calls_.require(calls_.modified(calls_.handle, number));
+    for (auto [number, on] : std::exchange(pins_, {}))
+      if (record_at(number)) calls_.require(calls_.pin(calls_.handle, number, on));
+    for (int64_t number : std::exchange(async_changes_, {}))
+      if (auto record = record_at(number))
+        calls_.require(calls_.async_use(calls_.handle, number, record->async_uses > 0));
+  }
+
+  // Whether it has heard of nothing that lives now and was not told.
+  bool has_pending() {
+    std::lock_guard lock(mutex());
+    return untold_ != 0 || !deaths_.empty() || !resized_.empty() || !modified_.empty() || !pins_.empty() ||
+           !async_changes_.empty();
+  }
+
+  const int64_t limit;              // of `live`
+  std::atomic<int64_t> counted{0};  // as `live`, with those that have died unseen
+  int64_t peak = 0;                 // the highest `live` at an op boundary
+  std::atomic<int64_t> marked{0};   // storages that are not plainly resident
+  bool quiet = false;  // nothing is out, on its way or copied, and there is room: ops need not be looked at
+  bool expects_buckets = false;  // whether there is a reducer of DDP
+  bool newborn_is_guarded = true, newborn_moves = true;  // see `Record`
+  int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
+  bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
+
+  // Python's: the device, what reaches storages for other blocks and threads, what is called where a birth exceeds the
+  // limit while all is quiet, and where storages are that are out, in words.
+  Held device{nullptr}, access{nullptr}, when_full{nullptr};
+  std::string outside;
+  long process = 0;
+  PyObject* object = nullptr;  // of this ledger in Python, which owns it
+
+ private:
+  static std::mutex& mutex() { return Records::all().mutex; }
+
+  static Held object_of(c10::StorageImpl& storage) {
+    return checked(THPStorage_Wrap(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage))));
+  }
+
+  // What hangs on the storage's object in Python, if it has one.
+  static PyObject* python_object(const c10::StorageImpl& storage) { return storage.pyobj_slot()->load_pyobj(); }
+
+  static bool is_aliased(const c10::StorageImpl& storage) {
+    PyObject* object = python_object(storage);
+    return object != nullptr && is_true(object, names()._aliased);
+  }
+
+  // Another block, of which this is the ledger, gives it away.
+  void hand_over(c10::StorageImpl& storage) { call(access.get(), names().rebind, object_of(storage).get()); }
+
+  // Whether the storage only shows memory that another one owns, and that counts there.
+  bool is_alias(const c10::StorageImpl& storage) const {
+    if (aliased_.empty() || storage.resizable()) return false;
+    auto address = reinterpret_cast<uintptr_t>(Records::memory_of(storage).get());
+    return std::any_of(aliased_.begin(), aliased_.end(),
+                       [&](const auto& each) { return each.second.first <= address && address < each.second.second; });
+  }
+
+  void enlist(Record& record, int64_t size, const Birth& birth) {
+    std::lock_guard lock(mutex());
+    record.ledger = this;
+    record.size = size;
+    record.present = 0;
+    record.birth = birth;
+    record.state = SETTLED;
+    record.is_guarded = newborn_is_guarded;
+    record.moves = newborn_moves;
+    record.pins = record.addresses_end = record.async_uses = 0;
+    record.previous = list_.previous;
+    record.next = &list_;
+    list_.previous->next = &record;
+    list_.previous = &record;
+    counted += size;
+    ++untold_;
+  }
+
+  // With the lock held.
+  int64_t numbered(Record& record) {
+    if (record.number >= 0 || record.ledger != this) return record.number;
+    if (free_numbers_.empty()) {
+      record.number = next_number_++;
+    } else {
+      record.number = free_numbers_.back();
+      free_numbers_.pop_back();
+    }
+    by_number_[record.number] = &record;
+    return record.number;
+  }
+
+  // Of those that it has not heard of: they are the last ones of the list.
+  std::vector<tide_birth> births_to_tell() {
+    std::vector<RecordPtr> untold;
+    {
+      std::lock_guard lock(mutex());
+      for (Link* each = list_.previous; each != &list_ && !static_cast<Record*>(each)->is_reported;
+           each = each->previous)
+        untold.push_back(RecordPtr::reclaim_copy(static_cast<Record*>(each)));
+    }
+    std::vector<tide_birth> births;
+    births.reserve(untold.size());
+    for (auto each = untold.rbegin(); each != untold.rend(); ++each) {
+      Record& record = **each;
+      c10::Storage storage = record.storage();
+      bool stays = !storage || !movable(*record.impl);
+      std::lock_guard lock(mutex());
+      if (record.ledger != this || record.is_reported) continue;
+      auto number = static_cast<uint64_t>(numbered(record));
+      record.is_reported = true;  // from here on its death is told
+      --untold_;
+      uint64_t index = record.birth.index < 0 ? OUTSIDE_A_STEP : record.birth.index;
+      births.push_back({stays ? number | TIDE_UNMOVABLE : number, static_cast<uint64_t>(record.size),
+                        index << 16 | static_cast<uint64_t>(record.birth.slot)});
+    }
+    return births;
+  }
+
+  static constexpr uint64_t OUTSIDE_A_STEP = 0xFFFFFFFF;  // the op index of a birth that no step has seen
+
+  const c10::Device device_;
+  SessionCalls calls_;
+
+  // With the lock of `Records`.
+  Link list_;
+  size_t untold_ = 0;
+  std::unordered_map<int64_t, Record*> by_number_;
+  std::vector<uint32_t> deaths_;  // numbers that the session has not heard of
+  std::vector<uint32_t> free_numbers_, retired_numbers_;
+  int64_t next_number_ = 0;
+
+  // What the session has not heard of, beside births and deaths: numbers of storages.
+  std::vector<int64_t> resized_, modified_, async_changes_;
+  std::vector<std::pair<int64_t, bool>> pins_;
+  std::unordered_map<int64_t, std::pair<uintptr_t, uintptr_t>> aliased_;  // the memory of those that are pinned
+};
+
+inline void Records::died(Record& record) {
+  if (record.ledger != nullptr) record.ledger->died(record);
+}
+
+}  // namespace tidelog

@@ -1,0 +1,309 @@
+// What is known of each storage: a record, kept by the storage's object in C++, without an object in Python. Those of
+// one block stand in its ledger.
+//
+// A record owns the memory of its storage, where that is plain memory of an allocator's: it hangs there as the owner,
+// so it learns when the memory goes, and finds its storage by two reads. Other memory (a file's, NumPy's, a GPU's,
+// whose allocator looks at owners) stays as it is: such a record is found by a table, and its death by a look at all of
+// them.
+//
+// A reference to a storage, or an object of it in Python, would change what autograd does with it: it adds gradients up
+// in place where nobody else has the storage. So a record has a weak one, which counts for nothing there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/flat_hash_map.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "python.h"
+
+namespace tidelog {
+
+// `_record.SETTLED` and the others.
+constexpr uint8_t SETTLED = 0, CLEAN = 1, LEAVING = 2, OUT = 4, COMING = 8, AWAY = OUT | COMING;
+
+class Ledger;
+struct Record;
+using RecordPtr = c10::intrusive_ptr<Record>;
+
+// What an op made: the op's name, its index in the step (below zero outside of one), and which of its results.
+struct Birth {
+  const std::string* op = nullptr;  // of `interned`, which lives for good
+  int64_t index = -1, slot = 0;
+};
+
+inline const std::string* interned(const std::string& text) {
+  static auto* mutex = new std::mutex;
+  static auto* all = new std::set<std::string>;
+  std::lock_guard lock(*mutex);
+  return &*all->insert(text).first;
+}
+
+// A place in a ledger's list, which is in the order in which storages came.
+struct Link {
+  Link *previous = this, *next = this;
+};
+
+struct Record final : c10::intrusive_ptr_target, Link {
+  explicit Record(c10::StorageImpl& storage)
+      : impl(&storage), weak(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)) {}
+
+  // The storage; null where it has died.
+  c10::Storage storage() const { return c10::Storage(weak.lock()); }
+
+  bool is_away() const { return (state & AWAY) != 0; }
+  // Bytes that are in memory.
+  int64_t counted() const { return (state & OUT) != 0 ? present : size; }
+
+  c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak;
+  c10::DataPtr memory;  // the storage's, where this is its owner
+  bool is_owner = false;  // whether this hangs on the storage as the owner of its memory
+
+  Ledger* ledger = nullptr;  // null: no block counts it
+  int64_t size = 0, present = 0;
+  Birth birth;
+  int64_t number = -1;  // by which the session knows it; below zero: it does not
+  std::atomic<uint8_t> state{SETTLED};
+  bool is_reported = false;  // the session has heard of it
+  bool is_guarded = true;  // when it is out; not a bucket of DDP's
+  bool moves = true;  // not in memory of the program's own
+  bool in_flight = false;  // a device or a copy may touch its memory
+  c10::Storage kept;  // the storage meanwhile, where this is not the memory's owner
+  int64_t pins = 0, addresses_end = 0, async_uses = 0;
+  std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
+
+  // Python's; read and changed with its lock.
+  PyObject* object = nullptr;  // of this record; borrowed
+  PyObject *name = nullptr, *parted = nullptr;
+
+  // Never with the lock of `Records`: Python's is taken.
+  ~Record() override {
+    if ((name == nullptr && parted == nullptr) || !Py_IsInitialized()) return;
+    Gil gil;
+    Py_XDECREF(name);
+    Py_XDECREF(parted);
+  }
+};
+
+// All records, of all blocks.
+class Records {
+ public:
+  static Records& all() {
+    static auto* records = [] {
+      auto* made = new Records;  // never destroyed: storages outlive everything
+      auto lock = +[] { Records::all().mutex.lock(); };
+      auto unlock = +[] { Records::all().mutex.unlock(); };
+      pthread_atfork(lock, unlock, unlock);
+      return made;
+    }();
+    return *records;
+  }
+
+  // The record of a storage that is alive; null: it has none.
+  static Record* of(const c10::StorageImpl& storage) {
+    const c10::DataPtr& memory = memory_of(storage);
+    if (memory.get_deleter() == &ended) {
+      auto* record = static_cast<Record*>(memory.get_context());
+      if (record->impl == &storage) return record;
+    }
+    Records& records = all();
+    if (records.count_.load(std::memory_order_relaxed) == 0) return nullptr;
+    std::lock_guard lock(records.mutex);
+    auto found = records.by_storage_.find(&storage);
+    return found != records.by_storage_.end() ? found->second.get() : nullptr;
+  }
+
+  // The same; one is made where there is none.
+  static Record& made_for(c10::StorageImpl& storage) {
+    if (Record* record = of(storage)) return *record;
+    auto record = c10::make_intrusive<Record>(storage);
+    if (can_own(storage)) {
+      own(*record);
+    } else {
+      std::lock_guard lock(all().mutex);
+      all().insert(record);
+    }
+    return *record;
+  }
+
+  // Whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
+  static bool can_own(const c10::StorageImpl& storage) {
+    const c10::DataPtr& memory = memory_of(storage);
+    return storage.resizable() && memory.device().is_cpu() && memory.get() != nullptr &&
+           memory.get() == memory.get_context();
+  }
+
+  // Torch's own look at the memory of a storage that is out raises the guard's error.
+  static const c10::DataPtr& memory_of(const c10::StorageImpl& storage) {
+    return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  }
+
+  // From here on the record hangs on its storage as the owner of its memory.
+  static void own(Record& record) {
+    c10::StorageImpl& storage = *record.impl;
+    record.memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
+    hang(record);
+  }
+
+  // The storage loses its memory, and keeps its size. The record hangs on it meanwhile.
+  static void take(c10::StorageImpl& storage, Message message) {
+    Record* record = of(storage);
+    if (record == nullptr) return tidelog::take(storage, std::move(message));
+    Guard::lift(storage);
+    RecordPtr kept = RecordPtr::reclaim_copy(record);
+    c10::DataPtr memory = unhang(*record);  // freed at the end of this
+    hang(*record);
+    guard(storage, std::move(message));
+  }
+
+  // It gets memory of this size, whose address is returned.
+  static uint64_t give(c10::StorageImpl& storage, size_t size, Message message) {
+    Record* record = of(storage);
+    if (record == nullptr || !record->is_owner) return tidelog::give(storage, size, std::move(message));
+    c10::DataPtr memory = allocated(storage, size);
+    auto address = reinterpret_cast<uint64_t>(memory.get());
+    RecordPtr kept = RecordPtr::reclaim_copy(record);
+    Guard::lift(storage);
+    c10::DataPtr before = unhang(*record);
+    storage.set_data_ptr_noswap(std::move(memory));
+    storage.set_nbytes(size);
+    restore(kept);
+    guard(storage, std::move(message));
+    return address;
+  }
+
+  // Two storages have each other's memory from here on.
+  static void swap(c10::StorageImpl& storage, c10::StorageImpl& other, Message message) {
+    let_go(storage);
+    let_go(other);
+    tidelog::swap(storage, other, std::move(message));
+    Record* record = of(storage);
+    if (record != nullptr && can_own(storage)) own(*record);
+  }
+
+  // The storage has its memory as torch made it: others look at its owner.
+  static void let_go(c10::StorageImpl& storage) {
+    Record* record = of(storage);
+    if (record == nullptr || !record->is_owner) return;
+    RecordPtr kept = RecordPtr::reclaim_copy(record);
+    storage.set_data_ptr_noswap(unhang(*record));
+    std::lock_guard lock(all().mutex);
+    all().insert(kept);
+  }
+
+  // Looks which storages have died, of those whose records are in the table.
+  static void look_for_dead() {
+    if (all().count_.load(std::memory_order_relaxed) == 0) return;
+    std::vector<RecordPtr> dead;  // let go of without the lock
+    std::lock_guard lock(all().mutex);
+    auto& table = all().by_storage_;
+    for (auto each = table.begin(); each != table.end();) {
+      if (!each->second->weak.expired()) {
+        ++each;
+        continue;
+      }
+      died(*each->second);
+      dead.push_back(std::move(each->second));
+      each = table.erase(each);
+    }
+    all().count_ = table.size();
+  }
+
+  // From here on nobody frees the storage's memory but `ends`.
+  static void begins(Record& record) {
+    record.in_flight = true;
+    if (!record.is_owner) record.kept = record.storage();
+  }
+
+  // Nobody touches the memory any more.
+  static void ends(Record& record) {
+    RecordPtr dead;
+    c10::Storage kept = std::exchange(record.kept, c10::Storage());
+    c10::DataPtr memory;
+    std::lock_guard lock(all().mutex);
+    if (!record.in_flight) return;
+    record.in_flight = false;
+    if (record.is_owner) return;
+    memory = std::exchange(record.memory, c10::DataPtr());
+    auto& dying = all().dying_;
+    auto found = std::find_if(dying.begin(), dying.end(), [&](const RecordPtr& each) { return each.get() == &record; });
+    if (found == dying.end()) return;
+    dead = std::move(*found);
+    dying.erase(found);
+    died(record);
+  }
+
+  std::mutex mutex;  // of the tables, and of what ledgers have of records
+
+ private:
+  // With the lock held.
+  static void died(Record& record);
+
+  // The memory of a storage goes: with it, or because it gets other memory.
+  static void ended(void* context) {
+    RecordPtr record = RecordPtr::reclaim(static_cast<Record*>(context));
+    c10::DataPtr memory;  // freed without the lock
+    std::lock_guard lock(all().mutex);
+    record->is_owner = false;
+    bool is_dead = record->weak.expired();
+    if (!record->in_flight) memory = std::exchange(record->memory, c10::DataPtr());
+    if (!is_dead)
+      all().insert(record);
+    else if (record->in_flight)
+      all().dying_.push_back(record);
+    else
+      died(*record);
+  }
+
+  void insert(RecordPtr record) {
+    by_storage_[record->impl] = std::move(record);
+    count_ = by_storage_.size();
+  }
+
+  void erase(const c10::StorageImpl* storage) {
+    by_storage_.erase(storage);
+    count_ = by_storage_.size();
+  }
+
+  // Its storage gets its record as the owner of what is in `record.memory`.
+  static void hang(Record& record) {
+    RecordPtr owner = RecordPtr::reclaim_copy(&record);
+    c10::StorageImpl& storage = *record.impl;
+    c10::DataPtr memory(record.memory.get(), owner.release(), &ended, storage.device());
+    storage.set_data_ptr_noswap(std::move(memory));
+    record.is_owner = true;
+    std::lock_guard lock(all().mutex);
+    all().erase(&storage);
+  }
+
+  // The opposite: its memory is returned, and the storage has none. Somebody has a reference to the record.
+  static c10::DataPtr unhang(Record& record) {
+    c10::DataPtr owned = record.impl->set_data_ptr(c10::DataPtr(nullptr, record.impl->device()));
+    if (!record.is_owner) return owned;
+    record.is_owner = false;
+    RecordPtr::reclaim(static_cast<Record*>(owned.release_context()));
+    return std::exchange(record.memory, c10::DataPtr());
+  }
+
+  // The storage has memory again.
+  static void restore(const RecordPtr& record) {
+    if (can_own(*record->impl)) return own(*record);
+    std::lock_guard lock(all().mutex);
+    all().insert(record);
+  }
+
+  ska::flat_hash_map<const c10::StorageImpl*, RecordPtr> by_storage_;  // of records that own no memory
+  std::atomic<size_t> count_{0};
+  std::vector<RecordPtr> dying_;  // whose storages are dead, and whose memory is in flight
+};
+
+}  // namespace tidelog
