@@ -1,5 +1,6 @@
 """Kernels in C++ for ops that change nothing: which ops go past the dispatch mode, and what Python still sees."""
 
+import gc
 import json
 import threading
 import warnings
@@ -332,6 +333,40 @@ def test_after_the_block_it_is_a_tensor_like_any(pool):
     with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
         tide.evict(tensor)
         assert tensor.sum() == SIZE // 2
+
+
+@pytest.mark.parametrize("made", [torch.ones, lambda size: torch.frombuffer(bytearray(4 * size), dtype=torch.float32)])
+def test_the_next_block_begins_with_numbers_of_its_own(pool, made):
+    """Also where the one before is gone, which had told its session of the storage."""
+    tensors = [made(SIZE // 4) for _ in range(4)]
+    for _ in range(3):
+        with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
+            moved = [each for each in tensors if tide.access.moves(each) and each.untyped_storage().resizable()]
+            for each in moved:
+                tide.evict(each)
+            assert [each.sum().item() for each in moved] == [SIZE // 4] * len(moved)
+            assert len({each.untyped_storage()._tide.id for each in tensors}) == 4
+            tensors.reverse()
+        del tide
+        gc.collect()
+
+
+def test_storages_of_others_memory_count_until_they_die(pool):
+    """Nobody says so of memory that no allocator of torch's has made: it is looked for, a few at a time."""
+    with tidelog.offload(pool=pool, memory=256 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
+        live = tide.live_bytes
+        tensors = [torch.frombuffer(bytearray(4096), dtype=torch.float32) for _ in range(2000)]
+        for each in tensors:
+            tide.access.moves(each)
+        assert tide.live_bytes == live + 2000 * 4096
+        del tensors[::2]
+        for _ in range(20):
+            tide.live_bytes
+        assert tide.live_bytes == live + 1000 * 4096
+        del tensors, each
+        for _ in range(20):
+            tide.live_bytes
+        assert tide.live_bytes == live
 
 
 def test_a_mode_of_the_users_sees_each_op(tide):

@@ -120,6 +120,7 @@ class Ledger {
     counted -= record.counted();
     if (record.state != SETTLED) --marked;
     if (!record.is_reported) --untold_;
+    if (oldest_seen_ == &record) oldest_seen_ = record.next;
     record.previous->next = record.next;
     record.next->previous = record.previous;
     if (record.number >= 0) {
@@ -232,7 +233,7 @@ class Ledger {
 
   // Bytes of the storages that are in memory: all but those that are `OUT`.
   int64_t live() {
-    Records::look_for_dead();
+    look_for_dead();
     return counted;
   }
 
@@ -247,7 +248,7 @@ class Ledger {
   // Sends what it has not heard of.
   void flush() {
     if (calls_.handle == 0) return;
-    Records::look_for_dead();
+    look_for_dead();
     std::vector<tide_birth> births;
     std::vector<uint32_t> deaths;
     if (untold_ != 0) births = births_to_tell();
@@ -311,6 +312,29 @@ class Ledger {
     return object != nullptr && is_true(object, names()._aliased);
   }
 
+  // Looks which storages have died of the newest ones, which mostly do, and of some older ones in turn. One that owns
+  // its memory has said so.
+  void look_for_dead() {
+    if (Records::knows_all()) return;
+    std::vector<RecordPtr> dead;  // let go of without the lock
+    std::lock_guard lock(mutex());
+    size_t left = LOOKS;
+    for (Link *each = list_.previous, *next; each != &list_ && left != 0; each = next, --left) {
+      next = each->previous;
+      look_at(static_cast<Record&>(*each), dead);
+    }
+    for (left = LOOKS; left != 0; --left) {
+      if (oldest_seen_ == &list_) oldest_seen_ = list_.next;
+      if (oldest_seen_ == &list_) return;
+      Link* each = std::exchange(oldest_seen_, oldest_seen_->next);
+      look_at(static_cast<Record&>(*each), dead);
+    }
+  }
+
+  static void look_at(Record& record, std::vector<RecordPtr>& dead) {
+    if (!record.is_owner && !record.in_flight && record.weak.expired()) dead.push_back(Records::all().bury(record));
+  }
+
   // Another block, of which this is the ledger, gives it away.
   void hand_over(c10::StorageImpl& storage) { call(access.get(), names().rebind, object_of(storage).get()); }
 
@@ -329,6 +353,8 @@ class Ledger {
     record.present = 0;
     record.birth = birth;
     record.state = SETTLED;
+    record.number = -1;
+    record.is_reported = false;
     record.is_guarded = newborn_is_guarded;
     record.moves = newborn_moves;
     record.pins = record.addresses_end = record.async_uses = 0;
@@ -386,7 +412,9 @@ class Ledger {
   SessionCalls calls_;
 
   // With the lock of `Records`.
+  static constexpr size_t LOOKS = 256;  // at storages, each time that the dead are looked for
   Link list_;
+  Link* oldest_seen_ = &list_;  // where the next look at older ones begins
   size_t untold_ = 0;
   std::unordered_map<int64_t, Record*> by_number_;
   std::vector<uint32_t> deaths_;  // numbers that the session has not heard of

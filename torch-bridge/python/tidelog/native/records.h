@@ -200,9 +200,24 @@ class Records {
     all().insert(kept);
   }
 
-  // Looks which storages have died, of those whose records are in the table.
+  // Whether no record is in the table: then each death is known.
+  static bool knows_all() { return all().count_.load(std::memory_order_relaxed) == 0; }
+
+  // Takes the record of a storage that has died out of the table. With the lock held; what is returned is let go of
+  // without it.
+  RecordPtr bury(Record& record) {
+    died(record);
+    auto found = by_storage_.find(record.impl);
+    if (found == by_storage_.end()) return {};
+    RecordPtr dead = std::move(found->second);
+    by_storage_.erase(found);
+    count_ = by_storage_.size();
+    return dead;
+  }
+
+  // Looks which storages have died, of all whose records are in the table.
   static void look_for_dead() {
-    if (all().count_.load(std::memory_order_relaxed) == 0) return;
+    if (knows_all()) return;
     std::vector<RecordPtr> dead;  // let go of without the lock
     std::lock_guard lock(all().mutex);
     auto& table = all().by_storage_;
