@@ -52,7 +52,7 @@ class Plan:
 
 
 class Place(ctypes.Structure):
-    """Where in a step the program is, as the kernels in C++ see and change it: `Place` in dispatch/cpp/ledger.h."""
+    """Where in a step the program is, as the kernels in C++ see and change it: `Place` in native/block.h."""
 
     _fields_ = (("next_op", ctypes.c_int64), ("follows", ctypes.c_bool), ("profiles", ctypes.c_bool))
     next_op: int  # outside a step below zero; inside, the index of the next op
