@@ -5,7 +5,6 @@ An op is computed once all has happened that its stream waits for, and whatever 
 it should have waited for, and did not, are missing from its result.
 """
 
-import contextlib
 import ctypes
 from collections import deque
 
@@ -47,8 +46,9 @@ class Lagging(TorchDispatchMode):
         self._coming = []  # the events of fetches that have ended, with the memory that they write
         self.launched = 0
         monkeypatch.setattr(Gpu, "computes_at_launch", False)
-        for name in ("take", "give", "swap"):
+        for name in ("take", "swap"):
             monkeypatch.setattr(_moves, name, self._moving(getattr(_moves, name)))
+        monkeypatch.setattr(_moves, "give", self._giving(_moves.give))
         monkeypatch.setattr(Performer, "_order_streams", self._keeping(Performer._order_streams))
         cpu = torch.Tensor.cpu
 
@@ -60,15 +60,19 @@ class Lagging(TorchDispatchMode):
 
     def _moving(self, move):
         def wrapper(storage, *args):
-            with contextlib.suppress(RuntimeError):  # it has a size, and no memory
-                at, length = _place(storage)
-                self._library.fake_let_go(ctypes.c_uint64(at), ctypes.c_size_t(length))
-            result = move(storage, *args)
-            with contextlib.suppress(RuntimeError):
-                # An allocator may give back the memory that the storage had, with the right bytes in it.
-                at, length = _place(storage)
-                ctypes.memset(at, 0xA5, length if at else 0)
-            return result
+            _moves.open_to_reads(storage)  # what is on its way and not wanted any more is guarded
+            at, length = _place(storage)
+            self._library.fake_let_go(ctypes.c_uint64(at), ctypes.c_size_t(length))
+            return move(storage, *args)
+
+        return wrapper
+
+    def _giving(self, give):
+        def wrapper(storage, size, message):
+            at = give(storage, size, message)
+            # An allocator may give back the memory that the storage had, with the right bytes in it.
+            ctypes.memset(at, 0xA5, size if at else 0)
+            return at
 
         return wrapper
 

@@ -170,7 +170,7 @@ class Ledger {
   void measure_again(c10::StorageImpl& storage) {
     Record* record = record_of(storage);
     if (record == nullptr) return;
-    if (!record->is_owner && Records::can_own(storage)) Records::own(*record);
+    if (!record->is_owner && !record->in_flight && Records::can_own(storage)) Records::own(*record);
     auto size = static_cast<int64_t>(storage.nbytes());
     if (size == record->size) return;
     resized_.push_back(number_of(*record));

@@ -77,7 +77,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool is_guarded = true;  // when it is out; not a bucket of DDP's
   bool moves = true;  // not in memory of the program's own
   bool in_flight = false;  // a device or a copy may touch its memory
-  c10::Storage kept;  // the storage meanwhile, where this is not the memory's owner
+  c10::Storage kept;  // the storage meanwhile, where it must live
   int64_t pins = 0, addresses_end = 0, async_uses = 0;
   std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
 
@@ -233,10 +233,11 @@ class Records {
     all().count_ = table.size();
   }
 
-  // From here on nobody frees the storage's memory but `ends`.
-  static void begins(Record& record) {
+  // From here on nobody frees the storage's memory but `ends`. With `lives` the storage lives until then: a device may
+  // touch its memory after that, in the order of streams, and they are told by the storage.
+  static void begins(Record& record, bool lives = false) {
     record.in_flight = true;
-    if (!record.is_owner) record.kept = record.storage();
+    if (lives || !record.is_owner) record.kept = record.storage();
   }
 
   // Nobody touches the memory any more.
