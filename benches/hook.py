@@ -1,12 +1,14 @@
 """What the hook costs per op when nothing is due: our step minus the same step under a mode that does nothing.
 
-    python benches/hook.py [--pairs 40] [--steps 10] [--output json]
+    python benches/hook.py [--pairs 40] [--steps 10] [--device fake] [--output json]
 
 The two run in turn, step by step, in one process; the figure is the median of the differences. Then the same for a
-whole training step of the demo's GPT under a budget that is never reached, as a ratio to the plain step.
+whole training step of the demo's GPT under a budget that is never reached, as a ratio to the plain step. With
+`--device fake` the budget is of a GPU's memory: the tests' fake CUDA, whose kernels the processor computes at launch.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -17,7 +19,7 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "torch-bridge" / "python"), str(ROOT / "demo")]
+sys.path[:0] = [str(ROOT / "torch-bridge" / "python"), str(ROOT / "demo"), str(ROOT / "tests" / "torch")]
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,15 +127,31 @@ def step_figures(pairs, folder):
     }
 
 
+@contextlib.contextmanager
+def on(device, folder):
+    """Blocks are of this device's memory."""
+    if device == "cpu":
+        yield
+        return
+    from pytest import MonkeyPatch
+    from tidetest.fake_cuda import FakeCuda, Gpu
+
+    with MonkeyPatch.context() as patch:
+        FakeCuda(patch, folder, seed=1, laziness=1)
+        patch.setattr(Gpu, "computes_at_launch", False)  # nothing is copied, and the look for it costs more than the op
+        yield
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40, help="interleaved pairs of small steps (default 40)")
     parser.add_argument("--steps", type=int, default=10, help="interleaved pairs of training steps (default 10)")
+    parser.add_argument("--device", choices=["cpu", "fake"], default="cpu", help="whose memory the budget is of")
     parser.add_argument("--output", choices=["text", "json"], default="text")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
-    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder, on(arguments.device, folder):
         figures = {**hook_figures(arguments.pairs, folder), **step_figures(arguments.steps, folder)}
     if arguments.output == "json":
         print(json.dumps(figures))

@@ -13,7 +13,6 @@ from tidelog.native import _built
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 
-pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 
 WIDTH = 64
 STAGING = 256 * KIB

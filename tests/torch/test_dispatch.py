@@ -15,7 +15,6 @@ from tidelog.escapes import _compiled
 from tidetest import MIB
 from tidetest.requests import leave_to_python
 
-pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 
 SIZE = 1 << 20
 

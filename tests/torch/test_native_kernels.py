@@ -2,11 +2,9 @@
 
 import contextlib
 import ctypes
-import sysconfig
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 
 import tidelog
 from tidelog.block import _block
@@ -86,11 +84,8 @@ def custom_ops(kernel):
 @pytest.fixture(scope="module")
 def extension_ops(tmp_path_factory):
     """The same as an extension in C++."""
-    words = [f"-I{folder}" for folder in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
-    words += [f"-L{folder}" for folder in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10", "-std=c++20"]
-    words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     folder = tmp_path_factory.mktemp("extension")
-    torch.ops.load_library(str(native.build(folder, "extension", EXTENSION, *words, compiler="c++")))
+    torch.ops.load_library(str(native.build_for_torch(folder, "extension", EXTENSION)))
     return torch.ops.tidetest_cpp.add_scaled, torch.ops.tidetest_cpp.add_scaled_
 
 

@@ -113,6 +113,13 @@ class Gpu(_device.Gpu):
 
     def notice(self):
         super().notice()
+        self._reach()
+
+    def is_noticed(self):
+        self._reach()
+        return super().is_noticed()
+
+    def _reach(self):
         if self.computes_at_launch:
             _library.fake_reach(ctypes.c_void_p(self._current(self.device.index)), 0, None)
 

@@ -1,9 +1,12 @@
 """C and C++ that a test needs, built when it runs."""
 
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils import cpp_extension
 
 COMPILE_SECONDS = 300
 
@@ -25,3 +28,11 @@ def build(folder, name, source, *words, compiler="cc"):
             pytest.skip(f"{compiler} cannot build with {' '.join(words)}: {error.stderr.splitlines()[-1]}")
         raise AssertionError(error.stderr) from None
     return built
+
+
+def build_for_torch(folder, name, source):
+    """The same in C++, with what torch has for programs."""
+    words = [f"-I{folder}" for folder in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
+    words += [f"-L{folder}" for folder in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10", "-std=c++20"]
+    words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    return build(folder, name, source, *words, compiler="c++")

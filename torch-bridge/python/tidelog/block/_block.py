@@ -109,8 +109,7 @@ class Tide:
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, heap, async_uses)
         learns = self.mode == "auto"
-        # With a GPU the hook notices each launch, and in which stream it is.
-        self._kernels = kernels = Kernels("the budget is of a GPU's memory" if device.option else "")
+        self._kernels = kernels = Kernels()
         self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
         self.updates = _UPDATES[settings.updates](
             ledger,

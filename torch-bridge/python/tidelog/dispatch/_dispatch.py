@@ -53,8 +53,9 @@ class Module(Engine, Protocol):
         seed: int,
         looks: int,
         is_product: bool,
+        repeats: bool,
     ) -> bool:
-        """Registers a kernel for an op; returns whether it has one now."""
+        """Registers a kernel for an op; returns whether it has one now. `repeats`: it may run again where it has failed."""
 
     def adopt_launch(self, func: Launch, name: str, written: int, seed: int, makes: bool, arguments: int) -> None:
         """Knows what is launched from here on."""
@@ -105,19 +106,17 @@ class Module(Engine, Protocol):
 class Kernels:
     """The kernels, as one block uses them."""
 
-    def __init__(self, never: str) -> None:
-        """`never`: why the block has none; empty where it may have them."""
+    def __init__(self) -> None:
         self._module: Module | None = None
-        if not never and get_compiler is None:
-            never = f"torch {torch.__version__} does not say whether torch.compile looks at frames"
-        self._why_not = self._never = never
+        is_silent = get_compiler is None
+        self._why_not = f"torch {torch.__version__} does not say whether torch.compile looks at frames" * is_silent
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
         self._why_mode: str | None = None  # autograd finds the mode where tensors move; empty where it does not
 
     def open(self, hook: TorchDispatchMode, ledger: Ledger, performer: Performer, session: Session) -> None:
         """From here on ops go past the hook that it would only pass on, and usual requests past the performer."""
-        if not self._never and self._module is None and get_compiler is not None:
+        if self._module is None and get_compiler is not None:
             module = cast(Module, native())
             module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module), held, waiting)
             _backward.install(module)
@@ -182,6 +181,7 @@ class Kernels:
                     cast(OpOverload, func),
                     *(info.name, schema.name, schema.overload_name, written, info.seed, _looks(info)),
                     info.name in _PRODUCTS,
+                    info.repeats,
                 )
 
     def _adopt_launch(self, module: Module, func: Launch) -> None:
@@ -209,12 +209,9 @@ class Kernels:
             self._module.follow(None)
 
 
-def watches_scalars(bring_back: Callable[[Storage], None], on_gpu: bool) -> bool:
-    """Has a function called with storages of which a number is about to be read that may be out. `False`: a block on a
-    GPU has no kernels."""
-    if not on_gpu:
-        cast(Module, native()).watch_scalars(bring_back)
-    return not on_gpu
+def watch_scalars(bring_back: Callable[[Storage], None]) -> None:
+    """Has a function called with storages of which a number is about to be read that may be out."""
+    cast(Module, native()).watch_scalars(bring_back)
 
 
 _adopted: set[Op] = set()

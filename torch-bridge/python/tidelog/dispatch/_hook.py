@@ -407,9 +407,7 @@ class Hook(TorchDispatchMode):
         raise error
 
     def _refuse_second_run(self, error: OutOfMemoryError, func: Op) -> None:
-        """Only what writes nothing, and draws no random numbers, gives the same a second time."""
-        info = info_of(func)
-        if info.written or info.launches or info.nests or info.draws or isinstance(error, BudgetError):
+        if not info_of(func).repeats or isinstance(error, BudgetError):
             raise error
 
     # -- records ----------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ class Performer:
         self._session = session
         self._ledger = ledger
         self._device = device
-        self.in_cpp = True  # usual requests, by native/performer.h
+        # Whether usual requests are done by native/performer.h, which knows no events.
+        self.in_cpp = not device.is_asynchronous
         self._heap = heap
         self._async_uses = async_uses
         self._events: dict[int, torch.cuda.Event] = {}  # number of a storage -> behind what touches its memory

@@ -119,7 +119,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _launches.install(access)
     _loading.install(access)
     _forks.install(access)
-    _scalars.install(access, on_gpu)
+    _scalars.install(access)
     for name in _SCRIPT_SAVES:
         _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)

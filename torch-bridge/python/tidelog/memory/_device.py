@@ -55,6 +55,8 @@ class Host:
     place = torch.device("cpu")  # where torch has the memory
     streams: Mapping[int, torch.cuda.Stream] = MappingProxyType({})
     blind = False
+    is_asynchronous = False  # an op that has returned may not have run
+    is_noticed: Callable[[], bool] | None = None  # whether the current stream is one that ops were launched on
 
     def movable(self, storage: Storage) -> bool:
         return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
@@ -160,6 +162,7 @@ class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
     dlpack_type = 2  # CUDA's
+    is_asynchronous = True
     _record_stream: Callable[[Tensor, torch.cuda.Stream], object] = staticmethod(Tensor.record_stream)
 
     def __init__(self, device: torch.device) -> None:
@@ -207,6 +210,9 @@ class Gpu(Host):
                 _let_backward_have_threads(before)
             if self._mapped is not None:
                 self._mapped.end()
+
+    def is_noticed(self) -> bool:
+        return self._current(self.device.index) in self.streams
 
     def notice(self) -> None:
         handle = self._current(self.device.index)

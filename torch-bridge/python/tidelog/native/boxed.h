@@ -13,8 +13,8 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
  public:
   // `is_product`: it writes a product of its last two matrices.
   Boxed(const c10::OperatorHandle& op, PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks,
-        bool is_product)
-      : Kernel(func, name, written, seed, looks, makes(op.schema())),
+        bool is_product, bool repeats)
+      : Kernel(func, name, written, seed, looks, makes(op.schema()), repeats),
         python_(op.getComputedKernelForDispatchKey(DispatchKey::Python)),
         arguments_(op.schema().arguments().size()),
         returns_(op.schema().returns().size()),
@@ -22,16 +22,26 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Run run;
-    if (!takes(run, *stack)) {
-      python_.callBoxed(op, keys, stack);
-      if (run.learns) learn(run, results_in(*stack));
-      return;
+    bool is_ours = takes(run, *stack) && carry_out(run, stack, [&] {
+                     c10::impl::ExcludeDispatchKeyGuard guard(PYTHON);
+                     op.redispatchBoxed(keys & BELOW_PYTHON, stack);
+                   });
+    if (is_ours) return done(run, results_in(*stack));
+    python_.callBoxed(op, keys, stack);
+    if (run.learns) learn(run, results_in(*stack));
+  }
+
+  // Has torch run it, with the arguments on a stack. False: Python has to.
+  template <class Redispatch>
+  bool carry_out(Run& run, const Stack* stack, const Redispatch& redispatch) const {
+    size_t size = stack->size();
+    try {
+      Kernel::carry_out(run, redispatch);
+      return true;
+    } catch (const c10::OutOfMemoryError&) {
+      if (stack->size() != size || !gives_back(run)) throw;
+      return false;
     }
-    carry_out(run, [&] {
-      c10::impl::ExcludeDispatchKeyGuard guard(PYTHON);
-      op.redispatchBoxed(keys & BELOW_PYTHON, stack);
-    });
-    done(run, results_in(*stack));
   }
 
   using Kernel::takes;
@@ -77,12 +87,12 @@ class PassingBoxed final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Kernel::Run run;
-    if (is_cut_off(DispatchKey::Fake) || !kernel_.takes(run, *stack)) return otherwise_.callBoxed(op, keys, stack);
-    kernel_.carry_out(run, [&] {
+    bool is_ours = !is_cut_off(DispatchKey::Fake) && kernel_.takes(run, *stack) && kernel_.carry_out(run, stack, [&] {
       c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), DispatchKey::Fake));
       op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
     });
-    kernel_.done(run, kernel_.results_in(*stack));
+    if (is_ours) return kernel_.done(run, kernel_.results_in(*stack));
+    otherwise_.callBoxed(op, keys, stack);
   }
 
  private:

@@ -20,12 +20,13 @@ class UnderWay {
   UnderWay() = default;
   UnderWay(const UnderWay&) {}
   UnderWay& operator=(const UnderWay&) = delete;
-  ~UnderWay() {
-    if (counts_) --count;
-  }
+  ~UnderWay() { ends(); }
   void begins() {
     counts_ = true;
     ++count;
+  }
+  void ends() {
+    if (std::exchange(counts_, false)) --count;
   }
 
   static inline std::atomic<int> count{0};
@@ -37,13 +38,15 @@ class UnderWay {
 // How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
-  Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes)
+  // `repeats`: an op that has failed may run again, as it changes nothing.
+  Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes, bool repeats)
       : func_(borrowed(func)),
         makes_(makes),
         name_(interned(types::string_in(name))),
         written_(written),
         seed_(seed),
-        looks_(looks) {}
+        looks_(looks),
+        repeats_(repeats) {}
 
   enum class Path { python, quiet, planned, observed };
 
@@ -87,6 +90,16 @@ class Kernel {
       if (run.path == Path::observed) run.block->end_uses();
       throw;
     }
+  }
+
+  // Whether Python does the op again, which makes room first: the device had no memory for it.
+  bool gives_back(Run& run) const {
+    if (!repeats_) return false;
+    Gil gil;
+    run.under_way.ends();
+    run.learns = false;
+    if (run.index >= 0) run.block->place->next_op = run.index;
+    return true;
   }
 
   void done(const Run& run, const Tensors& results) const {
@@ -163,6 +176,7 @@ class Kernel {
     run.needs = block.needs[run.index];
     if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
+    block.notice();
     block.place->next_op = run.index + 1;
     return true;
   }
@@ -226,6 +240,9 @@ class Kernel {
     block.uses = question.uses();
     try {
       block.session.begin_op(run.index, fingerprint, name_->c_str(), question.uses(), needs);
+      block.notice();
+      if (run.index >= 0 && block.times_ops())
+        call(block.device.get(), names().op_begins, checked(PyLong_FromLongLong(run.index)).get());
     } catch (...) {
       block.end_uses();
       throw;
@@ -260,11 +277,12 @@ class Kernel {
     block.tell_heap();
   }
 
-  // As `Steps.profiled`, on a host.
+  // As `Steps.profiled`.
   void profiled(const Block& block, int64_t index, int64_t born) const {
     if (!block.place->profiles) return;
     put_last(block.funcs.get(), index, func_.get());
     put_last(block.needs_seen.get(), index, checked(PyLong_FromLongLong(born)).get());
+    if (block.times_ops()) call(block.device.get(), names().op_ran);
   }
 
   // Has a list end with an object at a place.
@@ -323,6 +341,7 @@ class Kernel {
   const uint64_t written_;  // bit i: it writes argument i
   const uint64_t seed_;     // stands for the op in fingerprints
   const Looks looks_;
+  const bool repeats_;
 };
 
 }  // namespace tidelog

@@ -11,7 +11,7 @@ class Launch final : public Kernel {
  public:
   // `arguments`: how many each has.
   Launch(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, bool makes, size_t arguments)
-      : Kernel(func, name, written, seed, Looks::never, makes), arguments_(arguments) {}
+      : Kernel(func, name, written, seed, Looks::never, makes, /*repeats=*/false), arguments_(arguments) {}
 
   // Launches it, or has Python do so.
   Held operator()(PyObject* arguments, PyObject* python) const {

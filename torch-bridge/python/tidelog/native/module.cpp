@@ -67,14 +67,15 @@ PyObject* adopt(PyObject*, PyObject* args) {
   PyObject *func, *text;
   const char *name, *overload;
   unsigned long long written, seed;
-  int looks, is_product;
-  if (!PyArg_ParseTuple(args, "OUssKKip", &func, &text, &name, &overload, &written, &seed, &looks, &is_product))
+  int looks, is_product, repeats;
+  if (!PyArg_ParseTuple(args, "OUssKKipp", &func, &text, &name, &overload, &written, &seed, &looks, &is_product,
+                        &repeats))
     return nullptr;
   auto& dispatcher = c10::Dispatcher::singleton();
   auto op = dispatcher.findSchema({name, overload});
   if (kernels().count(func) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::Python)) Py_RETURN_FALSE;
   if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
-  auto kernel = std::make_unique<Boxed>(*op, func, text, written, seed, static_cast<Looks>(looks), is_product);
+  auto kernel = std::make_unique<Boxed>(*op, func, text, written, seed, static_cast<Looks>(looks), is_product, repeats);
   kernels().emplace(func, kernel.get());
   register_kernels(*op, std::move(kernel));
   Py_RETURN_TRUE;

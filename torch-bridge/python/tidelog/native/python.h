@@ -137,6 +137,12 @@ struct Names {
   NAME(forked);
   NAME(funcs);
   NAME(in_cpp);
+  NAME(_device);
+  NAME(is_asynchronous);
+  NAME(is_noticed);
+  NAME(notice);
+  NAME(op_begins);
+  NAME(op_ran);
   NAME(looks_on);
   NAME(made);
   NAME(movable);

@@ -137,9 +137,13 @@ class Records {
 
   // Whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
   static bool can_own(const c10::StorageImpl& storage) {
+    return is_allocators(storage) && memory_of(storage).device().is_cpu();
+  }
+
+  // Whether it is plain memory of an allocator's, on any device.
+  static bool is_allocators(const c10::StorageImpl& storage) {
     const c10::DataPtr& memory = memory_of(storage);
-    return storage.resizable() && memory.device().is_cpu() && memory.get() != nullptr &&
-           memory.get() == memory.get_context();
+    return storage.resizable() && memory.get() != nullptr && memory.get() == memory.get_context();
   }
 
   // Torch's own look at the memory of a storage that is out raises the guard's error.

@@ -65,7 +65,7 @@ using AutogradEngine = Engine<torch::autograd::GraphTask>;
 // Whether torch could add in place, as far as the two tensors go: `can_accumulate_inplace` of its engine.
 bool can_be_in_place(const at::Tensor& sum, const at::Tensor& other) {
   if (at::GradMode::is_enabled() || at::isTensorSubclassLike(sum) || at::isTensorSubclassLike(other)) return false;
-  if (!is_plain(sum) || !is_plain(other) || !sum.is_cpu() || !other.is_cpu()) return false;
+  if (!is_plain(sum) || !is_plain(other) || sum.device() != other.device()) return false;
   if (sum.is_inference() || sum._is_zerotensor() || !sum.is_non_overlapping_and_dense()) return false;
   if (sum.sizes() != other.sizes() || sum.scalar_type() != other.scalar_type()) return false;
   return !sum._fw_grad(/*level=*/0).defined() && !other._fw_grad(/*level=*/0).defined();
@@ -87,7 +87,7 @@ size_t stacks_of_call() {
 // Memory that is no allocator's may be that of others, too, who do not count here: an array, another process.
 bool has_own_memory(const c10::StorageImpl& storage) {
   const Record* record = Records::of(storage);
-  return (record != nullptr && record->is_owner) || Records::can_own(storage);
+  return (record != nullptr && record->is_owner) || Records::is_allocators(storage);
 }
 
 // Whether none but the engine has a tensor that is an argument here, and none but the tensor its memory, for all that

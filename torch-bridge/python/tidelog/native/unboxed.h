@@ -92,14 +92,19 @@ struct Kernels<Op, Return(Arguments...)> {
         return Op::redispatch(hidden.keys(), std::forward<Arguments>(arguments)...);
       }
       Kernel::Run run;
-      if (!takes(run, arguments...))
-        return otherwise_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
-      Return result = kernel_.carry_out(run, [&]() -> Return {
-        c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), key_));
-        return Op::redispatch(keys & below_, std::forward<Arguments>(arguments)...);
-      });
-      kernel_.done(run, Tensors(std::tie(std::as_const(result))));
-      return result;
+      if (takes(run, arguments...)) {
+        try {
+          Return result = kernel_.carry_out(run, [&]() -> Return {
+            c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), key_));
+            return Op::redispatch(keys & below_, arguments...);
+          });
+          kernel_.done(run, Tensors(std::tie(std::as_const(result))));
+          return result;
+        } catch (const c10::OutOfMemoryError&) {
+          if (!kernel_.gives_back(run)) throw;
+        }
+      }
+      return otherwise_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
     }
 
    private:

@@ -167,6 +167,7 @@ class OpInfo:
         "looks",
         "name",
         "nests",
+        "repeats",
         "resizes",
         "seed",
         "special",
@@ -202,6 +203,8 @@ class OpInfo:
         self.draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         # It may be written in Python, and launch kernels.
         self.nests = not self.name.startswith(IN_CPP)
+        # It changes nothing, and gives the same again: where a GPU had no memory for it, it may run a second time.
+        self.repeats = not (self.written or self.launches or self.nests or self.draws)
         # It is looked at in full wherever it runs.
         self.special = self.chunks or self.nests or self.launches or self.resizes
 
@@ -305,6 +308,7 @@ class LaunchInfo:
     asks_pinned = chunks = draws = looks = nests = resizes = special = False
     launches: Literal[False] = False
     written = True
+    repeats = False
 
     def __init__(self, launch: Launch | HigherOrder) -> None:
         self.name = launch.name
