@@ -398,6 +398,7 @@ def compare(program, plain, mode):
     print(f"{program.__name__}: {tide.peak_bytes} of {peak} bytes, {moved} moved out, {tide.phase}", flush=True)
     assert tide.peak_bytes <= tide.budget, f"{program.__name__}: {tide.peak_bytes} bytes of {tide.budget}"
     assert figures["totals"]["evictions"] > 0, f"{program.__name__}: nothing moved"
+    assert figures["dispatch"]["ops_past_python"] > 0, f"{program.__name__}: {figures['dispatch']}"
 
 
 def in_block(program, plain, expected, memory, mode):

@@ -122,21 +122,27 @@ class Kernel {
   const bool makes_;  // whether a result may have a storage that no argument has
 
  private:
+  // Whether an op writes this argument.
+  bool writes(size_t position) const { return (written_ >> position & 1) != 0; }
+
   // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
   // the op is for Python.
   bool passes(Run& run, const Tensors& arguments) const {
     auto block = block_of_this_thread();
     // Frames that are entered from here on would be compiled.
-    if (!block || block->ledger.expects_buckets || has_compiler()) return false;
+    if (!block || has_compiler()) return false;
     run.block = std::move(block);
     if (!run.block->ledger.quiet) {
       if (!is_as_planned(run, arguments)) return false;
       run.path = Path::planned;
       return true;
     }
-    bool are_settled = arguments.each([&](size_t, const at::Tensor& tensor) {
+    bool are_settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!is_plain(tensor)) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
+      // With DDP, what is written and was never met is a bucket, which Python registers.
+      if (run.block->ledger.expects_buckets && writes(position) && Records::of(*run.used.back()) == nullptr)
+        return false;
       return !has_update(*run.block, *run.used.back());
     });
     if (!are_settled) {
@@ -200,7 +206,7 @@ class Kernel {
       Record* record = Records::of(storage);
       if (record == nullptr || record->ledger != &ledger) return false;
       uint8_t state = record->state;
-      if (state == CLEAN && (written_ >> position & 1) != 0) modified.push_back(record);
+      if (state == CLEAN && writes(position)) modified.push_back(record);
       return state == SETTLED || state == CLEAN;
     });
     if (!settled) return false;
@@ -223,7 +229,7 @@ class Kernel {
     run.used.clear();
     bool leaves_out = looks_ == Looks::always;
     bool is_usual = arguments.each([&](size_t position, const at::Tensor& tensor) {
-      if (!question.add(block, tensor, (written_ >> position & 1) != 0)) return false;
+      if (!question.add(block, tensor, writes(position))) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
       if (looks_ == Looks::at_shape && position == 0) leaves_out = numbers.has_second(tensor.sizes());
       return true;

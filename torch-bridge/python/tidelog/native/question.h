@@ -178,7 +178,8 @@ class Question {
   // The session's number for a storage, below zero: it has none. What is written differs from its copy from here on.
   static int64_t number_of(const Block& block, const c10::Storage& storage, bool writes) {
     Ledger& ledger = block.ledger;
-    Record* record = ledger.record_of(*storage.unsafeGetStorageImpl());
+    c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+    Record* record = writes ? ledger.record_of_written(impl) : ledger.record_of(impl);
     if (record == nullptr) return -1;
     if (writes) ledger.modifies(*record);
     return ledger.number_of(*record);
