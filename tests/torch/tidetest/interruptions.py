@@ -23,10 +23,11 @@ _SIGNAL = signal.SIGUSR1
 class Act:
     """What a handler does, or a finalizer: one thing after the other. `world` has a model and, in a block, its `tide`."""
 
-    def __init__(self, world, most=10**9):
-        """`most`: how many times it does something."""
+    def __init__(self, world, most=10**9, refused=()):
+        """`most`: how many times it does something. `refused`: errors that say what cannot be done at the moment."""
         self.world = world
         self._most = most
+        self._refused = refused
         self.done = 0
         self.errors = []
         self._saved = {}
@@ -39,6 +40,8 @@ class Act:
         try:
             self._act()
             self.done += 1
+        except self._refused:
+            pass
         except BaseException as error:  # of a finalizer Python drops it
             self.errors.append([*traceback.format_stack(), *traceback.format_exception(error)])
         finally:
@@ -145,7 +148,7 @@ def at_collections(act, chance):
         gc.set_threshold(*thresholds)
 
 
-WAYS = {"lines": (at_lines, 100), "times": (at_times, 1), "collections": (at_collections, 40)}
+WAYS = {"lines": (at_lines, 40), "times": (at_times, 1), "collections": (at_collections, 40)}
 
 
 def while_interrupted(act, way, seed):

@@ -129,7 +129,10 @@ class Tide:
             *(device.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
-        self._handlers = Handlers(self.access, self._hook, lambda: kernels.is_busy() or self.updates.is_ahead())
+        bystander = _threads.Bystander(self.access, async_uses, self.steps.notice)
+        self._handlers = Handlers(
+            self.access, self._hook, bystander, lambda: kernels.is_busy() or self.updates.is_ahead()
+        )
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, self.steps.budget_reached)
         self._recompute = None

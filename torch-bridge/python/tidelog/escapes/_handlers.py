@@ -18,6 +18,7 @@ from tidelog._whole import held, is_in_whole
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._hook import Hook
 from tidelog.escapes._launches import pointers_mean
+from tidelog.escapes._threads import Bystander, is_covered
 from tidelog.storages._ops import Args, Kwargs, OpOverload, any_wrapper
 
 # What those of the module `signal` call, whoever has kept them by another name.
@@ -67,14 +68,14 @@ class Inside(TorchDispatchMode):
 class Handlers:
     """The handlers and finalizers of one block's program."""
 
-    def __init__(self, access: Access, hook: Hook, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, access: Access, hook: Hook, bystander: Bystander, is_busy: Callable[[], bool]) -> None:
         """`is_busy`: whether what is written in C++ is in the middle of something."""
+        self._bystander = bystander
         self._access = access
         self._hook = hook
         self._inside = Inside(hook)
         self._is_busy = is_busy
-        self._thread = threading.get_ident()
-        self._has_pushed = False
+        self._pushed_in: int | None = None  # the thread in which a finalizer's ops come here, if there is one
 
     def must_wait(self, frame: FrameType | None) -> bool:
         """Whether this frame is interrupted in the middle of something."""
@@ -86,7 +87,6 @@ class Handlers:
 
     def begin(self) -> None:
         """The block begins. Where its thread is not the one that handlers run in, they are another thread's code."""
-        self._thread = threading.get_ident()
         gc.callbacks.append(self._collects)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -122,15 +122,22 @@ class Handlers:
         return callable(handler) and not is_plain and not module.startswith("tidelog.")
 
     def _collects(self, phase: str, _info: object) -> None:
-        """The collector is about to run, and has run."""
-        if threading.get_ident() != self._thread:
-            return
-        if self._has_pushed:
-            self._has_pushed = False
+        """The collector is about to run, and has run, in whatever thread."""
+        thread = threading.get_ident()
+        if phase == "start":
+            mode = self._mode_for_finalizers() if self._access.is_live() else None
+            if mode is not None:
+                _push_mode(mode)
+                self._pushed_in = thread
+        elif self._pushed_in == thread:
+            self._pushed_in = None
             _pop_mode(None)
-        elif phase == "start" and self._access.is_live() and not self._is_on():
-            _push_mode(self._inside)
-            self._has_pushed = True
+
+    def _mode_for_finalizers(self) -> TorchDispatchMode | None:
+        """By which ops of finalizers are seen in this thread; None: they are."""
+        if self._access.is_elsewhere():
+            return None if is_covered(self._access) else self._bystander
+        return None if self._is_on() else self._inside
 
     def _is_on(self) -> bool:
         is_cut_off = _is_excluded(torch._C.DispatchKey.PythonTLSSnapshot)

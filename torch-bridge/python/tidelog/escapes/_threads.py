@@ -112,7 +112,7 @@ def watch(access: Access, async_uses: AsyncUses, notice: Callable[[], None]) -> 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             is_own = getattr(args[0] if args else None, "has_modes_of_block", False)
-            if is_own or not access.is_live() or not access.is_elsewhere() or _is_covered(access):
+            if is_own or not access.is_live() or not access.is_elsewhere() or is_covered(access):
                 return function(*args, **kwargs)
             with Bystander(access, async_uses, notice):
                 return function(*args, **kwargs)
@@ -171,7 +171,7 @@ def _holding(access: Access, run: Callable[..., Any], callback: Callable[..., An
     return call
 
 
-def _is_covered(access: Access) -> bool:
+def is_covered(access: Access) -> bool:
     """Whether this thread has the mode of this block."""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
     return any(isinstance(mode, Bystander) and mode.access is access for mode in modes)

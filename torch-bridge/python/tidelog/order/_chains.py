@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -125,21 +127,32 @@ class CallsOfClasses:
 
 class CallsSeen:
     """From `begin` to `close` calls of blocks go through a function, in any thread. Hooks of a module would be
-    too late where its class checkpoints or compiles what its call does. `close` may be called again: Ctrl-C may
-    have come in between."""
+    too late where its class checkpoints or compiles what its call does. Finalizers call blocks as ever: what they do
+    is no part of the program's pass. `close` may be called again: Ctrl-C may have come in between."""
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         self._blocks = list(blocks)
         self._own = {type(block): vars(type(block)).get("__call__") for block in self._blocks}
+        self._collecting: int | None = None  # the thread in which the collector runs, and so finalizers do
 
     def begin(self, call: Call) -> None:
         """From here on they do."""
         ids = {id(block) for block in self._blocks}
+
+        def is_seen(block: nn.Module) -> bool:
+            return id(block) in ids and self._collecting != threading.get_ident()
+
+        gc.callbacks.append(self._collects)
         for kind in self._own:
-            setattr(kind, "__call__", _through(kind.__call__, ids, call))
+            setattr(kind, "__call__", _through(kind.__call__, is_seen, call))
+
+    def _collects(self, phase: str, _info: object) -> None:
+        self._collecting = threading.get_ident() if phase == "start" else None
 
     def close(self) -> None:
         """Classes are as they were."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collects)
         for kind, own in self._own.items():
             if own is not None:
                 setattr(kind, "__call__", own)
@@ -162,10 +175,10 @@ def gradients_seen(look: Callable[[Iterable[Any]], None]) -> Iterator[None]:
         yield
 
 
-def _through(original: Callable[..., Any], ids: set[int], call: Call) -> Callable[..., Any]:
+def _through(original: Callable[..., Any], is_seen: Callable[[nn.Module], bool], call: Call) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if id(block) not in ids:
+        if not is_seen(block):
             return original(block, *args, **kwargs)
         return call(block, original, args, kwargs)
 
