@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _devices
 from tidelog._errors import Error
 from tidelog.memory import _heap, _kept, _mapped, _moves
-from tidelog.memory._record import Storage, resizable
+from tidelog.memory._record import Storage, resizable, unseen
 from tidelog.output._figures import StrPath
 
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
@@ -44,7 +43,7 @@ def is_page_locked(storage: Storage) -> bool:
     locked."""
     if not torch.cuda.is_initialized():
         return False  # then there is no such memory
-    with _disable_current_modes():
+    with unseen():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).is_pinned()
 
 
@@ -277,7 +276,7 @@ class Gpu(Host):
     def _record_streams(self, storage: Storage, guard: Callable[[], object]) -> None:
         """The allocator gives this memory to nobody before the kernels that were launched on every
         stream have run."""
-        with _disable_current_modes():
+        with unseen():
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
             records = [partial(self._record_stream, whole, stream) for stream in list(self.streams.values())]
             _moves.past_guard(storage, guard, partial(whole.set_, storage), *records)

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
 
 from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
 from tidelog.memory import _moves, _record
@@ -60,7 +60,7 @@ def granule(gpu: int) -> int:
 
 def make_usual(storage: _record.Storage) -> None:
     """A storage gets memory of torch's, with its bytes: nobody can resize memory that another has made."""
-    with _disable_current_modes():
+    with _record.unseen():
         usual = torch.UntypedStorage(_record.nbytes(storage), device=storage.device)
         _copy(usual, storage)
     _moves.swap(storage, usual, None)
@@ -82,7 +82,7 @@ class MappedMemory:
         managed = self._allocate(size)
         if not managed:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / (1 << 20):.2f} MiB.")
-        with _disable_current_modes():
+        with _record.unseen():
             tensor: torch.Tensor = torch._C._from_dlpack(_new_capsule(managed, _CAPSULE, None))
             return _record.untyped_storage(tensor)
 

@@ -30,6 +30,10 @@ nbytes: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.nbytes
 data_ptr: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.data_ptr
 resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
 
+# Ops are seen by no mode while this is entered. It is C's: Ctrl-C finds them seen before it or after it, where torch's
+# `_disable_current_modes`, cut short, would leave the thread without its modes.
+unseen = _torch._DisableTorchDispatch
+
 # What made a storage: an op's index in its step, which of its results it is, and the op's name; or the name alone.
 Birth: TypeAlias = "tuple[int, int, str] | str | None"
 

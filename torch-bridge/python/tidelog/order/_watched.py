@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _errors
 from tidelog.memory import _moves
-from tidelog.memory._record import Pending, Storage, nbytes, untyped_storage
+from tidelog.memory._record import Pending, Storage, nbytes, unseen, untyped_storage
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Mark, name_of
@@ -293,7 +292,7 @@ class Watched:
         like: dict[str, Any] = {"dtype": gradient.dtype, "device": gradient.device}
         shape = gradient.shape, gradient.stride()
         parameter.grad = gradient = None
-        with _disable_current_modes():
+        with unseen():
             parameter.grad = torch.empty_strided(*shape, **like)
         self._used_up = UsedUp(parameter.grad, self.name)
 

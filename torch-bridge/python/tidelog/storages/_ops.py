@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tidelog.memory._record import Storage, data_ptr, nbytes, untyped_storage
+from tidelog.memory._record import Storage, data_ptr, nbytes, unseen, untyped_storage
 
 OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
 Work: TypeAlias = "torch.distributed.Work"
@@ -132,7 +132,7 @@ def memory_of(tensor: Tensor) -> list[Storage]:
     try:
         return [untyped_storage(tensor)]
     except RuntimeError:
-        with _disable_current_modes():  # components are had by ops
+        with unseen():  # components are had by ops
             return storages_of((tensor,), {})
 
 
