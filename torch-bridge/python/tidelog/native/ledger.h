@@ -200,7 +200,8 @@ class Ledger {
     if (has_update(storage)) return true;  // it was asked then, and is guarded since
     if (record != nullptr && !record->moves) return false;
     if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
-    if (record != nullptr && record->is_owner && storage.resizable() && !asks_device) return true;
+    bool is_plain = (record != nullptr && record->is_owner) || Records::is_allocators(storage);
+    if (is_plain && storage.resizable() && !asks_device) return true;
     Held object = object_of(storage);
     return call(device.get(), names().movable, object.get()).get() == Py_True;
   }

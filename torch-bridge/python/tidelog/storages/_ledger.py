@@ -155,7 +155,7 @@ def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
     made = native().Ledger(
         device, place.type, place.index if place.index is not None else -1, limit, outside, os.getpid()
     )
-    made.asks_device = torch.cuda.is_initialized()
+    made.asks_device = place.type == "cpu" and torch.cuda.is_initialized()
     made.random_state_bytes = nbytes(untyped_storage(torch.get_rng_state()))
     return cast(Ledger, made)
 
