@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-
 from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
 from tidelog.memory import _moves, _record
 
