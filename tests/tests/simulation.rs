@@ -128,3 +128,25 @@ fn a_seal_holds_what_its_own_batch_puts() {
     let (_, result) = run(&script);
     assert!(result.is_ok(), "{}", result.unwrap_err());
 }
+
+/// A read fails because its disk is gone, and a block that another tensor has there is lost before
+/// anybody looks: that is one tensor lost.
+#[test]
+fn a_tensor_on_a_disk_that_is_gone_is_not_lost() {
+    let content = |salt: u32| Content { length: 100_000, salt };
+    for at in (0..u16::MAX).step_by(512) {
+        let acts = vec![
+            Act::Batch {
+                puts: vec![(1, content(1), 0), (2, content(2), 0)],
+                deletes: vec![],
+                commit: true,
+            },
+            Act::Vanish { disk: 1 },
+            Act::Begin { id: 1, durable: true, slow: false },
+            Act::Lose { disk: 1, metadata: false, at },
+        ];
+        let script = Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 16, acts };
+        let (_, result) = run(&script);
+        assert!(result.is_ok(), "byte {at} of 65536: {}", result.unwrap_err());
+    }
+}

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use tidelog_engine::layout::{BLOCK_BYTES, HOLDERS_OFFSET, METADATA_OFFSET, SUPERBLOCK_OFFSET};
-use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
+use tidelog_engine::path::{Extent, OperationKind};
 use tidelog_engine::schedule::{TransferError, TransferOutcome};
 
 use super::{Check, Runner, text};
@@ -47,15 +47,6 @@ const START: u64 = 16 << 10;
 impl AllowedErrors {
     pub(super) fn any(&self) -> bool {
         self.writes || self.reads > 1 || self.damaged > 0 || self.removed
-    }
-
-    /// Whether a read ended as those of a tensor do that is lost, and some may be.
-    pub(super) fn may_be_lost(&self, outcome: &TransferOutcome) -> bool {
-        match outcome {
-            Err(TransferError::Checksum { .. }) => self.damaged > 0,
-            Err(TransferError::Device { .. }) => self.unreadable,
-            _ => false,
-        }
     }
 }
 
@@ -183,6 +174,23 @@ impl Runner<'_> {
 
     pub(super) fn is_any_unreadable(&self) -> bool {
         self.disks.iter().any(|disk| !disk.unreadable().is_empty())
+    }
+
+    /// Whether a read failed at bytes that the disk does not have any more, where some may be lost.
+    /// The disk is asked: a read that met a fault, or a disk that was gone, fails in the same way.
+    pub(super) fn is_lost(&self, outcome: &TransferOutcome) -> bool {
+        match outcome {
+            Err(TransferError::Checksum { device, offset, length, expected, .. }) => {
+                let bytes = self.disks[usize::from(device.0)].peek(offset.0, length.0 as usize);
+                self.allowed_errors.damaged > 0 && crc32c::crc32c(&bytes) != *expected
+            }
+            Err(TransferError::Device { error, .. }) => {
+                let Extent { offset, length } = error.extent;
+                let disk = &self.disks[usize::from(error.device.0)];
+                self.allowed_errors.unreadable && !disk.is_readable(offset.0, length.0)
+            }
+            _ => false,
+        }
     }
 
     /// Whether a byte of a disk's data lies in a segment that the index goes on in.

@@ -106,7 +106,7 @@ impl Runner<'_> {
                 let at = found.iter().zip(expected).position(|(one, other)| one != other);
                 Err(format!("WRONG BYTES in tensor {name}, from byte {at:?} of the range"))
             }
-            Err(_) if self.allowed_errors.may_be_lost(outcome) => {
+            Err(_) if self.is_lost(outcome) => {
                 if let Some(id) = durable {
                     self.lost.insert(id, content);
                 }

@@ -172,7 +172,7 @@ impl Runner<'_> {
         let ticket = read.map_err(text)?;
         let outcome = ticket.wait();
         self.count_struck(Under::Get);
-        if self.allowed_errors.may_be_lost(&outcome) {
+        if self.is_lost(&outcome) {
             self.lost_sealed.insert((key.0, key.1, content));
         }
         let what = format!("{key:?} of {seal}");
