@@ -11,8 +11,9 @@ use std::time::Duration;
 use common::{CARD, Machine, Ran, SSD, TWIN, loop_device};
 use nix::fcntl::{FcntlArg, fcntl};
 use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::device::lock_of_bytes;
 use tidelog_engine::pool::{FormatOptions, Pool};
-use tidelog_tests::machine::{LoopDevice, lock_of_bytes};
+use tidelog_tests::machine::LoopDevice;
 
 fn is_refused(machine: &Machine, arguments: &[&str], words: &[&str]) -> Ran {
     let before = (machine.driver(), machine.overridden());

@@ -13,8 +13,9 @@ use common::{
 };
 use tidelog_device_safety::{DeviceNumber, Reason, System};
 use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::device::lock_of_bytes;
 use tidelog_engine::pool::{FormatOptions, OpenOptions as PoolOptions, Pool};
-use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, lock_of_bytes, skip};
+use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
 

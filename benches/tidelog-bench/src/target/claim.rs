@@ -4,6 +4,7 @@ use std::fs::File;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
+use tidelog_engine::path::device::lock_of_bytes;
 use tidelog_engine::path::{Device, DeviceKind};
 
 use crate::exit::BenchError;
@@ -41,23 +42,13 @@ impl TargetClaim {
             Err((_, error)) => return Err(failed(error.into())),
         };
         if device.kind() == DeviceKind::File {
-            match fcntl(device.file(), FcntlArg::F_OFD_SETLK(&all_bytes())) {
+            let all = lock_of_bytes(nix::libc::F_WRLCK, 0, 0);
+            match fcntl(device.file(), FcntlArg::F_OFD_SETLK(&all)) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err(held()),
                 Err(error) => return Err(failed(error.into())),
             }
         }
         Ok(Self { _whole: whole })
-    }
-}
-
-/// A write lock of a file from its first byte on.
-fn all_bytes() -> nix::libc::flock {
-    nix::libc::flock {
-        l_type: nix::libc::F_WRLCK as nix::libc::c_short,
-        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
     }
 }

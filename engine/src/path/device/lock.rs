@@ -77,10 +77,8 @@ impl LockedFile {
 
     /// Gives back all that is locked by this descriptor and its copies.
     fn unlock(&self) -> nix::Result<()> {
-        // No length reaches as far as there are bytes.
-        let all = range(&(0..0), Sharing::Alone);
-        let unlocked = nix::libc::flock { l_type: nix::libc::F_UNLCK as i16, ..all };
-        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&unlocked)).map(drop)
+        let all = lock_of_bytes(nix::libc::F_UNLCK, SHARE_LOCKS_OFFSET, 0);
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).map(drop)
     }
 
     /// Whether somebody else has one of these shares locked now.
@@ -167,8 +165,9 @@ fn range(shares: &Range<u32>, sharing: Sharing) -> nix::libc::flock {
     lock_of_bytes(kind, start, i64::from(shares.end - shares.start))
 }
 
-/// A lock of this kind on so many bytes of a file. No length reaches as far as there are bytes.
-pub(super) fn lock_of_bytes(kind: nix::libc::c_int, start: i64, length: i64) -> nix::libc::flock {
+/// What `fcntl` takes for a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on so many bytes of a file. No
+/// length reaches as far as there are bytes.
+pub fn lock_of_bytes(kind: nix::libc::c_int, start: i64, length: i64) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,
         l_whence: nix::libc::SEEK_SET as i16,

@@ -11,6 +11,7 @@ mod tests;
 pub mod users;
 
 pub use controller::ControllerName;
+pub use lock::lock_of_bytes;
 pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
 
 use std::fs::{File, OpenOptions};

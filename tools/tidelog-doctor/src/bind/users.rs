@@ -11,6 +11,7 @@ use tidelog_command_line::{DoctorExit, is_root};
 use tidelog_device_safety::{
     DeviceNumber, NamedDevice, Reason, TargetKind, program_directories, users_and_names,
 };
+use tidelog_engine::path::device::lock_of_bytes;
 use tidelog_gds::topology::PciDevice;
 
 use super::{KERNEL, SystemPaths};
@@ -251,13 +252,7 @@ fn holder_of(claim: &Path) -> io::Result<Option<User>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    let mut lock = libc::flock {
-        l_type: libc::F_WRLCK as _,
-        l_whence: libc::SEEK_SET as _,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
+    let mut lock = lock_of_bytes(libc::F_WRLCK, 0, 0);
     fcntl(&file, FcntlArg::F_GETLK(&mut lock))?;
     if i32::from(lock.l_type) == libc::F_UNLCK {
         return Ok(None);
