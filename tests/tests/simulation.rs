@@ -98,11 +98,16 @@ fn whatever_block_of_a_closed_pool_is_harmed_nothing_is_lost_while_a_copy_stands
                 let second = hows[usize::from(disks) % hows.len()];
                 let harm = Harm { part, how: [how, second], copies, disk: 1, at };
                 let repair = disks == 2;
-                let mut acts = before.clone();
-                acts.push(Act::Harm { harm, cut: None, repair });
-                let script = Script { seed: 9, disks, logical_block: 512, stripe_kib: 16, acts };
-                if let Err(violation) = run(&script).1 {
-                    wrong.push(format!("{disks} disk(s): {violation}"));
+                // After the last commit, and after an opening, which leaves a checkpoint last.
+                for last in [None, Some(Act::Reopen)] {
+                    let mut acts = before.clone();
+                    acts.extend(last.clone());
+                    acts.push(Act::Harm { harm, cut: None, repair });
+                    let (logical_block, stripe_kib) = (512, 16);
+                    let script = Script { seed: 9, disks, logical_block, stripe_kib, acts };
+                    if let Err(violation) = run(&script).1 {
+                        wrong.push(format!("{disks} disk(s), {last:?} before: {violation}"));
+                    }
                 }
             }
         }

@@ -80,7 +80,7 @@ pub struct Harm {
 }
 
 /// One harm to a closed pool for so many acts.
-const EVERY: usize = 3000;
+const EVERY: usize = 1500;
 /// One block that is lost in an open pool for so many acts.
 const LOST_EVERY: usize = 900;
 
@@ -104,8 +104,14 @@ pub(super) fn strew(acts: &mut Vec<Act>, seed: u64, disks: u8) {
     for _ in 0..acts.len().div_ceil(EVERY) {
         let salt = random.draw() as u32;
         let cut = random.chance(4).then(|| random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt)]));
-        let act = Act::Harm { harm: harm(&mut random), cut, repair: random.chance(3) };
-        acts.insert(at(&mut random, acts), act);
+        let harm = harm(&mut random);
+        let act = Act::Harm { harm, cut, repair: random.chance(3) };
+        let place = at(&mut random, acts);
+        acts.insert(place, act);
+        // No record stands behind a checkpoint that opening has written.
+        if matches!(harm.part, Part::Checkpoint | Part::Grown) && random.chance(2) {
+            acts.insert(place, Act::Reopen);
+        }
     }
 }
 
