@@ -8,7 +8,7 @@ use super::format::random_id;
 use super::holder::{holder_offset, this_process};
 use super::media::MemberMedia;
 use super::members::{Member, Members};
-use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock, is_zero};
+use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock};
 use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
@@ -28,9 +28,9 @@ pub struct OlderCopy {
 
 /// What devices have seen of a share, by one reading of their holder blocks.
 pub(super) struct SeenOfShare {
-    /// `None` where a device is not at hand, or its count is lost: it has rotted, or zeroes stand
-    /// there or it cannot be read while the index says that the device has missed nothing. Where
-    /// the index does not say so, it has seen no event.
+    /// `None` where a device is not at hand, or its count is lost: it has rotted, or no holder block
+    /// stands there or it cannot be read while the index says that the device has missed nothing.
+    /// Where the index does not say so, it has seen no event.
     pub(super) events: Vec<Option<Events>>,
     /// The devices that lack an event which another one confirms.
     pub(super) older: Vec<OlderCopy>,
@@ -88,7 +88,12 @@ impl ShareOnDevices<'_> {
             return found;
         }
         for (place, block) in blocks.into_iter().enumerate() {
-            let says_nothing = |block: Option<Vec<u8>>| block.is_none_or(|block| is_zero(&block));
+            let no_event = found[place] == Some(Events::NONE);
+            // Zeroes where the count stands, in a block that is no holder block: those of an unused
+            // place, or of a write that went astray.
+            let says_nothing = |block: Option<Vec<u8>>| {
+                block.is_none_or(|block| no_event && !Holder::is_marked(&block))
+            };
             if block.is_some_and(says_nothing) {
                 let lacks_nothing = self.lacks_nothing(place, &found);
                 found[place] = (!lacks_nothing).then_some(Events::NONE);

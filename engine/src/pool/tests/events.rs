@@ -243,10 +243,15 @@ fn blank(disk: &SimDisk) {
     disk.overwrite(HOLDER, &[0; 4096]);
 }
 
+/// A block of something else comes there, with zeroes where the count is.
+fn stray(disk: &SimDisk) {
+    disk.overwrite(HOLDER, &[&[7; 1000][..], &[0; 3096]].concat());
+}
+
 #[test]
 fn a_holder_block_of_zeroes_beside_an_index_that_lacks_nothing_is_damage_that_is_mended() {
     for disk in 0..2 {
-        for left_by_a_kill in [false, true] {
+        for (left_by_a_kill, strays) in [(false, false), (true, false), (false, true)] {
             let disks = disks_of_a_pool();
             if left_by_a_kill {
                 let pool = Pool::open(&disks, &quick()).unwrap();
@@ -254,7 +259,11 @@ fn a_holder_block_of_zeroes_beside_an_index_that_lacks_nothing_is_damage_that_is
                 cut_power(&disks, PowerCut::KeepAll);
                 drop(pool);
             }
-            blank(&disks[disk]);
+            if strays {
+                stray(&disks[disk])
+            } else {
+                blank(&disks[disk])
+            }
             let report = check(&disks, false, &mut |_| ()).unwrap();
             let device = format!("sim{disk}");
             let lost = Damage::Holder { share: 0, device: device.clone() };
@@ -292,8 +301,10 @@ fn a_holder_block_of_zeroes_is_an_older_copy_where_no_index_says_otherwise() {
     cut_power(&disks, PowerCut::KeepAll);
     drop(pool);
     disks[1].swap(&mut older);
-    blank(&disks[1]);
-    assert_eq!(refused(&disks), ["sim1"]);
+    for hit in [blank, stray] {
+        hit(&disks[1]);
+        assert_eq!(refused(&disks), ["sim1"]);
+    }
 }
 
 #[test]
