@@ -18,6 +18,7 @@ const FEW: TidelogOptions = TidelogOptions {
     goal: Goal::Balanced,
     trials: 2_000,
     runtime: Runtime { lookahead: 0, handling: Nanos(0) },
+    gpu: None,
     without: None,
 };
 

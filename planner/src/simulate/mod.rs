@@ -5,10 +5,22 @@
 //! ops as the bridge tells it, and of completions when the bridge would see them: at op boundaries,
 //! or while an op waits. Iterations are run until everything that wraps around the iteration has
 //! settled: until one takes as long as the one before. It is reported.
+//!
+//! Where tensors are a GPU's there are two clocks ([`GpuRuntime`]): the program's thread launches
+//! ahead of the GPU, and each waits for the other where streams, events and the allocator make it.
 
+mod arena;
+mod caching;
+mod engines;
+mod event;
+mod gpu;
+mod gpu_runtime;
+mod gpu_step;
 mod link;
 mod links;
 mod run;
+mod thread;
+mod two_clocks;
 mod world;
 
 use crate::cost::{Machine, MachineError};
@@ -17,6 +29,11 @@ use crate::plan::{Compiler, Expectation, Plan, PlanError, PlannedBytes};
 use crate::residency::{BudgetRefusal, Stats, TransferFailure};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
+pub use gpu_runtime::{
+    ChecksumStream, CompletionRule, CopyRates, EvictionAfter, GpuAllocator, GpuBehaviour, GpuCosts,
+    GpuRuntime,
+};
+pub use gpu_step::{GpuStep, StepCounts, TimeCause};
 use run::SimulationRun;
 use std::sync::Arc;
 
@@ -64,6 +81,26 @@ pub struct Runtime {
     pub handling: Nanos,
 }
 
+/// Who carries a plan out: a thread whose clock the ops share, or one with a GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Carrier {
+    Thread(Runtime),
+    Gpu(GpuRuntime),
+}
+
+impl Carrier {
+    fn lookahead(&self) -> u32 {
+        match self {
+            Self::Thread(runtime) => runtime.lookahead,
+            Self::Gpu(runtime) => runtime.lookahead,
+        }
+    }
+
+    fn rechecks(&self) -> bool {
+        matches!(self, Self::Gpu(runtime) if runtime.behaviour.recheck)
+    }
+}
+
 /// One iteration in the steady state. Times count from its beginning.
 #[derive(Clone, Debug, Default)]
 pub struct Simulation {
@@ -85,6 +122,9 @@ pub struct Simulation {
     pub bytes: PlannedBytes,
     /// The residency machine's counters over all iterations.
     pub stats: Stats,
+    /// Where the time went, where tensors are a GPU's. Ops begin and stall by its clock then; what
+    /// memory holds is by the clock of the program's thread.
+    pub gpu: Option<GpuStep>,
 }
 
 /// A wait of an op.
@@ -181,12 +221,27 @@ pub fn simulate_under(
     machine: &Machine,
     policy: Policy<'_>,
 ) -> Result<Simulation, SimulateError> {
-    steady(SimulationRun::begin(runtime, trace, machine, policy)?, policy.name())
+    let carrier = Carrier::Thread(runtime);
+    steady(SimulationRun::begin(carrier, trace, machine, policy)?, policy.name())
+}
+
+/// [`simulate`] on a GPU: with two clocks, and with what the bridge takes.
+///
+/// # Panics
+/// As [`simulate`].
+pub fn simulate_on_gpu(
+    runtime: GpuRuntime,
+    trace: &Trace,
+    machine: &Machine,
+    policy: Policy<'_>,
+) -> Result<Simulation, SimulateError> {
+    let carrier = Carrier::Gpu(runtime);
+    steady(SimulationRun::begin(carrier, trace, machine, policy)?, policy.name())
 }
 
 /// Simulates plan after plan for one trace: what follows from the trace alone is made once.
 pub(crate) struct Simulator<'a> {
-    runtime: Runtime,
+    carrier: Carrier,
     trace: &'a Trace,
     machine: &'a Machine,
     compiler: Compiler<'a>,
@@ -194,12 +249,12 @@ pub(crate) struct Simulator<'a> {
 
 impl<'a> Simulator<'a> {
     pub(crate) fn new(
-        runtime: Runtime,
+        carrier: Carrier,
         trace: &'a Trace,
         machine: &'a Machine,
     ) -> Result<Self, SimulateError> {
         machine.check_for(trace)?;
-        Ok(Self { runtime, trace, machine, compiler: Compiler::new(trace)? })
+        Ok(Self { carrier, trace, machine, compiler: Compiler::new(trace)? })
     }
 
     /// One iteration under a plan of `policy` with these rows, which are in any order.
@@ -209,7 +264,7 @@ impl<'a> Simulator<'a> {
         rows: &[Migration],
     ) -> Result<Simulation, SimulateError> {
         let schedule = Arc::new(self.compiler.compile(rows)?);
-        steady(SimulationRun::new(self.runtime, self.trace, self.machine, Some(&schedule))?, policy)
+        steady(SimulationRun::new(self.carrier, self.trace, self.machine, Some(&schedule))?, policy)
     }
 }
 
@@ -245,7 +300,8 @@ pub fn run_many(
     policy: Policy<'_>,
     iterations: u32,
 ) -> Result<(Nanos, Stats), SimulateError> {
-    let mut run = SimulationRun::begin(Runtime::default(), trace, machine, policy)?;
+    let mut run =
+        SimulationRun::begin(Carrier::Thread(Runtime::default()), trace, machine, policy)?;
     for _ in 0..iterations {
         run.iteration()?;
     }
@@ -299,3 +355,6 @@ pub fn with_expectations_under(
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod two_clocks_tests;

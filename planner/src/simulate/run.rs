@@ -1,8 +1,9 @@
 //! Iterations on one clock: the residency machine is asked, its actions are performed on the links.
 
 use super::links::SimulatedLinks;
+use super::thread::ProgramThread;
 use super::world::World;
-use super::{OpStall, Policy, Runtime, SimulateError, Simulation};
+use super::{Carrier, OpStall, Policy, SimulateError, Simulation};
 use crate::cost::Machine;
 use crate::plan::{born_bytes, simulated};
 use crate::residency::{Config, OpBegin, OpProgress, OpUse, Residency, Schedule, StorageId};
@@ -30,43 +31,46 @@ pub(super) struct SimulationRun<'a> {
 impl<'a> SimulationRun<'a> {
     /// A run under a policy, on a machine that is checked first.
     pub(super) fn begin(
-        runtime: Runtime,
+        carrier: Carrier,
         trace: &'a Trace,
         machine: &Machine,
         policy: Policy<'_>,
     ) -> Result<Self, SimulateError> {
         if let Policy::Ideal = policy {
             let machine = Machine { budget: UNLIMITED, staging: Bytes(0), ..*machine };
-            return Self::new(runtime, trace, &machine, None);
+            return Self::new(carrier, trace, &machine, None);
         }
         machine.check_for(trace)?;
         let schedule = match policy {
             Policy::Planned(plan) => Some(Arc::new(simulated(plan, trace)?)),
             _ => None,
         };
-        Self::new(runtime, trace, machine, schedule.as_ref())
+        Self::new(carrier, trace, machine, schedule.as_ref())
     }
 
     /// A run whose global storages are all made, out of memory where they do not fit.
     pub(super) fn new(
-        runtime: Runtime,
+        carrier: Carrier,
         trace: &'a Trace,
         machine: &Machine,
         schedule: Option<&Arc<Schedule>>,
     ) -> Result<Self, SimulateError> {
         let (budget, staging) = (machine.budget, machine.staging);
-        let Runtime { lookahead, handling } = runtime;
         let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
-        let config = Config { lookahead, host_memory, ..Config::new(budget, staging) };
+        let (lookahead, recheck) = (carrier.lookahead(), carrier.rechecks());
+        let config = Config { lookahead, host_memory, recheck, ..Config::new(budget, staging) };
         let residency = Residency::new(config);
         let capacity = Bytes(budget.0.saturating_sub(staging.0));
+        let (links, thread, handling) = match carrier {
+            Carrier::Thread(runtime) => (SimulatedLinks::new(machine), None, runtime.handling),
+            Carrier::Gpu(runtime) => {
+                let thread = ProgramThread::new(runtime, capacity.0);
+                (SimulatedLinks::of_gpu(machine, &runtime), Some(thread), Nanos(0))
+            }
+        };
+        let figures = [capacity.0, handling.0];
         let mut run = Self {
-            world: World::new(
-                trace,
-                residency,
-                SimulatedLinks::new(machine),
-                [capacity.0, handling.0],
-            ),
+            world: World::new(trace, residency, links, thread, figures),
             named: vec![Instances::default(); trace.storages.len()],
             ends_late: ends_late(trace),
         };
@@ -118,6 +122,7 @@ impl<'a> SimulationRun<'a> {
         for index in 0..self.world.trace.ops.len() {
             self.op(index)?;
         }
+        self.world.end_gpu_step();
         self.world.residency.step_end();
         self.world.perform();
         for index in 0..self.named.len() {
@@ -141,15 +146,16 @@ impl<'a> SimulationRun<'a> {
         let trace = self.world.trace;
         let op = &trace.ops[index];
         let op_index = OpIndex(index as u32);
+        self.world.dispatch();
         let uses = self.uses(op);
         self.world.residency.expect(op_index, op.fingerprint);
         let waited_for = self.first_absent(&uses);
         let begin = OpBegin { index: Some(op_index), uses: &uses, needs: born_bytes(trace, op) };
         let progress = self.world.residency.op_begin(&begin);
         let mut waited = self.until_ready(progress, || format!("op {index} ({})", op.name))?;
-        for birth in &op.births {
-            self.make(birth.storage, Some((op_index, birth.slot)));
-        }
+        let births = op.births.iter();
+        let made: Vec<StorageId> =
+            births.map(|birth| self.make(birth.storage, Some((op_index, birth.slot)))).collect();
         let progress = self.world.residency.settle();
         waited +=
             self.until_ready(progress, || format!("the outputs of op {index} ({})", op.name))?;
@@ -161,7 +167,8 @@ impl<'a> SimulationRun<'a> {
                 self.world.result.stalls.push(OpStall { op: op_index, begin, length, waited_for });
             }
         }
-        self.world.now += op.duration.0;
+        let touched = uses.iter().map(|used| used.storage).chain(made);
+        self.world.run(op_index, op, touched);
         self.world.residency.op_end();
         for death in &op.deaths {
             let instances = &mut self.named[death.storage.0 as usize];
@@ -200,10 +207,14 @@ impl<'a> SimulationRun<'a> {
     ) -> Result<u64, SimulateError> {
         let mut waited = 0;
         loop {
-            self.world.perform();
+            let has_told = self.world.perform();
             self.world.handle();
             match progress {
                 OpProgress::Ready => return Ok(waited),
+                OpProgress::Waiting if has_told => {
+                    progress = self.world.residency.resume();
+                    continue;
+                }
                 OpProgress::Waiting => {}
                 OpProgress::Refused(refusal) => {
                     let told = refusal.told(|id| self.world.name_of(id));
@@ -213,13 +224,10 @@ impl<'a> SimulationRun<'a> {
                     return Err(SimulateError::Failed { what: what(), failure });
                 }
             }
-            let Some(next) = self.world.links.next_completion() else {
+            let Some(more) = self.world.wait() else {
                 return Err(SimulateError::Stuck { what: what() });
             };
-            let next = self.world.now.max(next);
-            waited += next - self.world.now;
-            self.world.now = next;
-            self.world.complete();
+            waited += more;
             progress = self.world.residency.resume();
         }
     }

@@ -3,6 +3,7 @@
 
 use super::link::TransferProgress;
 use super::links::{CompletedTransfer, LinkId, LinkTransfer, SimulatedLinks};
+use super::thread::ProgramThread;
 use super::{SimulatedTransfer, Simulation};
 use crate::migration::{Ending, MemorySample, MigrationDirection};
 use crate::residency::{
@@ -23,10 +24,19 @@ pub(super) struct SimulatedStorage {
     dead: bool,
 }
 
+impl SimulatedStorage {
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+}
+
 pub(super) struct World<'a> {
     pub(super) trace: &'a Trace,
     pub(super) residency: Residency,
     pub(super) links: SimulatedLinks,
+    /// The thread that runs the ops where tensors are a GPU's; without one the ops take its time.
+    pub(super) thread: Option<ProgramThread>,
+    /// The thread's clock.
     pub(super) now: u64,
     pub(super) recording: bool,
     pub(super) result: Simulation,
@@ -42,6 +52,8 @@ pub(super) struct World<'a> {
     moving: u64,
     wanted: u64,
     actions: Vec<ResidencyAction>,
+    /// In their streams, and so complete for the session.
+    pub(super) enqueued: Vec<TransferId>,
     /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent
     /// on those begun.
     handling: u64,
@@ -53,12 +65,14 @@ impl<'a> World<'a> {
         trace: &'a Trace,
         residency: Residency,
         links: SimulatedLinks,
+        thread: Option<ProgramThread>,
         [capacity, handling]: [u64; 2],
     ) -> Self {
         Self {
             trace,
             residency,
             links,
+            thread,
             now: 0,
             recording: false,
             result: Simulation::default(),
@@ -71,6 +85,7 @@ impl<'a> World<'a> {
             moving: 0,
             wanted: 0,
             actions: Vec::new(),
+            enqueued: Vec::new(),
             handling,
             unhandled: 0,
         }
@@ -79,6 +94,7 @@ impl<'a> World<'a> {
     /// From now on times, and bytes that move, count from here.
     pub(super) fn begin_iteration(&mut self) {
         self.origin = self.now;
+        self.begin_gpu_step();
         if self.recording {
             self.result = Simulation { peak: self.result.peak, ..Simulation::default() };
             let under_way = self.links.under_way(self.now).into_iter();
@@ -106,6 +122,7 @@ impl<'a> World<'a> {
         }
         self.result.transfers.sort_by_key(|t| (t.begin, t.moved, t.end, t.storage));
         self.result.time = self.since_origin(self.now);
+        self.tell_gpu_step();
         policy.clone_into(&mut self.result.policy);
         self.result.stats = self.residency.stats();
         self.result
@@ -129,6 +146,7 @@ impl<'a> World<'a> {
         };
         self.held += size;
         self.wanted += size;
+        self.take_memory_of_birth(id);
         let attributes = Attributes { movable: described.movable, birth };
         self.residency.born(id, described.size, attributes);
         self.sample();
@@ -148,37 +166,49 @@ impl<'a> World<'a> {
 
     /// Frees a dead storage's memory and its number, once nothing moves on it.
     fn record_death(&mut self, id: StorageId) {
-        let instance = &mut self.instances[id.0 as usize];
-        if std::mem::take(&mut instance.holds_memory) {
-            self.held -= instance.size;
-        }
+        self.give_up_memory(id, true);
         self.free_ids.push(id);
     }
 
     /// Tells the machine of everything that has completed by now.
     pub(super) fn complete(&mut self) {
-        for ended in self.links.take_ended(self.now) {
-            let id = ended.flight.id;
-            let instance = &mut self.instances[id.0 as usize];
-            instance.moving = false;
-            self.moving -= instance.size;
-            if instance.dead {
-                self.record_death(id);
+        let ended = self.links.take_ended(self.now);
+        self.tell(ended);
+    }
+
+    pub(super) fn tell(&mut self, ended: Vec<CompletedTransfer>) {
+        for ended in ended {
+            if ended.flight.is_told {
+                self.count(&ended);
+                continue;
             }
+            let id = ended.flight.id;
+            self.stop_moving(id);
             self.count(&ended);
             self.residency.completed(ended.transfer, ended.flight.outcome());
             self.perform();
         }
     }
 
-    pub(super) fn perform(&mut self) {
-        let mut actions = std::mem::take(&mut self.actions);
-        self.residency.take_actions(&mut actions);
-        for action in actions.drain(..) {
-            self.act(action);
+    /// Performs what the machine asks for. Returns whether it was told of something meanwhile, so
+    /// that what waits may go on.
+    pub(super) fn perform(&mut self) -> bool {
+        let mut has_told = false;
+        loop {
+            let mut actions = std::mem::take(&mut self.actions);
+            self.residency.take_actions(&mut actions);
+            for action in actions.drain(..) {
+                self.act(action);
+            }
+            self.actions = actions;
+            if self.enqueued.is_empty() {
+                break;
+            }
+            self.tell_enqueued();
+            has_told = true;
         }
-        self.actions = actions;
         self.sample();
+        has_told
     }
 
     fn act(&mut self, action: ResidencyAction) {
@@ -186,23 +216,27 @@ impl<'a> World<'a> {
             ResidencyAction::Evict { storage, transfer, copy, target } => {
                 let way = match copy {
                     CopyKind::Write => LinkId::Out(target),
-                    CopyKind::Verify | CopyKind::Recheck => LinkId::Verify(target),
+                    CopyKind::Verify => LinkId::Verify(target),
+                    CopyKind::Recheck => LinkId::Recheck(target),
                 };
-                self.launch(storage, transfer, way, false);
+                let flight = self.flight(storage, way, false);
+                self.launch(transfer, flight);
             }
             ResidencyAction::Fetch { storage, transfer, urgency, target } => {
                 let instance = &mut self.instances[storage.0 as usize];
                 instance.holds_memory = true;
                 self.held += instance.size;
-                let way = LinkId::In(target);
-                self.launch(storage, transfer, way, urgency == FetchUrgency::Urgent);
+                let urgent = urgency == FetchUrgency::Urgent;
+                let flight = self.flight(storage, LinkId::In(target), urgent);
+                self.launch(transfer, flight);
             }
             ResidencyAction::Release { storage } => {
-                let instance = &mut self.instances[storage.0 as usize];
-                if std::mem::take(&mut instance.holds_memory) {
-                    self.held -= instance.size;
-                }
+                self.request();
+                self.give_up_memory(storage, false);
             }
+            // What is in its stream has its place there.
+            ResidencyAction::Expedite { .. } | ResidencyAction::Cancel { .. }
+                if self.tells_at_once() => {}
             ResidencyAction::Expedite { transfer } => self.links.expedite(self.now, transfer),
             ResidencyAction::Cancel { transfer } => self.links.cancel(self.now, transfer),
             // The log's space is not simulated.
@@ -211,20 +245,58 @@ impl<'a> World<'a> {
         self.sample();
     }
 
+    fn give_up_memory(&mut self, id: StorageId, by_kernel: bool) {
+        let instance = &mut self.instances[id.0 as usize];
+        if std::mem::take(&mut instance.holds_memory) {
+            self.held -= instance.size;
+            let size = instance.size;
+            if let Some(thread) = &mut self.thread {
+                thread.release(id, size, by_kernel);
+            }
+        }
+    }
+
     /// The thread that runs the ops spends its time on the transfers that were begun.
     pub(super) fn handle(&mut self) {
         self.now += std::mem::take(&mut self.unhandled);
     }
 
-    fn launch(&mut self, id: StorageId, transfer: TransferId, way: LinkId, urgent: bool) {
-        let instance = &mut self.instances[id.0 as usize];
+    fn flight(&self, id: StorageId, way: LinkId, urgent: bool) -> LinkTransfer {
+        let SimulatedStorage { storage, size, .. } = *self.instance(id);
+        let (bytes, is_told) = (Bytes(size), self.tells_at_once());
+        let urgent = urgent && !is_told;
+        let (begin, cancelled) = (self.now, false);
+        LinkTransfer { id, storage, way, bytes, begin, urgent, is_told, cancelled }
+    }
+
+    fn launch(&mut self, transfer: TransferId, flight: LinkTransfer) {
+        let instance = &mut self.instances[flight.id.0 as usize];
         instance.moving = true;
         self.moving += instance.size;
         self.unhandled += self.handling;
-        let (storage, bytes) = (instance.storage, Bytes(instance.size));
-        let flight =
-            LinkTransfer { id, storage, way, bytes, begin: self.now, urgent, cancelled: false };
-        self.links.submit(transfer, flight);
+        if self.thread.is_some() {
+            self.put_into_stream(transfer, flight);
+        } else {
+            self.links.submit(transfer, flight, Vec::new());
+        }
+    }
+
+    /// The session takes what is in its stream for complete.
+    fn tell_enqueued(&mut self) {
+        for transfer in std::mem::take(&mut self.enqueued) {
+            let Some(flight) = self.links.flight(transfer) else { continue };
+            self.stop_moving(flight.id);
+            self.residency.completed(transfer, flight.outcome());
+        }
+    }
+
+    fn stop_moving(&mut self, id: StorageId) {
+        let instance = &mut self.instances[id.0 as usize];
+        instance.moving = false;
+        self.moving -= instance.size;
+        if instance.dead {
+            self.record_death(id);
+        }
     }
 
     fn count(&mut self, ended: &CompletedTransfer) {

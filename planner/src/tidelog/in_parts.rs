@@ -14,7 +14,7 @@ use crate::cost::Machine;
 use crate::migration::Migration;
 use crate::parts::{Cuts, PartedStep};
 use crate::plan::{Expectation, Plan};
-use crate::simulate::{Runtime, SimulateError, Simulation, Simulator};
+use crate::simulate::{Carrier, SimulateError, Simulation, Simulator};
 use crate::trace::Trace;
 
 /// A plan that moves parts.
@@ -56,8 +56,8 @@ pub fn in_parts_of(
         return Ok(None);
     }
     let step = PartedStep::of(whole.trace, cuts);
-    let (machine, runtime) = (whole.machine, whole.options.runtime);
-    let joining = Joining { whole: whole.trace, step: &step, machine, runtime };
+    let (machine, carrier) = (whole.machine, whole.options.carrier());
+    let joining = Joining { whole: whole.trace, step: &step, machine, carrier };
     let mut search = whole.in_parts(joining)?;
     search.run(go_on)?;
     let Some(best) = search.found.best(whole.options.goal) else { return Ok(None) };
@@ -76,7 +76,7 @@ pub(super) struct Joining<'a> {
     whole: &'a Trace,
     pub(super) step: &'a PartedStep,
     machine: &'a Machine,
-    runtime: Runtime,
+    carrier: Carrier,
 }
 
 /// A plan of as few parts as do.
@@ -90,7 +90,7 @@ impl Joining<'_> {
     /// Joins the parts that these rows move alike, and simulates.
     pub(super) fn simulate(&self, rows: &[Migration]) -> Result<JoinedPlan, SimulateError> {
         let (step, rows) = self.step.joined(self.whole, rows);
-        let simulator = Simulator::new(self.runtime, &step.trace, self.machine)?;
+        let simulator = Simulator::new(self.carrier, &step.trace, self.machine)?;
         let simulation = simulator.simulate(POLICY, &rows)?;
         Ok(JoinedPlan { step, rows, simulation })
     }

@@ -18,7 +18,7 @@ mod variant;
 
 use crate::cost::Machine;
 use crate::plan::Plan;
-use crate::simulate::{Runtime, SimulateError, Simulation};
+use crate::simulate::{Carrier, GpuRuntime, Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
 use crate::units::{Bytes, Nanos};
 pub use in_parts::{PartedPlan, in_parts, in_parts_of};
@@ -55,6 +55,8 @@ pub struct TidelogOptions {
     /// What carries the plan out. A session tells what it has measured, so that a plan that moves
     /// more has to be worth it.
     pub runtime: Runtime,
+    /// What carries it out where tensors are a GPU's, in place of `runtime`.
+    pub gpu: Option<GpuRuntime>,
     /// An idea to leave out, to see what it brings.
     pub without: Option<Idea>,
 }
@@ -68,6 +70,7 @@ impl Default for TidelogOptions {
             goal: Goal::default(),
             trials: 200_000,
             runtime: Runtime::default(),
+            gpu: None,
             without: None,
         }
     }
@@ -78,6 +81,10 @@ impl TidelogOptions {
     /// thousands of ops for seconds.
     pub fn thorough() -> Self {
         Self { planned: THOROUGH, ..Self::default() }
+    }
+
+    fn carrier(&self) -> Carrier {
+        self.gpu.map_or(Carrier::Thread(self.runtime), Carrier::Gpu)
     }
 }
 

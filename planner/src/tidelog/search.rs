@@ -73,7 +73,7 @@ impl<'a> Search<'a> {
         machine: &'a Machine,
         options: TidelogOptions,
     ) -> Result<Self, SimulateError> {
-        let simulator = Simulator::new(options.runtime, trace, machine)?;
+        let simulator = Simulator::new(options.carrier(), trace, machine)?;
         let makers = vec![Maker::of(trace, *machine)];
         let agenda = agenda::jobs(trace, options);
         let found = Candidates::default();

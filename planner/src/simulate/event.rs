@@ -1,0 +1,30 @@
+//! What kernels and copies wait for: events, as streams of a GPU record them.
+
+/// Recorded in a stream: it happens when all that was put there before is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SimulatedEvent(u32);
+
+/// When each event has happened.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SimulatedEvents {
+    passed: Vec<Option<u64>>,
+}
+
+impl SimulatedEvents {
+    pub(super) fn make(&mut self) -> SimulatedEvent {
+        self.passed.push(None);
+        SimulatedEvent(self.passed.len() as u32 - 1)
+    }
+
+    pub(super) fn record(&mut self, event: SimulatedEvent, at: u64) {
+        self.passed[event.0 as usize] = Some(at);
+    }
+
+    pub(super) fn has_passed(&self, event: SimulatedEvent) -> bool {
+        self.passed_at(event).is_some()
+    }
+
+    pub(super) fn passed_at(&self, event: SimulatedEvent) -> Option<u64> {
+        self.passed[event.0 as usize]
+    }
+}

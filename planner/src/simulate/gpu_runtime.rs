@@ -1,0 +1,150 @@
+//! How the bridge behaves where tensors are a GPU's, and what that costs: with it a simulation has
+//! two clocks, the program's thread and the GPU.
+
+use super::Runtime;
+use crate::units::{Bandwidth, Bytes, Nanos};
+
+/// What carries a plan out on a GPU. The thread launches ahead of the GPU, and each call takes it
+/// time; [`super::simulate_on_gpu`] tells where a step's time went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuRuntime {
+    /// For how many ops ahead what they use is fetched ([`Runtime::lookahead`]).
+    pub lookahead: u32,
+    /// What waits for what.
+    pub behaviour: GpuBehaviour,
+    /// What calls, copies and checks take.
+    pub costs: GpuCosts,
+}
+
+/// What waits for what when a storage of a GPU leaves and comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuBehaviour {
+    /// When the session takes a transfer for complete.
+    pub completion: CompletionRule,
+    /// What an eviction's copy waits for.
+    pub eviction_after: EvictionAfter,
+    /// Which memory a fetch gets.
+    pub memory: GpuAllocator,
+    /// Where checksums are computed.
+    pub checksums: ChecksumStream,
+    /// Whether what was written is checked again by the host before its memory goes
+    /// ([`crate::residency::Config::recheck`]).
+    pub recheck: bool,
+    /// Whether the program waits for the GPU at the end of each step, as one that reads its loss.
+    pub loss_is_read: bool,
+}
+
+/// When the session takes a transfer for complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionRule {
+    /// When the host has seen its end.
+    SeenByHost,
+    /// When it is in its stream: whoever uses the memory next waits for its event on the GPU.
+    Enqueued,
+}
+
+/// What the copy of an eviction waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionAfter {
+    /// All that has been launched.
+    AllLaunched,
+    /// The last op that used the storage.
+    LastUse,
+}
+
+/// Who gives tensors their memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuAllocator {
+    /// Nobody: it is there, takes no time, and nothing waits for it.
+    Free,
+    /// torch's caching allocator, trimmed when it keeps too much. A copy into memory of it waits
+    /// for all that has been launched.
+    Caching,
+    /// One arena of the budget's size, by pages: what takes memory waits for the event of who had
+    /// it.
+    Arena,
+}
+
+/// Where the GPU computes checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumStream {
+    /// Nowhere: they take nothing ([`crate::cost::Machine::verify`] holds for checks).
+    Free,
+    /// In the stream that copies: behind the kernel that runs, and the next copy waits.
+    CopyStream,
+    /// In a stream of their own that goes before kernels.
+    OwnStream,
+}
+
+/// Bytes per second of the GPU's link, each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRates {
+    /// Away from the GPU.
+    pub out: Bandwidth,
+    /// To the GPU.
+    pub back: Bandwidth,
+}
+
+/// What calls, copies and checks take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuCosts {
+    /// One call of the dispatcher, on the program's thread.
+    pub dispatch: Nanos,
+    /// From a launch until the kernel can begin.
+    pub launch: Nanos,
+    /// Kernels that are launched and not complete, at most; 0: the thread waits for each.
+    pub launches_ahead: u32,
+    /// One thing that the session asks of the bridge (to evict, to fetch, to release), on the
+    /// program's thread.
+    pub request: Nanos,
+    /// From an event on the GPU until a thread that was blocked goes on.
+    pub wake_up: Nanos,
+    /// What a copy takes of its stream beyond its bytes.
+    pub copy: Nanos,
+    /// The link's rates when bytes go both ways at once; `None`: those of the machine, which each
+    /// has alone.
+    pub both_ways: Option<CopyRates>,
+    /// Bytes that a checksum covers in a second of the GPU's time.
+    pub checksum: Bandwidth,
+    /// A `cudaMalloc`.
+    pub allocation: Nanos,
+    /// A `cudaFree`, beside the wait for all that has been launched.
+    pub release: Nanos,
+    /// GPU memory beyond the budget that torch's allocator may take.
+    pub slack: Bytes,
+}
+
+impl GpuRuntime {
+    /// A runtime that takes no time and whose thread waits for each kernel: both clocks show the
+    /// same, and it simulates what `runtime` does without a GPU, its handling of transfers apart.
+    pub fn in_step(runtime: Runtime) -> Self {
+        let behaviour = GpuBehaviour {
+            completion: CompletionRule::SeenByHost,
+            eviction_after: EvictionAfter::AllLaunched,
+            memory: GpuAllocator::Free,
+            checksums: ChecksumStream::Free,
+            recheck: false,
+            loss_is_read: false,
+        };
+        Self { lookahead: runtime.lookahead, behaviour, costs: GpuCosts::free() }
+    }
+}
+
+impl GpuCosts {
+    /// Nothing costs anything, and the thread waits for each kernel.
+    pub fn free() -> Self {
+        Self {
+            dispatch: Nanos(0),
+            launch: Nanos(0),
+            launches_ahead: 0,
+            request: Nanos(0),
+            wake_up: Nanos(0),
+            copy: Nanos(0),
+            both_ways: None,
+            checksum: Bandwidth(u64::MAX),
+            allocation: Nanos(0),
+            release: Nanos(0),
+            slack: Bytes(0),
+        }
+    }
+}

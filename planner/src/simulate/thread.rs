@@ -1,0 +1,199 @@
+//! The program's thread where tensors are a GPU's: what it does takes it time, it launches ahead,
+//! and it waits where it must.
+
+use super::arena::{MemoryFor, SimulatedArena};
+use super::caching::{CachingAllocator, DriverCalls};
+use super::event::{SimulatedEvent, SimulatedEvents};
+use super::gpu::CopyWait;
+use super::gpu_runtime::{CompletionRule, EvictionAfter, GpuAllocator, GpuRuntime};
+use super::gpu_step::{StepCounts, ThreadSpan, TimeCause};
+use crate::migration::MigrationDirection;
+use crate::residency::StorageId;
+use std::collections::{HashMap, VecDeque};
+
+/// What has last been put into streams for a storage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StorageEvents {
+    pub(super) last_use: Option<SimulatedEvent>,
+    pub(super) fetched: Option<SimulatedEvent>,
+    pub(super) evicted: Option<SimulatedEvent>,
+}
+
+enum Memory {
+    Free,
+    Caching(Box<CachingAllocator>, HashMap<StorageId, (u32, u64)>),
+    Arena(SimulatedArena),
+}
+
+/// The program's thread, and what it has put into streams.
+pub(super) struct ProgramThread {
+    pub(super) runtime: GpuRuntime,
+    memory: Memory,
+    /// By [`StorageId`].
+    storages: Vec<StorageEvents>,
+    /// Kernels whose end it has not seen.
+    pub(super) launched: VecDeque<SimulatedEvent>,
+    pub(super) last_launched: Option<SimulatedEvent>,
+    /// What the next kernel waits for because of its memory.
+    waits: Vec<CopyWait>,
+    spans: Vec<ThreadSpan>,
+    pub(super) counts: StepCounts,
+}
+
+impl ProgramThread {
+    pub(super) fn new(runtime: GpuRuntime, capacity: u64) -> Self {
+        let memory = match runtime.behaviour.memory {
+            GpuAllocator::Free => Memory::Free,
+            GpuAllocator::Caching => {
+                let allocator = CachingAllocator::new(capacity, runtime.costs.slack.0);
+                Memory::Caching(Box::new(allocator), HashMap::new())
+            }
+            GpuAllocator::Arena => Memory::Arena(SimulatedArena::new(capacity)),
+        };
+        Self {
+            runtime,
+            memory,
+            storages: Vec::new(),
+            launched: VecDeque::new(),
+            last_launched: None,
+            waits: Vec::new(),
+            spans: Vec::new(),
+            counts: StepCounts::default(),
+        }
+    }
+
+    pub(super) fn begin_iteration(&mut self) {
+        self.spans.clear();
+        self.counts = StepCounts::default();
+    }
+
+    pub(super) fn spans(&self) -> &[ThreadSpan] {
+        &self.spans
+    }
+
+    /// Notes what a part of its time was.
+    pub(super) fn note(&mut self, span: ThreadSpan) {
+        if span.begin >= span.end {
+            return;
+        }
+        match self.spans.last_mut() {
+            Some(last) if last.cause == span.cause && last.end == span.begin => last.end = span.end,
+            _ => self.spans.push(span),
+        }
+    }
+
+    /// Notes that from `now` on it does something that takes so long, and returns when it ends.
+    pub(super) fn spend(&mut self, now: u64, cause: TimeCause, nanos: u64) -> u64 {
+        let end = now + nanos;
+        self.note(ThreadSpan { begin: now, end, cause });
+        end
+    }
+
+    /// Whether a transfer counts as complete when it is in its stream.
+    pub(super) fn tells_at_once(&self) -> bool {
+        self.runtime.behaviour.completion == CompletionRule::Enqueued
+    }
+
+    pub(super) fn storage(&mut self, id: StorageId) -> &mut StorageEvents {
+        let index = id.0 as usize;
+        if index >= self.storages.len() {
+            self.storages.resize(index + 1, StorageEvents::default());
+        }
+        &mut self.storages[index]
+    }
+
+    /// What an eviction's copy waits for.
+    pub(super) fn before_eviction(
+        &mut self,
+        id: StorageId,
+        events: &SimulatedEvents,
+    ) -> Vec<SimulatedEvent> {
+        let all = self.last_launched;
+        let order = self.runtime.behaviour.eviction_after;
+        let StorageEvents { last_use, fetched, .. } = *self.storage(id);
+        let waits = match order {
+            EvictionAfter::AllLaunched => [all, None],
+            EvictionAfter::LastUse => [last_use, fetched],
+        };
+        to_come(waits, events)
+    }
+
+    /// Takes a fetch's memory, and returns what its copy waits for.
+    pub(super) fn before_fetch(
+        &mut self,
+        id: StorageId,
+        bytes: u64,
+        events: &SimulatedEvents,
+    ) -> (Vec<SimulatedEvent>, DriverCalls) {
+        let all = self.last_launched;
+        let evicted = self.storage(id).evicted;
+        match &mut self.memory {
+            Memory::Free => (to_come([evicted, None], events), DriverCalls::default()),
+            Memory::Caching(allocator, places) => {
+                let (place, calls) = allocator.take(bytes);
+                places.extend(place.map(|place| (id, place)));
+                (to_come([evicted, all], events), calls)
+            }
+            Memory::Arena(arena) => {
+                let mut waits = to_come([evicted, None], events);
+                waits.extend(arena.take(bytes, MemoryFor::Copy, events));
+                (waits, DriverCalls::default())
+            }
+        }
+    }
+
+    /// Takes the memory of what the next kernel makes.
+    pub(super) fn before_birth(
+        &mut self,
+        id: StorageId,
+        bytes: u64,
+        events: &SimulatedEvents,
+    ) -> DriverCalls {
+        *self.storage(id) = StorageEvents::default();
+        match &mut self.memory {
+            Memory::Free => DriverCalls::default(),
+            Memory::Caching(allocator, places) => {
+                let (place, calls) = allocator.take(bytes);
+                places.extend(place.map(|place| (id, place)));
+                calls
+            }
+            Memory::Arena(arena) => {
+                let waits = arena.take(bytes, MemoryFor::Kernel, events);
+                self.waits.extend(waits.into_iter().map(|wait| (wait, MigrationDirection::Out)));
+                DriverCalls::default()
+            }
+        }
+    }
+
+    /// What the next kernel waits for, which uses these storages.
+    pub(super) fn before_kernel(
+        &mut self,
+        uses: impl Iterator<Item = StorageId>,
+        events: &SimulatedEvents,
+    ) -> Vec<CopyWait> {
+        let mut waits = std::mem::take(&mut self.waits);
+        for id in uses {
+            let fetched = self.storage(id).fetched.filter(|event| !events.has_passed(*event));
+            waits.extend(fetched.map(|event| (event, MigrationDirection::In)));
+        }
+        waits
+    }
+
+    /// A storage's memory is given up, which a copy or the last kernel had.
+    pub(super) fn release(&mut self, id: StorageId, bytes: u64, by_kernel: bool) {
+        let after = if by_kernel { self.last_launched } else { self.storage(id).evicted };
+        match &mut self.memory {
+            Memory::Free => {}
+            Memory::Caching(allocator, places) => {
+                if let Some(place) = places.remove(&id) {
+                    allocator.give(place);
+                }
+            }
+            Memory::Arena(arena) => arena.give(bytes, after, by_kernel),
+        }
+    }
+}
+
+fn to_come(waits: [Option<SimulatedEvent>; 2], events: &SimulatedEvents) -> Vec<SimulatedEvent> {
+    waits.into_iter().flatten().filter(|event| !events.has_passed(*event)).collect()
+}
