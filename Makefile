@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-slow models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize miri paper pictures gpu gpu-build wheel install clean
+	compare-training test-compare fuzz loom sanitize miri paper gpu-step pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -153,6 +153,9 @@ bench: build ## What the hook and the log cost, as ratios
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
 	$(PYTHON) benches/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
+
+gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; ARGUMENTS="--help" says more
+	@cargo run --release -q -p tidelog-planner --example gpu-step -- $(ARGUMENTS)
 
 pictures: build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
 	$(PYTHON) scripts/pictures.py

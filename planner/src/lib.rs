@@ -9,6 +9,7 @@ pub mod cost;
 pub mod endurance;
 pub mod explain;
 pub mod export;
+pub mod gpu_step;
 pub mod hardware;
 pub mod instances;
 pub mod lifetime;

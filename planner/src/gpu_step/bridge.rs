@@ -1,0 +1,168 @@
+//! How the bridge behaves on a GPU, today and with its memory ordered by events, and the plan that
+//! it follows then.
+
+use super::constants::{Constants, OpsIn};
+use crate::cost::{HostLink, Machine, SsdLink};
+use crate::plan::Plan;
+use crate::simulate::{
+    ChecksumStream, CompletionRule, CopyRates, EvictionAfter, GpuAllocator, GpuBehaviour,
+    GpuRuntime, Runtime, SimulateError,
+};
+use crate::tidelog::{Search, TidelogOptions};
+use crate::trace::{Op, Trace};
+use crate::units::{Bandwidth, Bytes, Nanos};
+use serde::Serialize;
+
+/// What a session fetches ahead, whatever its plan says (`LOOKAHEAD_OPS` of the bridge).
+const LOOKAHEAD_OPS: u32 = 32;
+
+/// What the measured sessions took the link for, and each transfer and check: their own rates.
+const KNOWN_LINK: CopyRates =
+    CopyRates { out: Bandwidth(37_000_000_000), back: Bandwidth(30_000_000_000) };
+const KNOWN_LATENCY: Nanos = Nanos(200_000);
+const KNOWN_VERIFY: Bandwidth = Bandwidth(8_000_000_000);
+
+/// The steps of the search that a session had made before the steps that were timed.
+const FIRST_SEARCH_STEPS: u64 = 4;
+
+/// The pool, which no plan uses as long as host memory has room (a virtual disk).
+const POOL: SsdLink = SsdLink {
+    read: Bandwidth(1_700_000_000),
+    write: Bandwidth(2_200_000_000),
+    latency: KNOWN_LATENCY,
+};
+
+/// How the bridge behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bridge {
+    /// The host waits for transfers, checks what was written again, and works in torch's allocator;
+    /// ops and requests are Python's; the plan is the search's first, for rates that are too low.
+    Today,
+    /// The same under the plan that the search ends with.
+    TodayPlanned,
+    /// The same, and the check behind the copy, in a stream of its own.
+    ChecksInStream,
+    /// Streams wait for events, memory is an arena's, and ops and requests are C++'s.
+    EventOrdered,
+}
+
+impl Bridge {
+    /// Every one, from the slowest.
+    pub const ALL: [Self; 4] =
+        [Self::Today, Self::TodayPlanned, Self::ChecksInStream, Self::EventOrdered];
+
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Today => "today",
+            Self::TodayPlanned => "today, best plan",
+            Self::ChecksInStream => "checks in stream",
+            Self::EventOrdered => "event-ordered",
+        }
+    }
+
+    /// What it is called on a command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Today => "today",
+            Self::TodayPlanned => "today-planned",
+            Self::ChecksInStream => "checks-in-stream",
+            Self::EventOrdered => "event-ordered",
+        }
+    }
+
+    /// What carries a plan out.
+    pub fn runtime(self, constants: &Constants) -> GpuRuntime {
+        let (behaviour, ops) = match self {
+            Self::Today | Self::TodayPlanned => (TODAY, OpsIn::Python),
+            Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
+            Self::EventOrdered => (EVENT_ORDERED, OpsIn::Native),
+        };
+        GpuRuntime { lookahead: LOOKAHEAD_OPS, behaviour, costs: constants.costs(ops) }
+    }
+
+    /// The plan that is followed for a step whose kernels take the trace's times.
+    pub fn plan(
+        self,
+        constants: &Constants,
+        trace: &Trace,
+        budget: Bytes,
+    ) -> Result<Plan, SimulateError> {
+        let runtime = self.runtime(constants);
+        if self == Self::Today {
+            // What a transfer takes of the thread is measured, kernels are seen with their gaps.
+            let handling = Nanos(2 * runtime.costs.request.0);
+            let options = TidelogOptions {
+                runtime: Runtime { lookahead: LOOKAHEAD_OPS, handling },
+                ..TidelogOptions::default()
+            };
+            let machine = known_machine(budget);
+            let profiled = profiled(trace, runtime.costs.dispatch);
+            let mut search = Search::new(&profiled, &machine, options)?;
+            search.advance(FIRST_SEARCH_STEPS)?;
+            return Ok(best_of(&search));
+        }
+        let options = TidelogOptions { gpu: Some(runtime), ..TidelogOptions::default() };
+        let machine = machine(constants, budget);
+        let mut search = Search::new(trace, &machine, options)?;
+        search.run(|_| true)?;
+        Ok(best_of(&search))
+    }
+}
+
+const TODAY: GpuBehaviour = GpuBehaviour {
+    completion: CompletionRule::SeenByHost,
+    eviction_after: EvictionAfter::AllLaunched,
+    memory: GpuAllocator::Caching,
+    checksums: ChecksumStream::CopyStream,
+    recheck: true,
+    loss_is_read: true,
+};
+
+const CHECKS_IN_STREAM: GpuBehaviour =
+    GpuBehaviour { checksums: ChecksumStream::OwnStream, recheck: false, ..TODAY };
+
+const EVENT_ORDERED: GpuBehaviour = GpuBehaviour {
+    completion: CompletionRule::Enqueued,
+    eviction_after: EvictionAfter::LastUse,
+    memory: GpuAllocator::Arena,
+    checksums: ChecksumStream::OwnStream,
+    recheck: false,
+    loss_is_read: true,
+};
+
+/// A plain step: torch alone, everything in memory.
+pub(super) fn plain(constants: &Constants) -> GpuRuntime {
+    let in_step = GpuRuntime::in_step(Runtime::default());
+    let behaviour = GpuBehaviour { loss_is_read: true, ..in_step.behaviour };
+    GpuRuntime { behaviour, costs: constants.costs(OpsIn::Torch), ..in_step }
+}
+
+/// The machine as it is: host memory takes all that leaves.
+pub(super) fn machine(constants: &Constants, budget: Bytes) -> Machine {
+    with_link(budget, constants.link(), Nanos(0), constants.costs(OpsIn::Native).checksum)
+}
+
+/// The machine as the measured sessions knew it.
+fn known_machine(budget: Bytes) -> Machine {
+    with_link(budget, KNOWN_LINK, KNOWN_LATENCY, KNOWN_VERIFY)
+}
+
+fn with_link(budget: Bytes, link: CopyRates, latency: Nanos, verify: Bandwidth) -> Machine {
+    let memory = Bytes(1 << 42);
+    let host = HostLink { read: link.back, write: link.out, latency, memory };
+    Machine { budget, staging: Bytes(0), ssd: POOL, host: Some(host), verify }
+}
+
+/// The trace as a session records it: by events around each op, which see the gap to the next
+/// launch, too.
+fn profiled(trace: &Trace, dispatch: Nanos) -> Trace {
+    let seen = |time| if time > Nanos(0) { dispatch.max(time) } else { time };
+    let with_gap = |op: &Op| Op { duration: seen(op.duration), ..op.clone() };
+    Trace { ops: trace.ops.iter().map(with_gap).collect(), ..trace.clone() }
+}
+
+fn best_of(search: &Search<'_>) -> Plan {
+    search.best().expect("the first step of a search makes a plan").0
+}

@@ -1,0 +1,118 @@
+//! What a step takes on a GPU, and why: the model that `make gpu-step` prints.
+//!
+//! A step is a trace of kernels and a part of its peak as memory. The bridge behaves in one of
+//! several ways ([`Bridge`]), each with a plan of its own; [`crate::simulate`] runs the two clocks.
+//! The step is compared with its true bound: kernel times alone against what the links can carry,
+//! without any gap between launches. Every figure that the model takes for given is in a table
+//! with its range and its source ([`Constants`]).
+
+mod bridge;
+mod constants;
+
+use crate::bound::{Effort, lower_bound};
+use crate::cost::{Machine, MachineError};
+use crate::lifetime::Lifetimes;
+use crate::plan::{Plan, PlannedBytes};
+use crate::simulate::{GpuStep, Policy, SimulateError, Simulation, simulate_on_gpu};
+use crate::trace::Trace;
+use crate::units::{Bytes, Nanos};
+pub use bridge::Bridge;
+use bridge::machine;
+pub use constants::{Constant, ConstantSource, Constants, OpsIn, RangeEnd};
+
+/// How hard the bound of a step is searched: more moves it by less than a hundredth.
+const EFFORT: Effort = Effort { instants: 300, steps: 500 };
+
+/// A step that was measured, with the code of that day: a GPT's on an H200, medians of four steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeasuredStep {
+    /// The trace of its step.
+    pub trace: &'static str,
+    /// Its memory, in hundredths of the step's peak.
+    pub percent: u32,
+    /// What it took.
+    pub time: Nanos,
+}
+
+/// What was measured (`docs/measurements.md`, "On a GPU"): all that the model can be held against.
+pub const MEASURED: [MeasuredStep; 2] = [
+    MeasuredStep { trace: "gpt-8", percent: 50, time: Nanos(505_000_000) },
+    MeasuredStep { trace: "gpt-8", percent: 33, time: Nanos(561_000_000) },
+];
+
+/// A step under a limit: what is the same however the bridge behaves.
+#[derive(Debug)]
+pub struct LimitedStep {
+    /// The trace with the times that kernels take.
+    trace: Trace,
+    constants: Constants,
+    budget: Bytes,
+}
+
+/// What a step takes.
+#[derive(Clone, Debug)]
+pub struct StepFigures {
+    /// From one step's end to the next one's.
+    pub time: Nanos,
+    /// Where that went, and what was done.
+    pub step: GpuStep,
+    /// What moved.
+    pub bytes: PlannedBytes,
+}
+
+impl LimitedStep {
+    /// A step of a trace whose times are a roofline's, in so many hundredths of its peak.
+    pub fn new(trace: &Trace, constants: Constants, percent: u32) -> Self {
+        let trace = constants.kernels_of(trace);
+        let peak = u128::from(Lifetimes::of(&trace).peak().0);
+        let budget = Bytes((peak * u128::from(percent) / 100) as u64);
+        Self { trace, constants, budget }
+    }
+
+    /// The memory that there is.
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// What the kernels take.
+    pub fn kernels(&self) -> Nanos {
+        self.trace.duration()
+    }
+
+    /// The step without a limit and without a bridge.
+    pub fn plain(&self) -> Result<StepFigures, SimulateError> {
+        let (runtime, machine) = (bridge::plain(&self.constants), self.machine());
+        Ok(simulate_on_gpu(runtime, &self.trace, &machine, Policy::Ideal)?.into())
+    }
+
+    /// What no bridge and no plan can beat: kernels without gaps, and links that both give their
+    /// full rate at once.
+    pub fn bound(&self) -> Result<Nanos, MachineError> {
+        Ok(lower_bound(&self.trace, &self.machine(), EFFORT)?.time)
+    }
+
+    /// The plan that a bridge follows.
+    pub fn plan(&self, bridge: Bridge) -> Result<Plan, SimulateError> {
+        bridge.plan(&self.constants, &self.trace, self.budget)
+    }
+
+    /// What the step takes with a bridge under a plan.
+    pub fn simulate(&self, bridge: Bridge, plan: &Plan) -> Result<StepFigures, SimulateError> {
+        let (runtime, machine) = (bridge.runtime(&self.constants), self.machine());
+        Ok(simulate_on_gpu(runtime, &self.trace, &machine, Policy::Planned(plan))?.into())
+    }
+
+    fn machine(&self) -> Machine {
+        machine(&self.constants, self.budget)
+    }
+}
+
+impl From<Simulation> for StepFigures {
+    fn from(simulation: Simulation) -> Self {
+        let Simulation { time, bytes, gpu, .. } = simulation;
+        Self { time, bytes, step: gpu.unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
+mod tests;
