@@ -154,7 +154,7 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 	$(PYTHON) benches/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
-gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; ARGUMENTS="--help" says more
+gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; 10 minutes; ARGUMENTS="--help" says more
 	@cargo run --release -q -p tidelog-planner --example gpu-step -- $(ARGUMENTS)
 
 pictures: build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
