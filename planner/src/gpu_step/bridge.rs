@@ -36,8 +36,9 @@ const POOL: SsdLink = SsdLink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bridge {
-    /// The host waits for transfers, checks what was written again, and works in torch's allocator;
-    /// ops and requests are Python's; the plan is the search's first, for rates that are too low.
+    /// As the measured sessions ran: the host waits for transfers, checks what was written again,
+    /// and works in torch's allocator; ops and requests are Python's (ops have gone past it since);
+    /// the plan is the search's first, for rates that are too low.
     Today,
     /// The same under the plan that the search ends with.
     TodayPlanned,
