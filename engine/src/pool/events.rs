@@ -28,9 +28,9 @@ pub struct OlderCopy {
 
 /// What devices have seen of a share, by one reading of their holder blocks.
 pub(super) struct SeenOfShare {
-    /// `None` where a device is not at hand, or its count is lost: it has rotted, or no holder block
-    /// stands there or it cannot be read while the index says that the device has missed nothing.
-    /// Where the index does not say so, it has seen no event.
+    /// `None` where a device is not at hand, or its count is lost: it has rotted, or no holder
+    /// block stands there or it cannot be read while the index says that the device has missed
+    /// nothing. Where the index does not say so, it has seen no event.
     pub(super) events: Vec<Option<Events>>,
     /// The devices that lack an event which another one confirms.
     pub(super) older: Vec<OlderCopy>,
