@@ -95,6 +95,12 @@ impl Holder {
         super::is_marked(block, MAGIC)
     }
 
+    /// Whether a holder block stands there, by its mark alone. Other marks of ours differ from it in
+    /// fewer bits than may have rotted.
+    pub fn stands_in(block: &[u8]) -> bool {
+        block.starts_with(&MAGIC)
+    }
+
     /// The block that stands on the media, with the events that were counted.
     pub fn encode(&self, pool: u128, share: u32, events: Events) -> Vec<u8> {
         let mut block = HolderOnMedia::zeroed();

@@ -92,7 +92,7 @@ impl ShareOnDevices<'_> {
             // Zeroes where the count stands, in a block that is no holder block: those of an unused
             // place, or of a write that went astray.
             let says_nothing = |block: Option<Vec<u8>>| {
-                block.is_none_or(|block| no_event && !Holder::is_marked(&block))
+                block.is_none_or(|block| no_event && !Holder::stands_in(&block))
             };
             if block.is_some_and(says_nothing) {
                 let lacks_nothing = self.lacks_nothing(place, &found);

@@ -243,9 +243,9 @@ fn blank(disk: &SimDisk) {
     disk.overwrite(HOLDER, &[0; 4096]);
 }
 
-/// A block of something else comes there, with zeroes where the count is.
+/// The superblock comes there: it has zeroes where the count is, and a mark like a holder block's.
 fn stray(disk: &SimDisk) {
-    disk.overwrite(HOLDER, &[&[7; 1000][..], &[0; 3096]].concat());
+    disk.overwrite(HOLDER, &disk.peek(crate::layout::SUPERBLOCK_OFFSET, 4096));
 }
 
 #[test]
