@@ -155,3 +155,19 @@ fn a_tensor_on_a_disk_that_is_gone_is_not_lost() {
         assert!(result.is_ok(), "byte {at} of 65536: {}", result.unwrap_err());
     }
 }
+
+/// A copy that was made while a disk lacked its first superblock, and had rotted beside it, may be
+/// refused for what stands there instead of for its age.
+#[test]
+fn an_older_copy_with_a_hurt_start_is_refused_for_either() {
+    let acts = vec![
+        Act::Rot { disk: 0, metadata: true, at: 13_571, mask: 1 },
+        Act::Lose { disk: 0, metadata: true, at: 94 },
+        Act::Copy { disk: 0 },
+        Act::Reopen,
+        Act::Stale { disk: 0, cut: None },
+    ];
+    let script = Script { seed: 10_450, disks: 3, logical_block: 512, stripe_kib: 16, acts };
+    let (_, result) = run(&script);
+    assert!(result.is_ok(), "{}", result.unwrap_err());
+}

@@ -22,8 +22,9 @@ pub(super) struct Copied {
     bytes: SimSnapshot,
     /// Which opening of the pool it was made in.
     opening: u64,
-    /// Whether a write had gone to its start that was not meant for it.
-    astray: bool,
+    /// Whether something of its start had rotted, or a write had gone there that was not meant for
+    /// it.
+    start_is_hurt: bool,
     /// Whether it had a count of openings and closings: without one nothing tells its age.
     has_count: bool,
 }
@@ -34,11 +35,12 @@ impl Runner<'_> {
         self.count_struck(Under::Rest);
         let disk = usize::from(disk);
         let bytes = self.disks[disk].snapshot();
-        let astray = self.astray.contains(&disk);
+        let start_is_hurt = self.astray.contains(&disk) || self.stained.contains(&disk);
         let block = self.disks[disk].peek(HOLDERS_OFFSET, BLOCK_BYTES as usize);
         let pool = self.pool.as_ref().map(|pool| pool.description().pool);
         let has_count = pool.is_none_or(|pool| Events::decode(&block, pool, 0).is_some());
-        self.copied = Some(Copied { disk, bytes, opening: self.openings, astray, has_count });
+        self.copied =
+            Some(Copied { disk, bytes, opening: self.openings, start_is_hurt, has_count });
     }
 
     /// Ends the process or cuts the power, and puts the last copy of a disk in its place. Where an
@@ -69,7 +71,7 @@ impl Runner<'_> {
                 Err(OpenError::OlderCopy { devices, .. })
                     if devices.iter().all(|it| it.device == name) => {}
                 Err(OpenError::OverwrittenStart { device, .. })
-                    if copied.astray && device == name => {}
+                    if copied.start_is_hurt && device == name => {}
                 Err(error) => return Err(format!("{name} is an older copy, not: {error}")),
                 Ok(_) => return Err(format!("{name} is an older copy of itself, and admitted")),
             }
