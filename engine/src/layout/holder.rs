@@ -95,8 +95,8 @@ impl Holder {
         super::is_marked(block, MAGIC)
     }
 
-    /// Whether a holder block stands there, by its mark alone. Other marks of ours differ from it in
-    /// fewer bits than may have rotted.
+    /// Whether a holder block stands there, by its mark alone. Other marks of ours differ from it
+    /// in fewer bits than may have rotted.
     pub fn stands_in(block: &[u8]) -> bool {
         block.starts_with(&MAGIC)
     }
