@@ -260,9 +260,9 @@ fn a_holder_block_of_zeroes_beside_an_index_that_lacks_nothing_is_damage_that_is
                 drop(pool);
             }
             if strays {
-                stray(&disks[disk])
+                stray(&disks[disk]);
             } else {
-                blank(&disks[disk])
+                blank(&disks[disk]);
             }
             let report = check(&disks, false, &mut |_| ()).unwrap();
             let device = format!("sim{disk}");
