@@ -16,7 +16,9 @@ from torch.distributed import checkpoint
 
 import tidelog
 from tidelog import _turns
-from tidetest import device
+from tidelog.escapes import _threads
+from tidelog.memory import _record
+from tidetest import MIB, device
 from tidetest.bits import bits
 from tidetest.world import TENSORS, World
 
@@ -421,3 +423,26 @@ def test_an_error_of_a_turn_ends_it(pool):
         assert not _turns.waiting
         assert run(lambda: bits(many[0] * 1)) == bits(many[0])
         world.steps(1)
+
+
+def test_a_thread_may_use_again_what_it_has_borrowed(pool):
+    """The block's thread has marked it as gone, and waits for the loan before it takes the memory."""
+    tensor, found = torch.arange(1024.0), []
+    with tidelog.offload(pool=pool, memory=8 * MIB, staging=MIB, pool_size=64 * MIB, mode="reactive") as tide:
+        storage = tensor.untyped_storage()
+        record = tide.ledger.record_of(storage)
+
+        def use():
+            with _threads.borrow(tide.access, [storage]):
+                state = record.state
+                tide.ledger.mark(record, _record.OUT)
+                try:
+                    found.append(tensor.tolist())
+                finally:
+                    tide.ledger.mark(record, state)
+
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+    assert found == [torch.arange(1024.0).tolist()]

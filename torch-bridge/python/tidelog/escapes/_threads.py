@@ -78,7 +78,7 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
     for record in records:
         record.borrow(1)
     # Loans first, then the look: the block's thread marks a storage before it looks for loans.
-    if (wanted := _wanted(storages, written)) is not None:
+    if (wanted := _wanted(storages, written, mine)) is not None:
         for record in records:
             record.borrow(-1)
         access.bring_and_borrow(storages, written, wanted)
@@ -92,14 +92,15 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
             record.borrow(-1)
 
 
-def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record | None:
-    """What another thread cannot use as it is."""
+def _wanted(storages: Sequence[Storage], written: Sequence[Storage], mine: Sequence[Record]) -> Record | None:
+    """What another thread cannot use as it is. What it has borrowed already has its memory, also where the block's thread
+    waits to take that."""
     for storage in storages:
         record = storage._tide
-        if record is not None and (record.state & AWAY or storage._tide_update is not None):
+        if record is not None and (record.state & AWAY and record not in mine or storage._tide_update is not None):
             return record
     for storage in written:
-        if storage._tide is not None and storage._tide.state & LEAVING:
+        if storage._tide is not None and storage._tide.state & (AWAY | LEAVING):
             return storage._tide
     return None
 

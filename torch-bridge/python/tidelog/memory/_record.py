@@ -32,7 +32,7 @@ resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
 
 # Ops are seen by no mode while this is entered. It is C's: Ctrl-C finds them seen before it or after it, where torch's
 # `_disable_current_modes`, cut short, would leave the thread without its modes.
-unseen = _torch._DisableTorchDispatch
+unseen = torch._C._DisableTorchDispatch
 
 # What made a storage: an op's index in its step, which of its results it is, and the op's name; or the name alone.
 Birth: TypeAlias = "tuple[int, int, str] | str | None"
