@@ -425,7 +425,7 @@ def test_an_error_of_a_turn_ends_it(pool):
         world.steps(1)
 
 
-def test_a_thread_may_use_again_what_it_has_borrowed(pool):
+def test_a_thread_may_use_again_what_it_has_borrowed(pool, monkeypatch):
     """The block's thread has marked it as gone, and waits for the loan before it takes the memory."""
     tensor, found = torch.arange(1024.0), []
     with tidelog.offload(pool=pool, memory=8 * MIB, staging=MIB, pool_size=64 * MIB, mode="reactive") as tide:
@@ -442,7 +442,10 @@ def test_a_thread_may_use_again_what_it_has_borrowed(pool):
                     tide.ledger.mark(record, state)
 
         thread = threading.Thread(target=use, daemon=True)
-        thread.start()
-        thread.join(PATIENCE_SECONDS)
+        monkeypatch.setattr(_turns._block, "is_busy", lambda: True)
+        with _turns.awaiting_loans():
+            thread.start()
+            thread.join(PATIENCE_SECONDS)
+        monkeypatch.undo()
         assert not thread.is_alive()
     assert found == [torch.arange(1024.0).tolist()]

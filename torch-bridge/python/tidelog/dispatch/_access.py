@@ -121,11 +121,15 @@ class Access:
         records = [storage._tide for storage in storages if storage._tide is not None]
         changed = written._tide if written is not None else None
 
+        # What this thread has borrowed has its memory, also where the block's waits to take that.
+        borrowed = loans_of_this_thread() if self.is_elsewhere() else []
+
         def due() -> list[Record]:
             return [
                 record
                 for record in records
-                if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
+                if (record.state & _record.AWAY and (record is changed or record not in borrowed))
+                or (record is changed and record.state & _record.LEAVING)
             ]
 
         if self._session.forked:
