@@ -5,8 +5,7 @@ use super::constants::{Constants, OpsIn};
 use crate::cost::{HostLink, Machine, SsdLink};
 use crate::plan::Plan;
 use crate::simulate::{
-    ChecksumStream, CompletionRule, CopyRates, EvictionAfter, GpuAllocator, GpuBehaviour,
-    GpuRuntime, Runtime, SimulateError,
+    ChecksumStream, CopyRates, GpuBehaviour, GpuRuntime, Runtime, SimulateError,
 };
 use crate::tidelog::{Search, TidelogOptions};
 use crate::trace::{Op, Trace};
@@ -76,9 +75,9 @@ impl Bridge {
     /// What carries a plan out.
     pub fn runtime(self, constants: &Constants) -> GpuRuntime {
         let (behaviour, ops) = match self {
-            Self::Today | Self::TodayPlanned => (TODAY, OpsIn::Python),
+            Self::Today | Self::TodayPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
             Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
-            Self::EventOrdered => (EVENT_ORDERED, OpsIn::Native),
+            Self::EventOrdered => (GpuBehaviour::EVENT_ORDERED, OpsIn::Native),
         };
         GpuRuntime { lookahead: LOOKAHEAD_OPS, behaviour, costs: constants.costs(ops) }
     }
@@ -112,25 +111,10 @@ impl Bridge {
     }
 }
 
-const TODAY: GpuBehaviour = GpuBehaviour {
-    completion: CompletionRule::SeenByHost,
-    eviction_after: EvictionAfter::AllLaunched,
-    memory: GpuAllocator::Caching,
-    checksums: ChecksumStream::CopyStream,
-    recheck: true,
-    loss_is_read: true,
-};
-
-const CHECKS_IN_STREAM: GpuBehaviour =
-    GpuBehaviour { checksums: ChecksumStream::OwnStream, recheck: false, ..TODAY };
-
-const EVENT_ORDERED: GpuBehaviour = GpuBehaviour {
-    completion: CompletionRule::Enqueued,
-    eviction_after: EvictionAfter::LastUse,
-    memory: GpuAllocator::Arena,
+const CHECKS_IN_STREAM: GpuBehaviour = GpuBehaviour {
     checksums: ChecksumStream::OwnStream,
     recheck: false,
-    loss_is_read: true,
+    ..GpuBehaviour::HOST_WAITS
 };
 
 /// A plain step: torch alone, everything in memory.

@@ -114,6 +114,29 @@ pub struct GpuCosts {
     pub slack: Bytes,
 }
 
+impl GpuBehaviour {
+    /// The host waits for every transfer, checks what was written again, and works in torch's
+    /// allocator.
+    pub const HOST_WAITS: Self = Self {
+        completion: CompletionRule::SeenByHost,
+        eviction_after: EvictionAfter::AllLaunched,
+        memory: GpuAllocator::Caching,
+        checksums: ChecksumStream::CopyStream,
+        recheck: true,
+        loss_is_read: true,
+    };
+
+    /// Streams wait for events, and memory is an arena's.
+    pub const EVENT_ORDERED: Self = Self {
+        completion: CompletionRule::Enqueued,
+        eviction_after: EvictionAfter::LastUse,
+        memory: GpuAllocator::Arena,
+        checksums: ChecksumStream::OwnStream,
+        recheck: false,
+        loss_is_read: true,
+    };
+}
+
 impl GpuRuntime {
     /// A runtime that takes no time and whose thread waits for each kernel: both clocks show the
     /// same, and it simulates what `runtime` does without a GPU, its handling of transfers apart.

@@ -8,27 +8,13 @@ use tidelog_random::Random;
 
 /// A bridge whose host waits for every transfer.
 fn waiting() -> GpuRuntime {
-    let behaviour = GpuBehaviour {
-        completion: CompletionRule::SeenByHost,
-        eviction_after: EvictionAfter::AllLaunched,
-        memory: GpuAllocator::Caching,
-        checksums: ChecksumStream::CopyStream,
-        recheck: true,
-        loss_is_read: true,
-    };
+    let behaviour = GpuBehaviour::HOST_WAITS;
     GpuRuntime { lookahead: 8, behaviour, costs: costs() }
 }
 
 /// One whose streams wait for events.
 fn ordered() -> GpuRuntime {
-    let behaviour = GpuBehaviour {
-        completion: CompletionRule::Enqueued,
-        eviction_after: EvictionAfter::LastUse,
-        memory: GpuAllocator::Arena,
-        checksums: ChecksumStream::OwnStream,
-        recheck: false,
-        loss_is_read: true,
-    };
+    let behaviour = GpuBehaviour::EVENT_ORDERED;
     let costs = GpuCosts { dispatch: Nanos(3), request: Nanos(3), ..costs() };
     GpuRuntime { behaviour, costs, ..waiting() }
 }
