@@ -39,6 +39,12 @@ def loans_of_this_thread() -> list[Record]:
     return found
 
 
+def lacks(record: Record) -> bool:
+    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its memory,
+    also where the block's thread waits to take that."""
+    return bool(record.state & _record.AWAY) and record not in loans_of_this_thread()
+
+
 class Access:
     """How what is not the hook reaches the storages of one block."""
 
@@ -121,16 +127,13 @@ class Access:
         records = [storage._tide for storage in storages if storage._tide is not None]
         changed = written._tide if written is not None else None
 
-        # What this thread has borrowed has its memory, also where the block's waits to take that.
-        borrowed = loans_of_this_thread() if self.is_elsewhere() else []
+        def is_due(record: Record) -> bool:
+            if record is changed:
+                return bool(record.state & (_record.AWAY | _record.LEAVING))
+            return bool(record.state & _record.AWAY) and (not self.is_elsewhere() or lacks(record))
 
         def due() -> list[Record]:
-            return [
-                record
-                for record in records
-                if (record.state & _record.AWAY and (record is changed or record not in borrowed))
-                or (record is changed and record.state & _record.LEAVING)
-            ]
+            return [*filter(is_due, records)]
 
         if self._session.forked:
             for record in due():

@@ -108,8 +108,9 @@ class Kernels:
 
     def __init__(self) -> None:
         self._module: Module | None = None
-        is_silent = get_compiler is None
-        self._why_not = f"torch {torch.__version__} does not say whether torch.compile looks at frames" * is_silent
+        self._why_not = ""
+        if get_compiler is None:
+            self._why_not = f"torch {torch.__version__} does not say whether torch.compile looks at frames"
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
         self._why_mode: str | None = None  # autograd finds the mode where tensors move; empty where it does not

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog.dispatch._access import Access, loans_of_this_thread
+from tidelog.dispatch._access import Access, lacks, loans_of_this_thread
 from tidelog.dispatch._hook import Hook
 from tidelog.escapes._forks import tensors_in
 from tidelog.memory._record import AWAY, LEAVING, Record, Storage
@@ -78,7 +78,7 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
     for record in records:
         record.borrow(1)
     # Loans first, then the look: the block's thread marks a storage before it looks for loans.
-    if (wanted := _wanted(storages, written, mine)) is not None:
+    if (wanted := _wanted(storages, written)) is not None:
         for record in records:
             record.borrow(-1)
         access.bring_and_borrow(storages, written, wanted)
@@ -92,12 +92,11 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
             record.borrow(-1)
 
 
-def _wanted(storages: Sequence[Storage], written: Sequence[Storage], mine: Sequence[Record]) -> Record | None:
-    """What another thread cannot use as it is. What it has borrowed already has its memory, also where the block's thread
-    waits to take that."""
+def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record | None:
+    """What another thread cannot use as it is."""
     for storage in storages:
         record = storage._tide
-        if record is not None and (record.state & AWAY and record not in mine or storage._tide_update is not None):
+        if record is not None and (lacks(record) or storage._tide_update is not None):
             return record
     for storage in written:
         if storage._tide is not None and storage._tide.state & (AWAY | LEAVING):
