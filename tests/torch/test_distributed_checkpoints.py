@@ -136,7 +136,7 @@ def start(script, size, folder, *arguments):
 
 def finished(started):
     """What each rank printed; all of them end well."""
-    ended = [each.finish() for each in started]
+    ended = process.finish_all(started)
     for each in ended:
         process.assert_done(each)
     return [each.out for each in ended]
@@ -184,7 +184,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills, way)
         time.sleep(0.5 * choose.random())
         victim = choose.randrange(2)
         os.kill(started[victim].pid, signal.SIGKILL)
-        ended = [each.finish() for each in started]
+        ended = process.finish_all(started)
         assert ended[victim].code in (-signal.SIGKILL, 0), ended[victim]
         for rank, each in enumerate(ended):
             assert set(found("step", each.out)) <= set(expected[rank]), f"{number}: other losses"
@@ -224,7 +224,7 @@ def test_ranks_go_on_by_resume_with_the_same_losses_and_other_numbers_of_ranks_w
         assert found("step", text) == expected[rank][6:], "other losses"
     assert len({found("digest", text)[0] for text in ended}) == 1, "they begin with different states"
     with_tensors = start(GO_ON, 1, tmp_path, 9)
-    (alone,) = [each.finish() for each in with_tensors]
+    (alone,) = process.finish_all(with_tensors)
     assert "go on with ranks" in alone.err, alone
 
 

@@ -25,7 +25,7 @@ ranks.main(*sys.argv[1:])
 def run(size, folder, *arguments):
     """Runs a program on `size` ranks. All end, whichever fails."""
     started = [process.start(SCRIPT, rank, size, folder, *arguments) for rank in range(size)]
-    for ended in [each.finish() for each in started]:
+    for ended in process.finish_all(started):
         process.assert_done(ended)
 
 
@@ -55,7 +55,7 @@ ranks.main_of_hook(*sys.argv[1:])
 @pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD"])
 def test_communication_hooks_have_the_same_bits(tmp_path, mode, name):
     started = [process.start(HOOK, rank, 2, tmp_path, mode, name) for rank in range(2)]
-    for ended in [each.finish() for each in started]:
+    for ended in process.finish_all(started):
         process.assert_done(ended)
 
 
@@ -74,7 +74,7 @@ def assert_ended_by(ended, *words):
 
 def test_an_error_of_one_rank_ends_all_by_that_error(tmp_path):
     started = [process.start(FOR_EVER, rank, 3, tmp_path, 1) for rank in range(3)]
-    ended = [each.finish() for each in started]
+    ended = process.finish_all(started)
     assert ended[1].code == 1 and "BudgetError: aten.zeros" in ended[1].err
     for rank in (0, 2):
         assert_ended_by(ended[rank], "rank 1 of 3 failed", "BudgetError: aten.zeros", "smallest budget that would do")
@@ -103,7 +103,7 @@ ranks.print_when_planned(*sys.argv[1:])
 
 def test_all_ranks_begin_to_follow_their_plans_in_the_same_step(tmp_path):
     started = [process.start(WHEN_PLANNED, rank, 2, tmp_path) for rank in range(2)]
-    ended = [each.finish() for each in started]
+    ended = process.finish_all(started)
     for each in ended:
         process.assert_orderly(each)
     first = [re.search(r"^planned from (\d+)$", each.out, re.MULTILINE)[1] for each in ended]
@@ -128,7 +128,7 @@ def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path, part):
         time.sleep(2.5 * choose.random())
         victim = choose.randrange(size)
         os.kill(started[victim].pid, signal.SIGKILL)
-        ended = [each.finish() for each in started]  # long before torch's own time-out, which is half an hour
+        ended = process.finish_all(started)  # long before torch's own time-out, which is half an hour
         assert ended[victim].code == -signal.SIGKILL
         for rank in set(range(size)) - {victim}:
             assert_ended_by(ended[rank], f"rank {victim} of {size}", str(started[victim].pid), "has ended")

@@ -142,6 +142,18 @@ class Running:
         return ended
 
 
+def finish_all(started, timeout_s=HANGS_SECONDS):
+    """Waits for the ends of scripts that wait for each other. All end; where one hangs, the error tells of each."""
+    ended, hung = [], []
+    for each in started:
+        try:
+            ended.append(each.finish(1 if hung else timeout_s))
+        except AssertionError as error:
+            hung.append(str(error))
+    assert not hung, "\n".join(hung + [str(each) for each in ended])
+    return ended
+
+
 def start(script, *arguments, imports=(), whole_end=False):
     """Starts a script that finds torch, tidelog, World and the bit helpers imported, and its arguments in sys.argv.
     `imports`: modules that take long to import, which many such scripts use. `whole_end`: the interpreter's end also

@@ -212,6 +212,7 @@ class Ledger {
     ++record.pins;
     if (c10::Storage storage = record.storage()) {
       auto begin = reinterpret_cast<uintptr_t>(Records::memory_of(*record.impl).get());
+      std::lock_guard lock(mutex());
       aliased_[number] = {begin, begin + record.size};
     }
     pins_.emplace_back(number, true);
@@ -220,6 +221,7 @@ class Ledger {
   // Takes one `pin` back.
   void unpin(Record& record) {
     if (record.ledger != this) return;
+    std::lock_guard lock(mutex());
     if (--record.pins == 0) aliased_.erase(record.number);
     pins_.emplace_back(record.number, false);
   }
@@ -341,8 +343,9 @@ class Ledger {
 
   // Whether the storage only shows memory that another one owns, and that counts there.
   bool is_alias(const c10::StorageImpl& storage) const {
-    if (aliased_.empty() || storage.resizable()) return false;
+    if (storage.resizable()) return false;
     auto address = reinterpret_cast<uintptr_t>(Records::memory_of(storage).get());
+    std::lock_guard lock(mutex());
     return std::any_of(aliased_.begin(), aliased_.end(),
                        [&](const auto& each) { return each.second.first <= address && address < each.second.second; });
   }

@@ -151,10 +151,12 @@ class Records {
     return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
   }
 
-  // From here on the record hangs on its storage as the owner of its memory.
+  // From here on the record hangs on its storage as the owner of its memory. A collective or another thread may read
+  // the address meanwhile: the storage has it all the time.
   static void own(Record& record) {
-    c10::StorageImpl& storage = *record.impl;
-    record.memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
+    c10::DataPtr& held = record.impl->_mutable_data_ptr_no_checks();
+    auto end = held.get_deleter();
+    record.memory = c10::DataPtr(held.get(), held.release_context(), end, held.device());
     hang(record);
   }
 
@@ -198,8 +200,10 @@ class Records {
   static void let_go(c10::StorageImpl& storage) {
     Record* record = of(storage);
     if (record == nullptr || !record->is_owner) return;
-    RecordPtr kept = RecordPtr::reclaim_copy(record);
-    storage.set_data_ptr_noswap(unhang(*record));
+    c10::DataPtr& held = storage._mutable_data_ptr_no_checks();
+    RecordPtr kept = RecordPtr::reclaim(static_cast<Record*>(held.release_context()));
+    record->is_owner = false;
+    held = std::exchange(record->memory, c10::DataPtr());  // at the same address, as in `own`
     std::lock_guard lock(all().mutex);
     all().insert(kept);
   }
@@ -298,8 +302,8 @@ class Records {
   static void hang(Record& record) {
     RecordPtr owner = RecordPtr::reclaim_copy(&record);
     c10::StorageImpl& storage = *record.impl;
-    c10::DataPtr memory(record.memory.get(), owner.release(), &ended, storage.device());
-    storage.set_data_ptr_noswap(std::move(memory));
+    storage._mutable_data_ptr_no_checks() =
+        c10::DataPtr(record.memory.get(), owner.release(), &ended, storage.device());
     record.is_owner = true;
     std::lock_guard lock(all().mutex);
     all().erase(&storage);
