@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-slow models bench bench-ranks compare compare-spdk \
+	test-versions test-slow models bench bench-ranks compare compare-spdk \
 	compare-training test-compare fuzz loom sanitize miri paper gpu-step pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -129,11 +129,17 @@ test-ranks: build ## Distributed programs and ranks that fail, every mode; a par
 test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
+# Each version is installed, tested and removed again: 6 GB of disk, a quarter of an hour.
+test-versions: build ## Tidelog with other versions of torch, each in a virtual environment of its own; VERSIONS="2.10.0 2.11.0"
+	@scripts/versions.sh $(VERSIONS)
+
 test-slow: build ## What takes hours: longer storms, small steps, every mode, touches under checkpoint, fuzzers
 	@scripts/test-slow.sh
 
-wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; SPDK=1: with the SPDK that is installed, for this glibc
-	@scripts/wheel.sh $(if $(SPDK),spdk)
+# Of the environments in TORCH, by default .venv, each torch has its part in C++ in the wheel.
+WHEEL_TORCH = $(if $(filter undefined,$(origin TORCH)),,TORCH="$(TORCH)")
+wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; TORCH=environments; SPDK=1: with SPDK, for this glibc
+	@$(WHEEL_TORCH) scripts/wheel.sh $(if $(SPDK),spdk)
 
 install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh

@@ -4,7 +4,8 @@ tools print their completions for shells, which are installed where bash, zsh an
 The wheel fits every Python 3: nothing in it is linked with an interpreter. TIDELOG_GLIBC=2.28
 builds for that glibc and newer (needs cargo-zigbuild) and names the wheel manylinux_2_28;
 otherwise the wheel is for machines with the glibc of this one. TIDELOG_FEATURES=spdk builds a
-feature in.
+feature in. TIDELOG_TORCH names virtual environments with torch, separated by spaces: the bridge's
+part in C++ is prebuilt for each.
 """
 
 import functools
@@ -33,6 +34,7 @@ TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
 PACKAGES = ("tidelog-torch", *TOOLS)
 GLIBC = os.environ.get("TIDELOG_GLIBC")
 FEATURES = os.environ.get("TIDELOG_FEATURES")
+TORCHES = os.environ.get("TIDELOG_TORCH", "").split()
 
 
 def version():
@@ -82,7 +84,10 @@ class BuildPackage(build_py):
             self.drop_what_is_gone()
             install_stripped(folder / LIBRARY, Path(self.build_lib, "tidelog", LIBRARY))
             # What the bridge's part in C++ is compiled with, once torch is there.
-            shutil.copy2(ROOT / "torch-bridge/include/tidelog.h", Path(self.build_lib, "tidelog", "native"))
+            package = Path(self.build_lib, "tidelog").resolve()
+            shutil.copy2(ROOT / "torch-bridge/include/tidelog.h", package / "native")
+            if TORCHES:
+                subprocess.run([sys.executable, ROOT / "scripts/prebuilt.py", package, *TORCHES], cwd=ROOT, check=True)
 
     def drop_what_is_gone(self):
         """A folder that was built in before keeps files that have another name or place since."""

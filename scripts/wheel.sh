@@ -3,6 +3,9 @@
 #
 #   scripts/wheel.sh          for glibc 2.28 and newer (manylinux_2_28)
 #   scripts/wheel.sh spdk     with the SPDK that pkg-config finds, for the glibc of this machine
+#
+# TORCH: virtual environments with torch, separated by spaces. The bridge's part in C++ is in the wheel for each torch
+# and Python of theirs, by default for those of .venv; TORCH= for none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=target/wheel-tools
@@ -21,10 +24,12 @@ case ${1:-} in
     "") export TIDELOG_GLIBC=2.28 ;;
     *) echo "wheel: $1: expected spdk, or nothing" >&2; exit 64 ;;
 esac
+export TIDELOG_TORCH="${TORCH-$PWD/.venv}"
 rm -rf $wheels target/python
 python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir $wheels
 wheel=$(ls $wheels/*.whl)
 auditwheel show "$wheel"
+python -m zipfile --list "$wheel" | grep native/prebuilt/ || echo "wheel: nothing is prebuilt: its users need a C++ compiler"
 size=$(stat -c %s "$wheel")
 echo "$wheel: $((size >> 10)) KiB"
 [ "$size" -le $size_max ] || { echo "wheel: larger than $((size_max >> 20)) MiB" >&2; exit 1; }

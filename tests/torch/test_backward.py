@@ -268,3 +268,11 @@ def test_a_higher_order_backward_with_a_graph(pool):
         return gradient
 
     check(pool, hook, forward=forward)
+
+
+def test_a_torch_that_lacks_what_is_replaced_is_named(pool, monkeypatch):
+    """Then autograd finds the mode, and sums are out of place: the bits are the same."""
+    monkeypatch.delattr(torch._ops, "key_extractor")
+    with tidelog.offload(pool=pool, memory=MOVES, staging=STAGING, pool_size=64 * MIB) as tide:
+        (torch.ones(9, requires_grad=True) * 2).sum().backward()
+        assert tide.stats()["dispatch"]["why_sums_out_of_place"] == f"torch {torch.__version__} has no key_extractor"

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import sys
+import sysconfig
 
 import pytest
+import torch
 
 from tidelog.native import _built
 from tidetest import process
@@ -13,6 +16,10 @@ pytestmark = pytest.mark.host_memory("the module is the same for each device")
 SCRIPT = """
 import os
 os.environ |= json.loads(sys.argv[2])
+if "PREBUILT" in os.environ:
+    import pathlib
+    from tidelog.native import _built
+    _built._PREBUILT = pathlib.Path(os.environ["PREBUILT"])
 try:
     with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
         for _ in range(3):
@@ -79,3 +86,50 @@ def test_one_that_cannot_be_loaded_and_not_be_built_is_named(tmp_path):
     kept(tmp_path).write_bytes(b"")
     assert "cannot be loaded" in dispatch_of(tmp_path, PATH="/nowhere")
     assert "no C++ compiler" in dispatch_of(tmp_path, PATH="/nowhere")
+
+
+@pytest.fixture
+def prebuilt(tmp_path):
+    """The module, as a package has it. No process of the test may compile or keep one."""
+    place = tmp_path / "prebuilt" / _built.prebuilt_name()
+    place.parent.mkdir()
+    shutil.copy(_built.place(), place)
+    return place
+
+
+def without_a_compiler(tmp_path, prebuilt):
+    said = dispatch_of(tmp_path, PATH="/nowhere", PREBUILT=str(prebuilt.parent))
+    assert not (tmp_path / "cache").exists()
+    return said
+
+
+def test_a_prebuilt_one_needs_no_compiler(tmp_path, prebuilt):
+    assert without_a_compiler(tmp_path, prebuilt)["ops_past_python"] > 0
+    prebuilt.chmod(0o777)  # whoever may write the package may write all of it
+    assert without_a_compiler(tmp_path, prebuilt)["ops_past_python"] > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF"])
+def test_a_prebuilt_one_that_cannot_be_loaded_is_compiled(tmp_path, prebuilt, content):
+    prebuilt.write_bytes(content)
+    said = without_a_compiler(tmp_path, prebuilt)
+    assert f"{prebuilt} cannot be loaded" in said and "there is no C++ compiler" in said
+    place = kept(tmp_path)  # what was compiled before
+    assert dispatch_of(tmp_path, PREBUILT=str(prebuilt.parent))["ops_past_python"] > 0
+    assert place.exists() and prebuilt.read_bytes() == content
+
+
+@pytest.mark.parametrize(("part", "other"), [(1, "2.9.1"), (-1, "0123456789abcdef.so")], ids=["torch", "sources"])
+def test_one_that_was_built_for_others_is_not_taken(tmp_path, prebuilt, part, other):
+    parts = prebuilt.name.split("-")
+    parts[part] = other
+    prebuilt.rename(prebuilt.with_name("-".join(parts)))
+    said = without_a_compiler(tmp_path, prebuilt)
+    assert "there is no C++ compiler" in said and "cannot be loaded" not in said
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert said.endswith(f"without one, this package works with torch {parts[1]} on Python {python}."), said
+
+
+def test_the_name_says_what_it_was_built_with():
+    assert torch.__version__.split("+")[0] in _built.prebuilt_name()
+    assert sysconfig.get_config_var("SOABI") in _built.prebuilt_name()

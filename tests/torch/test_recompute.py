@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import tidelog
+from tidelog import _versions
 from tidelog.abi import _native
 from tidelog.recompute import _recompute
 from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, Twice, Words, choosing, compare, gpt2
@@ -184,14 +185,15 @@ def test_a_step_that_fails_in_a_region(pool, monkeypatch, reentrant):
         raise KeyError("in a region")
 
     def scenario(program):
-        errors = []  # with the frames of what failed
+        errors = []  # with the frames of what failed, in which `checkpoint` has not ended its hooks before torch 2.13
         for number in range(24):
             if number in (2, 20):
                 handle = program.model.blocks[1].up.register_forward_hook(fail)
                 with pytest.raises(KeyError) as caught:
                     program.step()
-                errors.append(caught)
+                errors.append(caught if _versions.THIS >= (2, 13) else None)
                 handle.remove()
+                del caught
             program.step()
 
     figures, _, _ = compare(pool, scenario, model=functools.partial(Model, use_reentrant=reentrant))

@@ -92,6 +92,24 @@ def test_what_is_loaded_inside_the_block_moves_and_stays_tied(compare, place, le
     compare(scenario)
 
 
+def test_where_loading_asks_whether_a_storage_has_memory_it_still_moves(compare):
+    """As `torch.load` does before torch 2.15."""
+    asked = {}
+    exec("def load_tensor(storage): return storage._data_ptr()", vars(torch.serialization), asked)
+
+    def scenario(world):
+        stored = world.loose._typed_storage()
+        if world.tide is not None:
+            world.tide.evict(world.loose)
+        world.note("has memory", asked["load_tensor"](stored) != 0)
+        world.note("has none", asked["load_tensor"](torch.empty(0)._typed_storage()) == 0)
+        if world.tide is not None:
+            assert not world.tide.is_resident(world.loose)
+            world.tide.evict(world.loose)
+
+    compare(scenario)
+
+
 def test_a_checkpoint_in_the_middle_of_a_step(compare):
     def scenario(world):
         with world.boundary():

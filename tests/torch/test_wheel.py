@@ -12,17 +12,23 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+from tidelog.native import _built
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "docs"))
+sys.path[:0] = [str(ROOT / "scripts" / "docs"), str(ROOT / "scripts")]
 
 import helptexts  # noqa: E402
+import prebuilt  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)  # building the wheel compiles the workspace once more, beside other tests
 
 TOOLS = ("tidelog-bench", "tidelog-doctor", "tidelog-format", "tidelog-plan")
 SIZE_MAX = 15 << 20
 
+# Its environment has torch, for which the bridge's part in C++ is in the wheel.
+TORCH = sys.prefix
 THREE_LINES = """
 import torch, tidelog
 model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(12)])
@@ -56,7 +62,7 @@ def wheel(tmp_path_factory):
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not list(folder.glob("*.whl")):
-            said(*pip, "--wheel-dir", folder, ROOT)
+            said("env", f"TIDELOG_TORCH={TORCH}", *pip, "--wheel-dir", folder, ROOT)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -106,6 +112,30 @@ def test_the_three_lines_run(installed, wheel, tmp_path):
     ).split()
     assert moved == "True" and where.startswith(str(installed.parent))
     assert f"tidelog-{version}-" in wheel.name
+
+
+def test_a_machine_without_a_compiler_trains(installed, tmp_path):
+    """By what is prebuilt: nothing is compiled or kept."""
+    alone = ["env", "-i", "PATH=/nowhere", f"HOME={tmp_path}", installed / "python", "-c"]
+    three_lines = THREE_LINES.format(pool=str(tmp_path))
+    assert said(*alone, three_lines + '    print(tide.stats()["dispatch"])', cwd=tmp_path).split()[2] == "True"
+    assert not (tmp_path / ".cache" / "tidelog").exists()
+    (module,) = installed.parent.glob("lib/python*/site-packages/tidelog/native/prebuilt/*.so")
+    assert module.name == _built.prebuilt_name()
+    hidden = module.rename(module.with_suffix(".not"))
+    try:
+        with pytest.raises(AssertionError, match="install g.. or clang.., and Python's headers"):
+            said(*alone, three_lines, cwd=tmp_path)
+    finally:
+        hidden.rename(module)
+
+
+def test_what_is_prebuilt_asks_no_more_of_the_machine_than_the_wheel_does(installed):
+    """Of glibc 2.28 and its libstdc++, as `make wheel` checks."""
+    (module,) = installed.parent.glob("lib/python*/site-packages/tidelog/native/prebuilt/*.so")
+    libraries = Path(torch.__file__).parent / "lib"
+    assert prebuilt.too_new(module, libraries, "2.28") == []
+    assert any("GLIBC_2.14" in each for each in prebuilt.too_new(module, libraries, "2.13"))
 
 
 def test_a_program_runs_unedited(installed, tmp_path):

@@ -12,6 +12,7 @@ Results are bit-identical to the same run without offloading. See ``help(tidelog
 
 from typing import TYPE_CHECKING, Any
 
+from tidelog import _versions  # noqa: F401, I001 (first: it refuses a torch that is too old)
 from tidelog._accumulate import accumulate
 from tidelog._errors import (
     BudgetError,

@@ -136,7 +136,7 @@ class Kernels:
     def _hides_mode(self, module: Module) -> bool:
         """Whether autograd finds no mode where tensors move."""
         if self._why_mode is None:
-            self._why_mode = module.why_sums_unknown()
+            self._why_mode = module.why_sums_unknown() or _backward.why_not(module)
         return not self._why_mode
 
     def running_uses(self) -> dict[int, int]:

@@ -43,6 +43,7 @@ from tidelog.memory._record import (
     LEAVING,
     Storage,
     data_ptr,
+    nbytes,
     refuse,
     resizable,
     run_updates,
@@ -56,6 +57,8 @@ from tidelog.storages._ops import memory_of
 _COMPARES_ADDRESSES = ("reset_sharded_param", "is_same_tensor")
 # Functions of inductor that only ask whether tensors are aligned. Memory that moves is, always.
 _ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
+# Functions of `torch.load`, before torch 2.15, that only ask whether a storage has memory.
+_ASKS_PRESENCE = ("load_tensor", "persistent_load")
 
 # A file of safetensors begins with the length of its header.
 _LENGTH_BYTES = 8
@@ -361,6 +364,9 @@ def _meaning(caller: FrameType) -> str | None:
         return "identity"
     if caller.f_code.co_name in _ASKS_ALIGNMENT:
         return "alignment"
+    asks = caller.f_back if caller.f_code.co_name == "_data_ptr" else None  # of the storage that has this one
+    if asks is not None and asks.f_code.co_name in _ASKS_PRESENCE and asks.f_globals is vars(torch.serialization):
+        return "presence"
     return meaning_of_pointers() or ("momentary" if is_in_op(caller) else None)
 
 
@@ -379,7 +385,7 @@ def _identity(storage: Storage) -> int:
 def _storage_pointer(access: Access, original: Wrapper) -> Wrapper:
     def wrapper(storage: Storage) -> Any:
         meaning = _meaning(sys._getframe(1))
-        if meaning == "identity":
+        if meaning == "identity" or (meaning == "presence" and nbytes(storage)):
             return _identity(storage)
         return _pointer(access, original, storage, storage, _read if meaning == "momentary" else _alias)
 

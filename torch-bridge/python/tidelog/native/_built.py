@@ -1,7 +1,8 @@
 """The bridge's part in C++: built once for each torch that is met, and kept for later processes.
 
-It is linked with torch's own C++ interface, which differs from version to version. What torch.compile needs on a
-processor is needed here: a C++ compiler and Python's headers.
+It is linked with torch's own C++ interface, which differs from version to version. A wheel has it prebuilt for those
+that were there when it was made. For others what torch.compile needs on a processor is needed here: a C++ compiler and
+Python's headers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +37,10 @@ _NAME = "_tidelog_native"
 # Nothing outside calls into the module but by its first function: calls inside of it need no look at who else may have
 # a function of that name.
 _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+_PREBUILT = _SOURCES / "prebuilt"
 
+_BUILT_FOR = re.compile(r"torch-([^-]+)-cpython-(\d)(\d+)-")
+_NO_COMPILER = "there is no C++ compiler (g++ or clang++)"
 
 _loaded: list[Any] = []
 
@@ -59,21 +64,35 @@ def native() -> Any:
     if why_not := build():
         raise Error(
             f"tidelog's C++ module for torch {torch.__version__} could not be built: {why_not}. It is built once for "
-            "each torch: install g++ or clang++, and Python's headers (python3-dev), or set CXX to a compiler."
+            "each torch: install g++ or clang++, and Python's headers (python3-dev), or set CXX to a compiler"
+            f"{_instead()}."
         )
     return _loaded[0]
 
 
+def _instead() -> str:
+    """What would do without a compiler."""
+    found = (_BUILT_FOR.match(each.name) for each in _PREBUILT.glob("*.so"))
+    there = sorted({f"torch {each[1]} on Python {each[2]}.{each[3]}" for each in found if each})
+    return f"; without one, this package works with {' or '.join(there)}" if there else ""
+
+
 def _built() -> Any:
     """The module, or why there is none."""
-    compiler, at, why_not = _compiler(), place(), ""
+    why_not = ""
+    if (prebuilt := _PREBUILT / prebuilt_name()).exists():
+        try:
+            return _module_in(prebuilt)  # whose it is, is whose the package is
+        except ImportError as error:  # it needs a newer library of C++ than this process has, or is of another torch
+            why_not = f"{prebuilt} cannot be loaded: {error}"
+    compiler, at = _compiler(), place()
     for _ in range(2):
         if not at.exists() and (why_none := _build(compiler, at)):
             return "; ".join(filter(None, [why_not, why_none]))
         try:
             return _load(at)
         except ImportError as error:  # it needs a newer library of C++ than this process has, or was cut short
-            why_not = f"{at} cannot be loaded: {error}"
+            why_not = "; ".join(filter(None, [why_not, f"{at} cannot be loaded: {error}"]))
             with contextlib.suppress(OSError):
                 at.unlink()
         except OSError as error:
@@ -88,6 +107,25 @@ def place() -> pathlib.Path:
     return at if compiler else next(_folder().glob(f"native-{facts}-*.so"), at)  # what one has left may do
 
 
+def prebuilt_name() -> str:
+    """What a prebuilt module for this torch and this Python is called: all that it depends on. Builds of one release of
+    torch, for CUDA and without, have one C++ interface."""
+    release = str(torch.__version__).partition("+")[0]
+    strings = "cxx11" if torch.compiled_with_cxx11_abi() else "cxx98"
+    facts = _digest(str(torch.version.git_version), *_FLAGS, *_sources())
+    return f"torch-{release}-{sysconfig.get_config_var('SOABI')}-{strings}-{facts}.so"
+
+
+def prebuild(folder: pathlib.Path) -> pathlib.Path:
+    """Compiles the module for a package that others install, into a folder."""
+    compiler, at = _compiler(), folder / prebuilt_name()
+    folder.mkdir(parents=True, exist_ok=True)
+    why_not = _compile(compiler, at, "-DTIDELOG_PREBUILT") if compiler else _NO_COMPILER
+    if why_not:
+        raise Error(f"tidelog's C++ module for torch {torch.__version__} could not be built: {why_not}.")
+    return at
+
+
 def _compiler() -> list[str]:
     return (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "").split()
 
@@ -98,11 +136,15 @@ def _folder() -> pathlib.Path:
 
 def _facts() -> str:
     """What a module is built for: its sources, this torch and this Python."""
-    files = {_HEADER, *(path for path in _SOURCES.iterdir() if path.suffix in (".h", ".cpp"))}
-    sources = [path.read_text(encoding="utf-8") for path in sorted(files)]
     return _digest(
-        torch.__version__, str(torch.version.git_version), sys.version, platform.machine(), *_FLAGS, *sources
+        torch.__version__, str(torch.version.git_version), sys.version, platform.machine(), *_FLAGS, *_sources()
     )
+
+
+@functools.cache
+def _sources() -> list[str]:
+    files = {_HEADER, *(path for path in _SOURCES.iterdir() if path.suffix in (".h", ".cpp"))}
+    return [path.read_text(encoding="utf-8") for path in sorted(files, key=lambda path: path.name)]
 
 
 def _version(compiler: list[str]) -> list[str]:
@@ -122,6 +164,10 @@ def _load(place: pathlib.Path) -> Any:
     found = place.stat()
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
         raise OSError("others may write it")
+    return _module_in(place)
+
+
+def _module_in(place: pathlib.Path) -> Any:
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(place))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
@@ -133,7 +179,7 @@ def _load(place: pathlib.Path) -> Any:
 def _build(compiler: list[str], place: pathlib.Path) -> str:
     """Compiles the module. Returns why that failed, or nothing."""
     if not compiler:
-        return "there is no C++ compiler (g++ or clang++)"
+        return _NO_COMPILER
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(place.parent / "lock", "w", encoding="utf-8") as lock:
@@ -147,12 +193,12 @@ def _build(compiler: list[str], place: pathlib.Path) -> str:
         return str(error)
 
 
-def _compile(compiler: list[str], place: pathlib.Path) -> str:
+def _compile(compiler: list[str], place: pathlib.Path, *options: str) -> str:
     home, made = pathlib.Path(torch.__file__).parent, place.with_suffix(f".{os.getpid()}.new")
     includes = [home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     command = [
         *compiler,
-        *(*_FLAGS, str(_SOURCES / "module.cpp"), "-o", str(made)),
+        *(*_FLAGS, *options, str(_SOURCES / "module.cpp"), "-o", str(made)),
         *("-I", str(_HEADER.parent)),
         # Their warnings are not ours.
         *(word for each in includes for word in ("-isystem", str(each))),

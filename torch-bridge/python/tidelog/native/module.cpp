@@ -222,6 +222,30 @@ PyObject* enter_compiled(PyObject*, PyObject* save) {
   END_HANDLE_TH_ERRORS
 }
 
+// The same where torch notes no keys: it calls one function before the compiled one, and another in any case after it.
+thread_local std::vector<ThreadKeys> noted;
+
+PyObject* enter_noted(PyObject*, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
+  Held result = checked(call_with(keys, args, kwargs));
+  noted.push_back(keys);
+  if (keys.included_.has(DispatchKey::Fake)) c10::impl::_force_tls_local_dispatch_key_set(with_mode(keys));
+  return result.release();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* leave_noted(PyObject*, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  Held result = checked(call_with(c10::impl::tls_local_dispatch_key_set(), args, kwargs));
+  if (!noted.empty()) {  // empty: the function was called before the block began
+    c10::impl::_force_tls_local_dispatch_key_set(noted.back());
+    noted.pop_back();
+  }
+  return result.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* why_sums_unknown(PyObject*, PyObject*) {
   if (AutogradEngine::is_known) return PyUnicode_FromString("");
   return PyUnicode_FromFormat("what autograd's engine of torch %s does with this C library is not known",
@@ -257,6 +281,10 @@ PyMethodDef METHODS[] = {
      "Calls what finds the mode there, too."},
     {"enter_compiled", enter_compiled, METH_O,
      "Notes the keys of this thread by a function, and finds the mode again."},
+    {"enter_noted", with_keywords(enter_noted), METH_VARARGS | METH_KEYWORDS,
+     "Calls a function, notes the keys of this thread, and finds the mode again."},
+    {"leave_noted", with_keywords(leave_noted), METH_VARARGS | METH_KEYWORDS,
+     "Puts back the keys that were noted last, and calls a function."},
     {"watch_scalars", watch_scalars, METH_O, "Has a function bring back what C++ reads a number of."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {"take", moves::take, METH_VARARGS, "Frees a storage's memory, and guards it."},

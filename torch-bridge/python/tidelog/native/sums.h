@@ -12,11 +12,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/version.h>
-#include <unistd.h>
 
 #include <cstddef>
 
+#include "compat.h"
 #include "tensors.h"
 
 namespace tidelog {
@@ -25,8 +24,8 @@ namespace tidelog {
 template <class Task>
 class Engine {
  public:
-  // Whether what it does can be told: in the torch that this was read in, with a C library that says who has a lock.
-  static constexpr bool is_known = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 15 && requires(Task& task) {
+  // Whether what it does can be told: in a torch that it was tried with, with a C library that says who has a lock.
+  static constexpr bool is_known = knows_engine(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR) && requires(Task& task) {
     task.mutex_.native_handle()->__data.__owner;
     task.not_ready_.begin()->second.buffer;
   };
@@ -37,7 +36,7 @@ class Engine {
   static bool adds_to(const at::Tensor& sum) {
     if constexpr (is_known) {
       Task* task = current();
-      if (task == nullptr || task->mutex_.native_handle()->__data.__owner != gettid()) return false;
+      if (task == nullptr || task->mutex_.native_handle()->__data.__owner != thread_of_kernel()) return false;
       for (const auto& [node, inputs] : task->not_ready_)
         for (const at::Tensor& each : inputs.buffer)
           if (each.is_same(sum)) return true;
