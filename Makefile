@@ -153,8 +153,9 @@ models: build ## Programs found elsewhere, eager and compiled, in 35 % of their 
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks
 
-bench: build ## What the hook and the log cost, as ratios
+bench: build ## What the hook, requests and the log cost, as ratios
 	$(PYTHON) benches/hook.py
+	$(PYTHON) benches/moves.py
 
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
 	$(PYTHON) benches/paper/record.py target/paper/traces

@@ -134,11 +134,11 @@ def on(device, folder):
         yield
         return
     from pytest import MonkeyPatch
-    from tidetest.fake_cuda import FakeCuda, Gpu
+    from tidetest.fake_cuda import FakeCuda
 
     with MonkeyPatch.context() as patch:
-        FakeCuda(patch, folder, seed=1, laziness=1)
-        patch.setattr(Gpu, "computes_at_launch", False)  # nothing is copied, and the look for it costs more than the op
+        fake = FakeCuda(patch, folder, seed=1, laziness=1)
+        fake.guard.guard_computes_at_launch(False)  # nothing is copied, and the look for it costs more than the op
         yield
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
 import time
 
 import torch
@@ -42,10 +43,10 @@ class Fake:
 
     def __init__(self, folder):
         import pytest
-        from tidetest.fake_cuda import FakeCuda, Gpu
+        from tidetest.fake_cuda import FakeCuda
 
-        Gpu.computes_at_launch = False  # only times are looked at here
         self._gpu = FakeCuda(pytest.MonkeyPatch(), folder, seed=1, laziness=0)
+        self._gpu.guard.guard_computes_at_launch(False)  # only times are looked at here
         self._gpu.library.fake_clock(True, 0, 0)
         self.device, self.mode = self._gpu.device, Clocked(self._gpu)
 
@@ -99,7 +100,7 @@ def measure(gpu, folder, mode, by_events):
         options = {"staging": 4 * _MIB, "pool_size": 64 * _MIB, "device": gpu.device, "buffered": True}
         with tidelog.offload(pool=pool, memory=memory, mode=mode, **options) as tide:
             if not by_events:
-                tide.device.completes_by_event = lambda: False
+                tide.device.older_threads.append(threading.current_thread())
             tensors = [torch.full((_BYTES // 4,), float(number), device=gpu.device) for number in range(_TENSORS)]
 
             def steps(count):

@@ -24,6 +24,7 @@ from tidetest.compare import compare
 from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
 from tidetest.parting import Program
+from tidetest.requests import when_done
 from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
@@ -184,7 +185,7 @@ def test_host_memory_that_cannot_be_is_refused_with_the_reason(pool, host_memory
 
 
 @pytest.mark.parametrize("where", ["staging", "gds", "host memory"])
-def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu, pool, monkeypatch, where):
+def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu, pool, where):
     """It gets its address past the dispatcher, and past torch's Python: nothing says that it runs."""
     gpu = gpu(laziness=1)
     memory = TENSORS + 4 * MIB
@@ -193,16 +194,14 @@ def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu,
     with tidelog.offload(pool=pool, **options) as tide:
         tensor = torch.full((MIB,), 1, dtype=torch.uint8, device=gpu.device)
         submitted = []
-        report_done = tide.session.action_done
 
-        def action_done(sequence, address, after):
-            report_done(sequence, address, after)
-            if address and not submitted:
+        def poke(address):
+            if not submitted:
                 time.sleep(0.3)  # until it is written
                 gpu.poke(address + MIB // 2, 2)
-            submitted.extend([address] if address else [])
+            submitted.append(address)
 
-        monkeypatch.setattr(tide.session, "action_done", action_done)
+        when_done(tide, poke)
         tide.evict(tensor)
         assert not tide.is_resident(tensor)
         assert len(set(submitted)) == 1, "it moved meanwhile"
@@ -268,15 +267,31 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
     with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
         for stream in (card.stream, card.Stream()):
             with card.on(stream):
-                tide.device.notice()
+                tide.ledger.launches()
         assert len(tide.device.streams) == 2
         storage = tensor.untyped_storage()
         _moves.guard(storage, "it is out")
-        tide.device.share(storage, _moves.guarding(storage, "it is out"))
+        tide.ledger.share(storage)
         with pytest.raises(RuntimeError, match="it is out"):
             torch._C.StorageBase.data_ptr(storage)
         _moves.open_to_reads(storage)
         assert_same(bits(tensor), bits(torch.arange(4096.0)), "what was guarded")
+
+
+def test_a_stream_that_appears_where_memory_moves_is_told_of_all_that_is_there(fake, pool):
+    """It is first seen when a fetch asks what was launched, before the op that needs the fetch."""
+    card = fake()
+    with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
+        here, out = torch.arange(4096.0), torch.arange(4096.0)
+        for tensor in (here, out):
+            tide.evict(tensor)
+        here.sum()  # it has memory of the first stream's from here on
+        beside = card.Stream()
+        with card.on(beside):
+            out.sum()
+        assert len(tide.device.streams) == 2
+        assert card.has_told(out, card.stream) and card.has_told(out, beside)
+        assert card.has_told(here, beside)
 
 
 def test_what_an_op_takes_is_told_by_events(fake, pool):

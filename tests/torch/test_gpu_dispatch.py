@@ -9,6 +9,7 @@ from torch import nn
 import tidelog
 from tidetest import KIB, MIB, native
 from tidetest.fake_cuda import FakeCuda, Stream
+from tidetest.requests import of_python
 
 # An op for which there is no memory, as torch's allocator for GPUs tells it.
 FAILING = """
@@ -100,6 +101,20 @@ def test_ops_go_past_python(fake, pool, mode, plain, budget):
         assert bool(tide.stats()["totals"]["evictions"]) == (budget != "all fits")
     assert training.losses == plain
     assert shares[-1] > 200, shares  # of some 260
+
+
+def test_usual_requests_go_past_python(fake, pool, mode, plain, monkeypatch):
+    training = Training()
+    with block(training, pool, "each op is looked at", mode) as tide:
+        done = of_python(monkeypatch)
+        for _ in range(STEPS):
+            with tide.step():
+                training.step()
+        totals = tide.stats()["totals"]
+        assert totals["evictions"] > 100 and totals["fetches"] > 100
+        assert done == []
+        assert tide.stats()["dispatch"]["requests_past_python"] > 4 * 100
+    assert training.losses == plain
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

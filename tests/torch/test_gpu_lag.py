@@ -14,7 +14,7 @@ from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
 from tidetest.device import STAGING
-from tidetest.fake_cuda import FakeCuda, Gpu, Stream
+from tidetest.fake_cuda import FakeCuda, Stream
 from tidetest.lagging import Lagging
 from tidetest.world import TENSORS
 
@@ -96,21 +96,11 @@ def test_an_op_is_launched_while_the_bytes_of_its_fetch_are_on_their_way(fake, p
 
 
 @pytest.mark.parametrize("what", ["stream that is known", "stream that appears later"])
-def test_a_stream_that_does_not_wait_is_found(fake, pool, monkeypatch, what):
+def test_a_stream_that_does_not_wait_is_found(fake, pool, what):
     """Counter-test: the fake shows older bytes to who has not waited."""
     gpu = fake()
-    if what == "stream that is known":
-        monkeypatch.setattr(Gpu, "fetched", lambda device, event: None)
-    else:
-        notice = Gpu.notice
-
-        def notice_alone(device):
-            early, device._copies = device._copies, []
-            notice(device)
-            device._copies = early
-
-        monkeypatch.setattr(Gpu, "notice", notice_alone)
     beside = Stream()
+    gpu.deafen(gpu.stream if what == "stream that is known" else beside)
     with spilled(gpu, pool) as (_, tensors):
         found = tensors[3] * 2
         if what == "stream that appears later":
@@ -126,12 +116,12 @@ def test_what_is_no_op_waits_until_the_bytes_are_there(fake, pool, read):
     gpu = fake()
     with spilled(gpu, pool) as (tide, tensors):
         tensors[3][1:]
-        assert tide.device._copies
+        assert tide.device.streams.copies
         ender = threading.Timer(0.2, gpu.library.fake_hold, [False])
         ender.start()
         getattr(tensors[3], read)()
         ender.join()
-        assert not tide.device._copies
+        assert not tide.device.streams.copies
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -139,7 +129,7 @@ def test_what_leaves_before_its_bytes_are_there_leaves_with_them(fake, pool, see
     gpu = fake(seed)
     with spilled(gpu, pool) as (tide, tensors):
         parts = [tensors[0][:]]
-        assert len(tide.device._copies) == 1
+        assert tide.device.streams.copies == 1
         gpu.library.fake_hold(False)
         tide.evict(tensors[0])
         parts += [tensor[:] for tensor in tensors[1:]]
@@ -154,6 +144,23 @@ def test_what_leaves_before_its_bytes_are_there_leaves_with_them(fake, pool, see
             assert_same(bits(result), full(2 * number), "what was made of it")
 
 
+def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fake, pool):
+    gpu = fake()
+    with spilled(gpu, pool) as (tide, _):
+        tensor = torch.full((NUMBERS,), 9.0)
+        gpu.lagging.forget()
+        record = tensor.untyped_storage()._tide
+        status = tide.session.evict(record.id)
+        tide.performer.perform()
+        assert record.in_flight
+        del tensor
+        assert record() is not None, "its memory went while it was read"
+        gpu.library.fake_hold(False)
+        tide.performer.drive(status)
+        tide.performer.await_leaving([record])
+        assert record() is None
+
+
 def test_threads_that_are_older_than_the_block_have_fetches_wait_for_the_host(fake, pool):
     gpu = fake()
     end = threading.Event()
@@ -164,7 +171,7 @@ def test_threads_that_are_older_than_the_block_have_fetches_wait_for_the_host(fa
             gpu.library.fake_hold(False)
             early = tide.device.early
             tensors[3] * 2
-            assert not tide.device.completes_by_event() and not tide.device._copies
+            assert not tide.device.streams.complete_by_event() and not tide.device.streams.copies
             tide.steps._notice_what_slows()
             assert older.name in tide.stats()["notices"][-1]
             assert tide.device.early == early
@@ -181,9 +188,9 @@ def test_a_forked_child_waits_for_no_copy_of_its_parents(fake, pool):
     gpu = fake()
     with spilled(gpu, pool) as (tide, tensors):
         tensors[3][1:]
-        assert tide.device._copies
+        assert tide.device.streams.copies
         child = os.fork()
         if child == 0:
-            tide.device.await_copies()  # would not return
+            tide.device.streams.await_copies()  # would not return
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0 and tide.device._copies
+        assert os.waitpid(child, 0)[1] == 0 and tide.device.streams.copies

@@ -33,7 +33,7 @@ def card(monkeypatch, tmp_path_factory):
     def start(capacity=1 << 40):
         made = FakeCuda(monkeypatch, tmp_path_factory.getbasetemp(), seed=3, laziness=1)
         made.pool.capacity = capacity
-        made.allocating = Allocating(made.pool, monkeypatch)
+        made.allocating = Allocating(made.pool, made.guard, monkeypatch)
         made.allocating.__enter__()
         modes.append(made.allocating)
         return made

@@ -14,14 +14,11 @@ from tidelog.abi._library import Status
 from tidelog.abi._native import Request
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.requests import Requests, returning, leave_to_python, of_python
 
-pytestmark = [
-    pytest.mark.host_memory("with a GPU every request is done in Python"),
-    pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 
 SIZE = 256 * KIB
 USUAL = [Request.EVICT, Request.RELEASE, Request.ALLOCATE, Request.SETTLE]  # those of parts are done in Python
@@ -138,7 +135,8 @@ def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, m
     done = of_python(monkeypatch)
     end = borrowed(tide, tensor)
     tide.performer.drive(status)
-    assert done == [Request.RELEASE]
+    # What a GPU has copied is compared again before it goes, which meets the loan first.
+    assert done == [Request.RELEASE if device.is_host() else Request.EVICT]
     end()
     assert not tide.is_resident(tensor)
     assert tensor.sum() == SIZE // 2

@@ -7,19 +7,23 @@ large enough is taken, and cut; what is free and adjacent is joined. Where the d
 to it, and after that the allocator gives up.
 """
 
-import weakref
+import ctypes
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.memory import _moves
 from tidelog.memory._record import nbytes
+from tidelog.native._built import native
 from tidelog.storages._ops import storages_in, storages_of
 from tidetest import MIB
 
 _SMALLEST, _SMALL, _LARGE = 512, MIB, 10 * MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _ROUND = 2 * MIB, 20 * MIB, 2 * MIB
 WORKSPACE = 32 * MIB  # of cuBLAS on Hopper, taken at the first matrix product and kept
+_POINTER_OFFSET = 16  # as in `tidetest.ledger`
+_ASKS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)
+_HEARS = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t)
 _PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 
 
@@ -110,52 +114,76 @@ class Pool:
         }
 
 
+def _address(storage):
+    """Of its memory, as C++ has it: what is out is guarded."""
+    return ctypes.c_uint64.from_address(storage._cdata + _POINTER_OFFSET).value
+
+
 class Allocating(TorchDispatchMode):
     """While it is on, storages take their memory from a pool. It is entered before a block is."""
 
-    def __init__(self, pool, monkeypatch):
+    def __init__(self, pool, guard, monkeypatch):
+        """`guard`: of the fake, which allocates."""
         super().__init__()
-        self.pool = pool
-        self._blocks = {}  # by the address of the storage, as C++ knows it
+        self.pool, self._guard = pool, guard
+        self._blocks = {}  # by the address of the storage's memory
         self._workspace = None
         self.fail_next = 0  # so many ops that make storages find no memory, whatever there is
-        take, give = _moves.take, _moves.give
+        self._given = None  # what the memory is of that a move is about to get
+        self._is_giving = False
+        self._calls = _ASKS(self._ask), _HEARS(self._give), _HEARS(self._take_back)
+        give = _moves.give
 
-        def taken(storage, message):
-            take(storage, message)
-            self._give_back(storage._cdata)
+        def giving(storage, size, message):
+            self._is_giving = True
+            try:
+                return give(storage, size, message)
+            finally:
+                self._is_giving = False
 
-        def given(storage, size, message):
-            self._take(storage, size)
-            return give(storage, size, message)
+        monkeypatch.setattr(_moves, "give", giving)
 
-        monkeypatch.setattr(_moves, "take", taken)
-        monkeypatch.setattr(_moves, "give", given)
+    def __enter__(self):
+        self._guard.memory_begin(*self._calls, False)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._guard.memory_end()
+
+    def _ask(self, size):
+        """Memory of the host is about to be allocated. Other than 0: there is none."""
+        if size and (self._is_giving or native().is_busy()):  # for a storage that comes back
+            try:
+                self._given = self.pool.malloc(size)
+            except torch.OutOfMemoryError:
+                return 1
+        return 0
+
+    def _give(self, address, _size):
+        if self._given is not None:
+            self._blocks[address], self._given = self._given, None
+
+    def _take_back(self, address, _size):
+        block = self._blocks.pop(address, None)
+        if block is not None:
+            self.pool.free(block)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._workspace is None and str(func).startswith(_PRODUCTS):
             self._workspace = self.pool.malloc(WORKSPACE)
         result = func(*args, **(kwargs or {}))
-        known = {storage._cdata for storage in storages_of(args, kwargs or {})}
+        known = set(map(_address, storages_of(args, kwargs or {})))
         made = []
         storages_in(result, made)
         for storage in made:
-            if storage._cdata not in known and storage._cdata not in self._blocks and storage.device.type == "cpu":
+            address, size = _address(storage), nbytes(storage)
+            if size and address not in known and address not in self._blocks and storage.device.type == "cpu":
                 if self.fail_next:
                     self.fail_next -= 1
                     raise torch.OutOfMemoryError("CUDA out of memory, as a test asked.")
-                self._take(storage, nbytes(storage))
-                weakref.finalize(storage, self._give_back, storage._cdata)
+                self._blocks[address] = self.pool.malloc(size)
         return result
 
     def has_memory(self, tensor):
-        return tensor.untyped_storage()._cdata in self._blocks
-
-    def _take(self, storage, size):
-        if size:
-            self._blocks[storage._cdata] = self.pool.malloc(size)
-
-    def _give_back(self, cdata):
-        block = self._blocks.pop(cdata, None)
-        if block is not None:
-            self.pool.free(block)
+        return _address(tensor.untyped_storage()) in self._blocks

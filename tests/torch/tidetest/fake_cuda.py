@@ -1,5 +1,8 @@
 """A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's
 CPU kernels compute on it, while Tidelog's copies are late, in streams, and ordered by events alone.
+
+To torch its streams and events are those of a kind of device that it has no backend for (fake_guard.cpp), so the bridge's
+C++ is the one that runs on a GPU.
 """
 
 import contextlib
@@ -11,16 +14,18 @@ from pathlib import Path
 import torch
 
 from tidelog.memory import _device, _moves
+from tidetest import native
 from tidetest.fake_allocator import Pool
 
+_GUARD = Path(__file__).with_name("fake_guard.cpp")
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
-_library = None
+_library = _guard = None
 _SLEEP_CYCLES = 50_000_000  # some 30 ms
 
 
 def library(folder):
-    """The fake, built with the C compiler; a process has one."""
-    global _library
+    """The fake, built with the C compiler, and torch's guard for it; a process has one of each."""
+    global _library, _guard
     if _library is None:
         built = Path(folder) / "libcuda.so"
         # Tidelog asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
@@ -30,6 +35,9 @@ def library(folder):
         _library.fake_count.restype = ctypes.c_uint64
         os.environ["TIDELOG_CUFILE"] = str(built)
         os.environ["CUFILE_LOGFILE_PATH"] = str(built.with_name("cufile.log"))
+        _guard = ctypes.CDLL(str(native.build_for_torch(folder, "fake_guard", _GUARD.read_text())))
+        _guard.guard_has_told.restype = ctypes.c_bool
+        _guard.built = str(built).encode()
     return _library
 
 
@@ -90,51 +98,19 @@ class Stream:
 class Gpu(_device.Gpu):
     """The class that is tested, for tensors that torch knows to be in host memory."""
 
-    # The processor computes an op when it is launched, and memory that is freed is gone at once: a fetch that has ended
-    # is there when its streams have been told to wait.
-    computes_at_launch = True
-
     def __init__(self):
-        super().__init__(torch.device("cuda", 0))
+        super().__init__(torch.device("cuda", 0), "fpga")
         self.place = torch.device("cpu")
-        self.shared = 0
-        self.early = 0  # of fetches that ended before their bytes were there
 
-    def fetched(self, event):
-        self.early += not event.query()
-        super().fetched(event)
-        if self.computes_at_launch:
-            event.synchronize()
+    @property
+    def early(self):
+        """Fetches that ended before their bytes were there."""
+        return _guard.guard_early()
 
     dlpack_type = 1  # the host's
 
     def movable(self, storage):
         return _device.Host.movable(self, storage) or self.is_divisible(storage)
-
-    def notice(self):
-        super().notice()
-        self._reach()
-
-    def is_noticed(self):
-        self._reach()
-        return super().is_noticed()
-
-    def _reach(self):
-        if self.computes_at_launch:
-            _library.fake_reach(ctypes.c_void_p(self._current(self.device.index)), 0, None)
-
-    def _record_streams(self, storage, guard):
-        self.shared += 1
-        super()._record_streams(storage, guard)
-
-    def _record_stream(self, tensor, stream):
-        """A word to torch's caching allocator, which is not here. It asks for the memory's address first, which raises
-        the guard's error; where there is no memory it has nothing to note."""
-        try:
-            torch._C.StorageBase.data_ptr(tensor.untyped_storage())
-        except RuntimeError as error:
-            if "invalid python storage" not in str(error):
-                raise
 
 
 _write_file, _set_from_file = torch._C.StorageBase._write_file, torch._C.StorageBase._set_from_file
@@ -176,6 +152,8 @@ class FakeCuda:
         self.library = library(folder)
         self.library.fake_reset(ctypes.c_uint64(seed), ctypes.c_uint(laziness))
         self.library.fake_unify(True)
+        self.guard = _guard
+        self.guard.guard_begin(_guard.built)
         self.stream = Stream()
         self.pool, self.emptied = Pool(capacity=1 << 40), 0
         self.segments = []  # of the caching allocator, for what lies in pools
@@ -195,8 +173,26 @@ class FakeCuda:
         monkeypatch.setattr(torch.UntypedStorage, "_set_from_file", _read_by_an_op)
         for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
             monkeypatch.setattr(torch.cuda.memory, name, lambda device, pool: None)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream.handle.value)
         monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
+
+    @property
+    def stream(self):
+        """That ops are launched on."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream):
+        self._stream = stream
+        self.guard.guard_stream(stream.handle)
+
+    def deafen(self, stream):
+        """From here on this one waits for no event."""
+        self.guard.guard_deafen(stream.handle)
+
+    def has_told(self, tensor, stream):
+        """Whether torch's allocator knows that a stream uses the tensor's memory."""
+        address = _moves.data_pointer(tensor.untyped_storage())
+        return self.guard.guard_has_told(ctypes.c_void_p(address), stream.handle)
 
     def poke(self, address, value):
         """A kernel past the dispatcher writes a byte, and is done."""

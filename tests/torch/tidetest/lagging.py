@@ -11,11 +11,8 @@ from collections import deque
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog.dispatch._performer import Performer
-from tidelog.memory import _moves
 from tidelog.memory._record import data_ptr, nbytes
 from tidelog.storages._ops import storages_in, storages_of
-from tidetest.fake_cuda import Gpu
 
 _SPANS_MAX = 32
 _KERNELS_MAX = 8  # that lag at once
@@ -43,13 +40,8 @@ class Lagging(TorchDispatchMode):
         self._library.fake_kernel.argtypes = [ctypes.c_void_p, ctypes.c_uint64] + 2 * [ctypes.c_uint, ctypes.c_void_p]
         self._duration_ns = duration_ns
         self._waiting = deque()  # the kernels that have not had their turn, with the memory that they use
-        self._coming = []  # the events of fetches that have ended, with the memory that they write
         self.launched = 0
-        monkeypatch.setattr(Gpu, "computes_at_launch", False)
-        for name in ("take", "swap"):
-            monkeypatch.setattr(_moves, name, self._moving(getattr(_moves, name)))
-        monkeypatch.setattr(_moves, "give", self._giving(_moves.give))
-        monkeypatch.setattr(Performer, "_order_streams", self._keeping(Performer._order_streams))
+        fake.guard.guard_computes_at_launch(False)
         cpu = torch.Tensor.cpu
 
         def waited_for(tensor, *args, **kwargs):
@@ -58,32 +50,15 @@ class Lagging(TorchDispatchMode):
 
         monkeypatch.setattr(torch.Tensor, "cpu", waited_for)
 
-    def _moving(self, move):
-        def wrapper(storage, *args):
-            _moves.open_to_reads(storage)  # what is on its way and not wanted any more is guarded
-            at, length = _place(storage)
-            self._library.fake_let_go(ctypes.c_uint64(at), ctypes.c_size_t(length))
-            return move(storage, *args)
+    def __enter__(self):
+        # Memory that is freed: whatever uses it in a stream has its turn.
+        let_go = ctypes.cast(self._library.fake_let_go, ctypes.c_void_p)
+        self._fake.guard.memory_begin(None, None, let_go, True)
+        return super().__enter__()
 
-        return wrapper
-
-    def _giving(self, give):
-        def wrapper(storage, size, message):
-            at = give(storage, size, message)
-            # An allocator may give back the memory that the storage had, with the right bytes in it.
-            ctypes.memset(at, 0xA5, size if at else 0)
-            return at
-
-        return wrapper
-
-    def _keeping(self, order_streams):
-        def wrapper(performer, record):
-            event = performer._events.get(record.id)
-            order_streams(performer, record)
-            if event is not None:
-                self._coming.append((record(), event))
-
-        return wrapper
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._fake.guard.memory_end()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -110,11 +85,15 @@ class Lagging(TorchDispatchMode):
             self.launched += 1
         if len(self._waiting) > _KERNELS_MAX:
             torch.cuda.synchronize()
-        self._coming = [(storage, event) for storage, event in self._coming if not event.query()]
         oldest = self._library.fake_oldest_kernel()
         while self._waiting and (not oldest or self._waiting[0][0] < oldest):
             self._waiting.popleft()
         return result
+
+    def forget(self):
+        """Every kernel has its turn, and holds no memory any more."""
+        torch.cuda.synchronize()
+        self._waiting.clear()
 
     @staticmethod
     def _is_ours(storage):

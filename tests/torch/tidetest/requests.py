@@ -12,6 +12,9 @@ from tidetest.ledger import _pointer
 
 _status = ctypes.CFUNCTYPE(ctypes.c_int32)  # whatever it is given
 _next_action = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Action))
+_allocated = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p
+)
 _action_done = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 
 
@@ -53,6 +56,19 @@ def replace(tide, functions):
     tide._open_kernels()
 
 
+def when_done(tide, function):
+    """Has a function called with the address that each request has asked for, once the library has it."""
+    answer = tide.session._library.tide_session_action_done
+
+    def answered(handle, sequence, address, after):
+        status = answer(handle, sequence, address, after)
+        if address:
+            function(address)
+        return status
+
+    replace(tide, {"action_done": _action_done(answered)})
+
+
 class Requests:
     """Stands between a block that is not open yet and the library, whoever calls that."""
 
@@ -61,8 +77,10 @@ class Requests:
         self._tide, self._asked, self._places = block, Action(), {}
         library = block.session._library
         self._ask, self._answer = library.tide_session_next_action, library.tide_session_action_done
+        self._answer_early = library.tide_session_allocated
         library.tide_session_next_action = _next_action(self._next_action)
         library.tide_session_action_done = _action_done(self._action_done)
+        library.tide_session_allocated = _allocated(self._allocated)
 
     def _next_action(self, handle, action):
         status = self._ask(handle, action)
@@ -74,11 +92,16 @@ class Requests:
         self.answered.append(self._now(sequence, address, after))
         return self._answer(handle, sequence, address, after)
 
+    def _allocated(self, handle, sequence, address, after, landed):
+        assert after == landed
+        self.answered.append((*self._now(sequence, address, after), "by event"))
+        return self._answer_early(handle, sequence, address, after, landed)
+
     def _now(self, sequence, address, after):
         ledger, asked = self._tide.ledger, self._asked
         record = ledger.record_at(asked.storage)
         place = self._places.setdefault(asked.storage, len(self._places))
-        request = asked.kind, place, asked.size, sequence == asked.sequence, after
+        request = asked.kind, place, asked.size, sequence == asked.sequence, bool(after)
         storage = record() if record is not None else None
         if storage is None:
             return *request, address, ledger.marked, ledger.quiet

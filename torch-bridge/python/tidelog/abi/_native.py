@@ -230,7 +230,8 @@ class Session:
             *(library.tide_session_sync, library.tide_session_resized, library.tide_session_modified),
             *(library.tide_session_pin, library.tide_session_async_use),
             *(library.tide_session_op_begin, library.tide_session_op_end, library.tide_session_resume),
-            *(library.tide_session_next_action, library.tide_session_action_done, library.tide_session_wait),
+            *(library.tide_session_next_action, library.tide_session_action_done, library.tide_session_allocated),
+            library.tide_session_wait,
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 

@@ -126,7 +126,7 @@ class Tide:
         self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
         self.access = Access(
             *(ledger, session, self._hook, async_uses, self._ranks.introduce),
-            *(device.await_copies, self.steps.make_usual),
+            *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
         bystander = _threads.Bystander(self.access, async_uses, self.steps.notice)
@@ -233,7 +233,7 @@ class Tide:
             return
         why = _parts.why_not(settings.device, settings.mode)
         if why is None:
-            settings.device.use_parts()
+            self.ledger.maps_memory = settings.device.use_parts()
             self.session.use_parts()
             self.ledger.number_from(PART_NUMBERS)
         else:
@@ -310,7 +310,7 @@ class Tide:
             self._restoring.stop_migrations()
             failure = self._restoring.what_fits()
         finally:
-            self.device.await_copies()
+            self.device.streams.await_copies()
             self.access.is_open = False
             self._async_uses.forget()
             self._names.forget()
@@ -580,7 +580,7 @@ def _mark_forked() -> None:
     for tide in [_active, *_left_behind]:
         if tide is not None:
             tide.session.forked = True
-            tide.device.forget_copies()
+            tide.device.streams.forget_copies()
             tide.steps.follows = False
 
 

@@ -102,6 +102,9 @@ class Module(Engine, Protocol):
     def passed(self) -> int:
         """How many ops did not go through Python so far."""
 
+    def performed(self) -> int:
+        """How many requests were not done in Python so far."""
+
 
 class Kernels:
     """The kernels, as one block uses them."""
@@ -112,6 +115,7 @@ class Kernels:
         if get_compiler is None:
             self._why_not = f"torch {torch.__version__} does not say whether torch.compile looks at frames"
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
+        self._performed = self._performed_before = 0  # the same of requests
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
         self._why_mode: str | None = None  # autograd finds the mode where tensors move; empty where it does not
 
@@ -123,7 +127,7 @@ class Kernels:
             _backward.install(module)
             performer.perform_usual = module.perform
             self._module, self._performer = module, performer
-            self._why_not, self._before = "", module.passed()
+            self._why_not, self._before, self._performed_before = "", module.passed(), module.performed()
 
     def close(self) -> None:
         """From here on none does."""
@@ -144,12 +148,14 @@ class Kernels:
         return self._module.running_uses() if self._module is not None else {}
 
     def figures(self) -> Dispatch:
-        """How many ops of the block did not go through Python; why none does, where none can."""
+        """How many ops and requests of the block did not go through Python; why none does, where none can."""
         if self._module is not None:
             self._passed += self._module.passed() - self._before
-            self._before = self._module.passed()
+            self._performed += self._module.performed() - self._performed_before
+            self._before, self._performed_before = self._module.passed(), self._module.performed()
         return {
             "ops_past_python": self._passed,
+            "requests_past_python": self._performed,
             "why_not": self._why_not,
             "why_sums_out_of_place": self._why_mode or "",
         }

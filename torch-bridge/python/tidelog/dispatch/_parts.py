@@ -33,7 +33,7 @@ class MemoryInParts:
         self._aside: torch.UntypedStorage = _moves.without_memory(storage, size)
         self._is_aside = False  # whether that has the memory
         self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
-        self.moving: dict[int, Storage | tuple[Storage, torch.cuda.Event]] = {}
+        self.moving: dict[int, Storage | tuple[Storage, object]] = {}
 
     @property
     def address(self) -> int:
@@ -99,11 +99,11 @@ class PartRequests:
             address = self._allocate(record, storage, begin, length)
         else:
             self._settle(record, storage, begin, length)
-        if not address or (event := self._device.after()) is None:
+        if not address or (event := self._device.streams.after()) is None:
             return address, 0
         assert record.parted is not None  # of which this part moves
         record.parted.moving[begin] = storage, event
-        return address, event.cuda_event
+        return address, event.handle
 
     def _evict(self, record: Record, storage: Storage, begin: int) -> int:
         away = bool(record.state & _record.AWAY)

@@ -42,11 +42,9 @@ class Performer:
         self._session = session
         self._ledger = ledger
         self._device = device
-        # Whether usual requests are done by native/performer.h, which knows no events.
-        self.in_cpp = not device.is_asynchronous
+        self.in_cpp = True  # usual requests are done by native/performer.h
         self._heap = heap
         self._async_uses = async_uses
-        self._events: dict[int, torch.cuda.Event] = {}  # number of a storage -> behind what touches its memory
         self.is_performing = False  # whether a request is being done, here
         self._depth = 0  # how many ops, or requests, are around what is done now
         self._parts = PartRequests(session, ledger, device, heap, self._evict_storage, self._await_loans)
@@ -119,11 +117,9 @@ class Performer:
                     continue
                 address = self._REQUESTS[action.kind](self, record, storage, action.size)
             elif record is not None and action.kind in (Request.RELEASE, Request.SETTLE):
-                self._ended(record)  # its memory was in flight when it died
-            if address and storage is not None and (event := self._device.after()) is not None:
-                self._events[action.storage] = event
-                after = event.cuda_event
-                if action.kind == Request.ALLOCATE and self._device.completes_by_event():
+                self._ledger.ends(record)  # its memory was in flight when it died
+            if address and record is not None and (after := self._ledger.after(record)):
+                if action.kind == Request.ALLOCATE and self._device.streams.complete_by_event():
                     # From then on the event is behind the copies, no longer before them.
                     session.allocated(action.sequence, address, after, after)
                     continue
@@ -146,8 +142,7 @@ class Performer:
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
-        self._device.await_copies()
-        self._events.clear()
+        self._device.streams.await_copies()
         for record in self._ledger.all():
             self._ledger.ends(record)
             if record.parted is not None:
@@ -195,14 +190,13 @@ class Performer:
 
     def _release(self, record: Record, storage: Storage, _size: int) -> int:
         if record.in_flight:
-            self._order_streams(record)  # what is coming, and is not wanted any more
+            self._ledger.order(record)  # what is coming, and is not wanted any more
             self._ledger.mark(record, _record.OUT)
             self._await_loans(record)
-            message = record.guard()
-            self._device.share(storage, _moves.guarding(storage, message))
-            _moves.take(storage, message)
+            self._ledger.share(storage)
+            _moves.take(storage, record.guard())
             self._device.reclaim()
-            self._ended(record)
+            self._ledger.ends(record)
         return 0
 
     def _allocate(self, record: Record, storage: Storage, size: int) -> int:
@@ -236,25 +230,14 @@ class Performer:
 
     def _settle(self, record: Record, storage: Storage, clean: int) -> int:
         if record.state & _record.AWAY:
-            self._order_streams(record)
+            self._ledger.order(record)
             _moves.open_to_reads(storage)
-            self._device.share(storage)
+            self._ledger.share(storage)
         self._ledger.mark(record, _record.CLEAN if clean else _record.SETTLED)
-        self._ended(record)
+        self._ledger.ends(record)
         if storage._tide_update is not None:
             storage._tide_update.guard(storage)
         return 0
-
-    def _order_streams(self, record: Record) -> None:
-        """From here on streams wait for the bytes that are on their way to a storage."""
-        event = self._events.get(record.id)
-        if record.state & _record.COMING and event is not None:
-            self._device.fetched(event)
-
-    def _ended(self, record: Record) -> None:
-        """No device and no copy touches the storage's memory any more."""
-        self._events.pop(record.id, None)
-        self._ledger.ends(record)
 
     _REQUESTS: ClassVar[dict[int, Callable[[Performer, Record, Storage, int], int]]] = {
         Request.EVICT: _evict,

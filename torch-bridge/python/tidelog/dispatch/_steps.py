@@ -8,7 +8,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import torch
 
@@ -17,7 +16,6 @@ from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
 from tidelog.dispatch._dispatch import Kernels
 from tidelog.dispatch._performer import Performer
-from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
 from tidelog.memory._record import Storage
@@ -77,8 +75,7 @@ class Steps(Place):
         super().__init__()
         self.leave_step()
         self.profiles = learns
-        # An op is about to be launched.
-        self.notice: Callable[[], None] = self._notice_stream if device.option else device.notice
+        self.notice: Callable[[], None] = ledger.launches  # an op is about to be launched
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.
         self.follows_plan: Callable[[bool], bool] | None = None
@@ -132,7 +129,7 @@ class Steps(Place):
         if self._left and not any("left the plan" in notice for notice in self.notices):
             self.notices.append(self._left)
         self._left = ""
-        if self.profiles and (durations := self._device.durations()):
+        if self.profiles and (durations := self._device.streams.durations()):
             self._session.durations(durations)
         self._performer.drive(self._session.step(StepMark.COMPLETE))
         self.judge_quiet()
@@ -187,8 +184,8 @@ class Steps(Place):
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
         else:
-            self._device.await_copies()
-            self._device.blind = True
+            self._device.streams.await_copies()
+            self._device.streams.is_blind = True
             self._ledger.begin_quiet()
 
     def budget_reached(self) -> None:
@@ -237,7 +234,7 @@ class Steps(Place):
         self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
         self.notice()
         if index >= 0 and self.profiles:
-            self._device.op_begins(index)
+            self._device.streams.op_begins(index)
 
     def end_op(self) -> None:
         """Reports that the op has run and waits until the budget holds with its outputs."""
@@ -277,7 +274,7 @@ class Steps(Place):
             del self._funcs[index:], self._needs[index:]
             self._funcs.append(func)
             self._needs.append(born)
-            self._device.op_ran()
+            self._device.streams.op_ran()
 
     def leave_plan(self, func: Op) -> None:
         """The program does something else than the step that was planned: the rest of the step is
@@ -296,17 +293,6 @@ class Steps(Place):
         """A storage that is in memory may be resized: it has memory of torch's, unless somebody has its address."""
         if storage._tide is None or not storage._tide.pins:
             self._device.make_usual(storage)
-
-    def _notice_stream(self) -> None:
-        """An op is about to be launched, on whatever stream."""
-        known = len(self._device.streams)
-        self._device.notice()
-        if len(self._device.streams) > max(known, 1):
-            # What moved before was another stream's alone.
-            for record in self._ledger.all():
-                if (storage := record()) is not None and not record.state & _record.AWAY:
-                    update = storage._tide_update
-                    self._device.share(storage, partial(update.guard, storage) if update is not None else bool)
 
     # -- what users ask ---------------------------------------------------------------------------
 

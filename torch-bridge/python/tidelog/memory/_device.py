@@ -1,14 +1,5 @@
-"""Whose memory a block moves: the host's or a GPU's, and what orders transfers with the kernels of
-its streams.
-
-A kernel runs long after the op that launched it has returned. So a transfer gets an event behind
-everything that was launched before: an eviction must not read what is still being written, and a
-fetch must not overwrite what is still being read (the allocator hands out memory whose last kernel
-has not run yet). When a storage is settled its bytes are there for whatever is launched next, on
-any stream: in memory, or, with a GPU, on their way, behind an event that every stream waits for. A
-stream waits when the storage is settled, or at the first op that is launched on it. What is not
-launched by an op that is seen waits on the host.
-"""
+"""Whose memory a block moves: the host's or a GPU's, and what differs with that beside streams and events
+(native/streams.h)."""
 
 from __future__ import annotations
 
@@ -16,17 +7,17 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tidelog import _devices
 from tidelog._errors import Error
-from tidelog.memory import _heap, _kept, _mapped, _moves
+from tidelog.memory import _heap, _kept, _mapped
+from tidelog.memory._mapped import Event
 from tidelog.memory._record import Storage, resizable, unseen
+from tidelog.native._built import native
 from tidelog.output._figures import StrPath
 
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
@@ -47,15 +38,46 @@ def is_page_locked(storage: Storage) -> bool:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).is_pinned()
 
 
+class Streams(Protocol):
+    """What those of a device have for Python (native/streams.h). The host has none, and they do nothing there."""
+
+    is_blind: bool  # ops were launched that nobody looked at: on which streams is not known
+    copies: int  # fetches that have ended whose bytes may be on their way
+
+    def __len__(self) -> int:
+        """How many ops were launched on."""
+
+    def after(self) -> Event | None:
+        """An event behind everything that was launched; None: it is all done."""
+
+    def complete_by_event(self) -> bool:
+        """Whether a fetch may end while its bytes are on their way, behind an event."""
+
+    def await_copies(self) -> None:
+        """All bytes that are on their way are there when this returns: something may use them that is not launched by
+        an op."""
+
+    def forget_copies(self) -> None:
+        """In a child of a fork: they are its parent's."""
+
+    def op_begins(self, index: int) -> None:
+        """An op of a step that is being profiled is about to be launched."""
+
+    def op_ran(self) -> None:
+        """It was launched."""
+
+    def durations(self) -> Sequence[int]:
+        """The nanoseconds that each op took; empty where the session's own clock is right."""
+
+
 class Host:
     """The host's memory: an op that has returned is done."""
 
     option = 0  # in the C ABI
     place = torch.device("cpu")  # where torch has the memory
-    streams: Mapping[int, torch.cuda.Stream] = MappingProxyType({})
-    blind = False
-    is_asynchronous = False  # an op that has returned may not have run
-    is_noticed: Callable[[], bool] | None = None  # whether the current stream is one that ops were launched on
+
+    def __init__(self) -> None:
+        self.streams: Streams = native().Streams()
 
     def movable(self, storage: Storage) -> bool:
         return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
@@ -73,43 +95,9 @@ class Host:
         """While a block is open."""
         return contextlib.nullcontext()
 
-    def notice(self) -> None:
-        """An op is about to be launched on the current stream."""
-
-    def after(self) -> torch.cuda.Event | None:
-        """An event behind everything that was launched; None: it is all done."""
-
-    def completes_by_event(self) -> bool:
-        """Whether a fetch may end while its bytes are on their way, behind an event."""
-        return False
-
     def unseen_threads(self) -> list[str]:
-        """The threads because of which none does."""
+        """The threads because of which no fetch ends before its bytes are there."""
         return []
-
-    def fetched(self, event: torch.cuda.Event) -> None:
-        """From here on a storage may be used, by what is launched, once this has happened."""
-
-    def await_copies(self) -> None:
-        """All bytes that are on their way are there when this returns: something may use them that
-        is not launched by an op."""
-
-    def forget_copies(self) -> None:
-        """In a child of a fork: they are its parent's."""
-
-    def share(self, storage: Storage, guard: Callable[[], object] = bool) -> None:
-        """A storage has its bytes again, or is about to lose its memory: that concerns every stream.
-        `guard` sets the guard that it has."""
-
-    def op_begins(self, index: int) -> None:
-        """An op of a step that is being profiled is about to run."""
-
-    def op_ran(self) -> None:
-        """It was launched."""
-
-    def durations(self) -> Sequence[int]:
-        """The nanoseconds that each op took; empty where the session's own clock is right."""
-        return ()
 
     def pools(self) -> Sequence[range]:
         """The addresses that pools of the program's own have now: see `_pools`."""
@@ -121,8 +109,9 @@ class Host:
         """Why memory cannot be given back in parts, if so."""
         return None
 
-    def use_parts(self) -> None:
-        """In the next block it is."""
+    def use_parts(self) -> bool:
+        """In the next block it is. Returns whether what comes back has memory of ours then, not of torch's."""
+        return False
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:
         """A storage whose memory can be given back in parts, where that of others cannot, and there are parts of this
@@ -161,20 +150,15 @@ class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
     dlpack_type = 2  # CUDA's
-    is_asynchronous = True
-    _record_stream: Callable[[Tensor, torch.cuda.Stream], object] = staticmethod(Tensor.record_stream)
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, streams_of: str = "cuda") -> None:
+        """`streams_of`: the kind of device, to torch, that has the streams."""
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self.option = index + 1
         self.place = self.device
-        self.streams: dict[int, torch.cuda.Stream] = {}  # every stream that an op was launched on, by its handle
-        self.blind = True  # ops were launched that nobody looked at: on which streams is not known
-        self._current = torch._C._cuda_getCurrentRawStream
-        self._timed: list[list[Any]] = []
-        self._copies: list[torch.cuda.Event] = []  # in the order in which they happen
-        self._older: list[threading.Thread] = []  # threads that were there before the block
+        self.older_threads: list[threading.Thread] = []  # than the block; C++ has this list, too
+        self.streams = native().Streams(streams_of, index, self.older_threads)
         self._uses_parts = False
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
@@ -195,9 +179,9 @@ class Gpu(Host):
     def at_work(self) -> Iterator[None]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
-        self._older = _others()
+        self.older_threads[:] = _others()
         if self._uses_parts:
-            self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.after)
+            self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.streams.after)
         before = _lets_backward_have_threads()
         _let_backward_have_threads(False)
         try:
@@ -210,91 +194,9 @@ class Gpu(Host):
             if self._mapped is not None:
                 self._mapped.end()
 
-    def is_noticed(self) -> bool:
-        return self._current(self.device.index) in self.streams
-
-    def notice(self) -> None:
-        handle = self._current(self.device.index)
-        if handle not in self.streams:
-            # First the stream, then the look for what is on its way: `fetched` does the opposite, maybe
-            # in another thread.
-            self.streams[handle] = stream = torch.cuda.current_stream(self.device)
-            for event in list(self._copies):
-                stream.wait_event(event)
-
-    def completes_by_event(self) -> bool:
-        return not self._older or not self.unseen_threads()
-
     def unseen_threads(self) -> list[str]:
         # Ops of threads that are older than the block are not seen, nor are their streams.
-        self._older = [thread for thread in self._older if thread.is_alive()]
-        return [thread.name for thread in self._older]
-
-    def fetched(self, event: torch.cuda.Event) -> None:
-        if event.query():
-            return
-        self._copies.append(event)
-        for stream in list(self.streams.values()):
-            stream.wait_event(event)
-        self._copies = [each for each in self._copies if not each.query()]
-
-    def await_copies(self) -> None:
-        for event in list(self._copies):
-            event.synchronize()
-            with contextlib.suppress(ValueError):  # another thread has waited, too
-                self._copies.remove(event)
-
-    def forget_copies(self) -> None:
-        self._copies = []
-
-    def after(self) -> torch.cuda.Event | None:
-        self.notice()
-        if self.blind:
-            torch.cuda.synchronize(self.device)
-            self.blind = False
-        streams = list(self.streams.values())
-        current = torch.cuda.current_stream(self.device)
-        if len(streams) == 1:
-            only: torch.cuda.Event = current.record_event()
-            return only
-        # One event behind all of them, made where no kernel is held up by it.
-        join = self._join()
-        for stream in streams:
-            join.wait_event(stream.record_event())
-        behind: torch.cuda.Event = join.record_event()
-        return behind
-
-    def _join(self) -> torch.cuda.Stream:
-        if not hasattr(self, "_joining"):
-            self._joining = torch.cuda.Stream(self.device)
-        return self._joining
-
-    def share(self, storage: Storage, guard: Callable[[], object] = bool) -> None:
-        if len(self.streams) > 1:
-            self._record_streams(storage, guard)
-
-    def _record_streams(self, storage: Storage, guard: Callable[[], object]) -> None:
-        """The allocator gives this memory to nobody before the kernels that were launched on every
-        stream have run."""
-        with unseen():
-            whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            records = [partial(self._record_stream, whole, stream) for stream in list(self.streams.values())]
-            _moves.past_guard(storage, guard, partial(whole.set_, storage), *records)
-
-    def op_begins(self, index: int) -> None:
-        del self._timed[index:]
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(torch.cuda.current_stream(self.device))
-        self._timed.append([begin, end, False])
-
-    def op_ran(self) -> None:
-        self._timed[-1][1].record(torch.cuda.current_stream(self.device))
-        self._timed[-1][2] = True
-
-    def durations(self) -> Sequence[int]:
-        timed, self._timed = self._timed, []
-        torch.cuda.synchronize(self.device)
-        return [int(begin.elapsed_time(end) * 1e6) if ran else 0 for begin, end, ran in timed]
+        return [thread.name for thread in self.older_threads if thread.is_alive()]
 
     def pools(self) -> Sequence[range]:
         if torch.cuda.get_allocator_backend() != "native":
@@ -315,8 +217,9 @@ class Gpu(Host):
             return f"{self.device} gives memory back in pieces of {granule} bytes"
         return None
 
-    def use_parts(self) -> None:
+    def use_parts(self) -> bool:
         self._uses_parts = True
+        return True
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:
         if self._mapped is None or size < _mapped.LEAST_BYTES:
@@ -350,7 +253,7 @@ class Gpu(Host):
             self._mapped.reclaim()
 
     def _await_launched(self) -> None:
-        event = self.after()
+        event = self.streams.after()
         if event is not None:
             event.synchronize()
 
@@ -398,4 +301,5 @@ def choose(device: str | torch.device, model: nn.Module | None) -> Host:
             "program (change_current_allocator), and cannot say how much that holds. Use the allocator "
             "for a torch.cuda.MemPool instead, whose tensors stay where they are."
         )
+    torch.cuda.init()  # streams are asked for in C++, which does not do it
     return Gpu(device)

@@ -12,7 +12,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -65,14 +65,26 @@ def make_usual(storage: _record.Storage) -> None:
     _moves.swap(storage, usual, None)
 
 
+class Event(Protocol):
+    """One of a device's, as native/streams.h has them."""
+
+    handle: int  # by which others know it
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+
+    def synchronize(self) -> None:
+        """Waits until it has."""
+
+
 class MappedMemory:
     """What one block has of it."""
 
-    def __init__(self, gpu: int, device_type: int, after: Callable[[], torch.cuda.Event | None]) -> None:
+    def __init__(self, gpu: int, device_type: int, after: Callable[[], Event | None]) -> None:
         """`after`: an event behind all that was launched."""
         self._gpu, self._device_type, self._after = gpu, device_type, after
         self._library = _library()
-        self._going: deque[tuple[torch.cuda.Event | None, Callable[[], object]]] = deque()  # in the order of events
+        self._going: deque[tuple[Event | None, Callable[[], object]]] = deque()  # in the order of events
         self._library.tide_gpu_memory_take_care(1)
 
     def storage(self, size: int) -> torch.UntypedStorage:

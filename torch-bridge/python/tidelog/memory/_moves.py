@@ -11,8 +11,6 @@ and was not guarded yet would be a segmentation fault.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from operator import methodcaller
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,7 +18,6 @@ import torch
 from tidelog.memory._record import Storage, data_ptr
 from tidelog.native._built import native
 
-_call = methodcaller("__call__")
 _fill: Callable[[torch.UntypedStorage, int], object] = cast(Any, torch._C).StorageBase.fill_  # unpatched
 
 
@@ -85,23 +82,9 @@ def guard(storage: Storage, message: str) -> None:
     _native().guard(storage, message)
 
 
-def guarding(storage: Storage, message: str | None) -> Callable[[], object]:
-    """A call, of no bytecode, that sets the guard; without a message nothing is set."""
-    return partial(_native().guard, storage, message) if message is not None else bool
-
-
 def open_to_reads(storage: Storage) -> None:
     """Lifts the guard: the storage's bytes are back."""
     _native().open_to_reads(storage)
-
-
-def past_guard(storage: Storage, guard: Callable[[], object], *calls: Callable[[], object]) -> None:
-    """Runs calls, of no bytecode, that need the memory of a storage that may be guarded. `guard` sets the guard that it
-    has."""
-    try:
-        list(map(_call, (partial(_native().open_to_reads, storage), *calls)))
-    finally:
-        guard()
 
 
 def without_memory(like: Storage, size: int) -> torch.UntypedStorage:

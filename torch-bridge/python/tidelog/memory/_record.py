@@ -70,7 +70,7 @@ class Parted(Protocol):
     """The memory of a storage of which parts move: see `_parts`."""
 
     # Where a part begins that a device may touch -> the storage (and event), alive as long.
-    moving: dict[int, Storage | tuple[Storage, torch.cuda.Event]]
+    moving: dict[int, Storage | tuple[Storage, object]]
 
     @property
     def address(self) -> int:

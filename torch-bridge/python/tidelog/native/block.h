@@ -35,9 +35,6 @@ struct Block {
         updates(attribute(hook, names().updates)),
         session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer)),
         place(place_of(steps.get())),
-        device(attribute(steps.get(), names()._device)),
-        is_asynchronous(is_true(device.get(), names().is_asynchronous)),
-        is_noticed(attribute(device.get(), names().is_noticed)),
         attention(attention),
         hides_mode(hides_mode) {}
 
@@ -60,15 +57,6 @@ struct Block {
     foresight[key] = born;
   }
 
-  // An op is about to be launched, in whatever stream.
-  void notice() const {
-    if (is_asynchronous && checked(PyObject_CallNoArgs(is_noticed.get())).get() != Py_True)
-      call(steps.get(), names().notice);
-  }
-
-  // Whether this step's ops are timed by the device: one that has returned has not run yet.
-  bool times_ops() const { return is_asynchronous && place->profiles; }
-
   // Whether this step is one that `plan` is for.
   bool follows() const { return place->follows && plan.get() != nullptr; }
 
@@ -86,9 +74,6 @@ struct Block {
   const Held updates;  // a dict of the optimizer's updates that have not run
   const LibrarySession session;
   volatile Place* const place;
-  const Held device;
-  const bool is_asynchronous;
-  const Held is_noticed;       // says whether the current stream is known; called where the device is asynchronous
   const volatile uint32_t* attention;  // not 0 while completions wait
   const bool hides_mode;               // whether autograd finds no mode, also where tensors move
 

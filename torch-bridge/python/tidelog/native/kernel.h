@@ -182,7 +182,7 @@ class Kernel {
     run.needs = block.needs[run.index];
     if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    block.notice();
+    block.ledger.launches();
     block.place->next_op = run.index + 1;
     return true;
   }
@@ -246,9 +246,8 @@ class Kernel {
     block.uses = question.uses();
     try {
       block.session.begin_op(run.index, fingerprint, name_->c_str(), question.uses(), needs);
-      block.notice();
-      if (run.index >= 0 && block.times_ops())
-        call(block.device.get(), names().op_begins, checked(PyLong_FromLongLong(run.index)).get());
+      block.ledger.launches();
+      if (run.index >= 0 && block.place->profiles) block.ledger.streams().op_begins(run.index);
     } catch (...) {
       block.end_uses();
       throw;
@@ -288,7 +287,7 @@ class Kernel {
     if (!block.place->profiles) return;
     put_last(block.funcs.get(), index, func_.get());
     put_last(block.needs_seen.get(), index, checked(PyLong_FromLongLong(born)).get());
-    if (block.times_ops()) call(block.device.get(), names().op_ran);
+    block.ledger.streams().op_ran();
   }
 
   // Has a list end with an object at a place.

@@ -16,7 +16,7 @@ namespace tidelog {
 class Ledger {
  public:
   // `device`: where the memory is that the block moves.
-  Ledger(c10::Device device, int64_t limit) : limit(limit), device_(device) {}
+  Ledger(c10::Device device, Streams& streams, int64_t limit) : limit(limit), device_(device), streams_(streams) {}
 
   ~Ledger() {
     std::lock_guard lock(Records::all().mutex);
@@ -232,6 +232,34 @@ class Ledger {
     if (record.ledger == this && record.async_uses == (begins ? 1 : 0)) async_changes_.push_back(number_of(record));
   }
 
+  // -- in what order ops and moves use memory -------------------------------------------------------------
+
+  Streams& streams() const { return streams_; }
+
+  // An op is about to be launched on the current stream.
+  void launches() {
+    streams_.notice();
+    if (!streams_.have_grown()) return;
+    // What moved before was other streams' alone.
+    for (const RecordPtr& each : all())
+      if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
+  }
+
+  // A storage has its bytes again, or is about to lose its memory.
+  void share(const c10::StorageImpl& storage) const { streams_.share(Records::memory_of(storage)); }
+
+  // The handle of an event behind everything that was launched, which is noted with a storage whose memory is about to
+  // be touched. Null: it is all done.
+  void* after(Record& record) const {
+    record.event = streams_.after();
+    return record.event ? record.event->eventId() : nullptr;
+  }
+
+  // From here on streams wait for the bytes that are on their way to a storage.
+  void order(const Record& record) const {
+    if ((record.state & COMING) != 0 && record.event) streams_.fetched(record.event);
+  }
+
   // -- how much is in memory ------------------------------------------------------------------------------
 
   // Bytes of the storages that are in memory: all but those that are `OUT`.
@@ -292,10 +320,11 @@ class Ledger {
   bool newborn_is_guarded = true, newborn_moves = true;  // see `Record`
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
+  bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
 
-  // Python's: the device, what reaches storages for other blocks and threads, what is called where a birth exceeds the
-  // limit while all is quiet, and where storages are that are out, in words.
-  Held device{nullptr}, access{nullptr}, when_full{nullptr};
+  // Python's: the device, its streams, what reaches storages for other blocks and threads, what is called where a birth
+  // exceeds the limit while all is quiet, and where storages are that are out, in words.
+  Held device{nullptr}, streams_object{nullptr}, access{nullptr}, when_full{nullptr};
   std::string outside;
   long process = 0;
   PyObject* object = nullptr;  // of this ledger in Python, which owns it
@@ -413,6 +442,7 @@ class Ledger {
   static constexpr uint64_t OUTSIDE_A_STEP = 0xFFFFFFFF;  // the op index of a birth that no step has seen
 
   const c10::Device device_;
+  Streams& streams_;
   SessionCalls calls_;
 
   // With the lock of `Records`.

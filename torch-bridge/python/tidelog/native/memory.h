@@ -65,8 +65,7 @@ inline void take(c10::StorageImpl& storage, Message message) {
 
 // Memory that a storage may have, of the allocator that its device has now.
 inline c10::DataPtr allocated(c10::StorageImpl& storage, size_t size) {
-  c10::OptionalDeviceGuard device;
-  if (storage.device_type() != c10::DeviceType::CPU) device.reset_device(storage.device());
+  c10::DeviceGuard device(storage.device());
   c10::Allocator* allocator = c10::GetAllocator(storage.device_type());
   if (storage.allocator() != nullptr) storage.set_allocator(allocator);
   return allocator->allocate(size);

@@ -144,6 +144,8 @@ PyObject* is_under_way(PyObject*, PyObject*) { return PyBool_FromLong(Whole::dep
 
 PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed); }
 
+PyObject* performed_requests(PyObject*, PyObject*) { return PyLong_FromLongLong(performed); }
+
 PyObject* perform(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   Whole whole;
@@ -275,6 +277,7 @@ PyMethodDef METHODS[] = {
     {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
+    {"performed", performed_requests, METH_NOARGS, "How many requests were not done in Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
      "Calls what runs autograd's engine, which finds no mode."},
     {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
@@ -310,7 +313,8 @@ PyMODINIT_FUNC PyInit__tidelog_native() {
   if (types::ready() < 0) return nullptr;
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
-  for (auto [name, type] : {std::pair("Ledger", &types::LEDGER), std::pair("RecordOf", &types::RECORD_OF)})
+  for (auto [name, type] : {std::pair("Ledger", &types::LEDGER), std::pair("RecordOf", &types::RECORD_OF),
+                            std::pair("Streams", &types::STREAMS)})
     if (PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) < 0) {
       Py_DECREF(module);
       return nullptr;

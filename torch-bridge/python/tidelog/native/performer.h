@@ -1,5 +1,6 @@
-// What a session asks for, done from here: what `Performer` in `_performer.py` does, where that is usual. It is done in
-// the same order and by the same marks of the ledger, so that Python can go on from any request.
+// What a session asks for, done from here: what `Performer` in `_performer.py` does, where that is usual, for the
+// memory of any device. It is done in the same order and by the same marks of the ledger, so that Python can go on from
+// any request.
 #pragma once
 
 #include "types.h"
@@ -17,9 +18,15 @@ class Performer {
         async_uses_elsewhere_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._elsewhere)),
         in_cpp_(is_true(performer_.get(), names().in_cpp)) {}
 
-  // Does what is asked for, and says at which address. False: Python has to do it, from its beginning.
-  bool perform(const tide_action& action, uint64_t& address) const {
-    address = 0;
+  // What the session hears of a request that is done.
+  struct Answer {
+    uint64_t address = 0;  // of the storage's memory, where that was asked for
+    void* after = nullptr;  // the event after which it may be touched; null: at once
+    bool completes_by_event = false;  // a fetch that may end before its bytes are there: `after` is behind them then
+  };
+
+  // Does what is asked for. False: Python has to do it, from its beginning.
+  bool perform(const tide_action& action, Answer& done) const {
     if (!in_cpp_) return false;
     RecordPtr record = ledger_.record_at(action.storage);
     if (!record) return true;
@@ -29,17 +36,12 @@ class Performer {
       return true;
     }
     if (Ledger::has_update(*record->impl)) return false;
-    switch (action.kind) {
-      case TIDE_EVICT:
-        return evict(*record, action.size, address);
-      case TIDE_RELEASE:
-        return release(*record);
-      case TIDE_ALLOCATE:
-        return allocate(*record, action.size, address);
-      case TIDE_SETTLE:
-        return settle(*record, action.size != 0);
-    }
-    return false;
+    if (!perform(*record, action, done.address)) return false;
+    if (done.address == 0) return true;
+    done.after = ledger_.after(*record);
+    done.completes_by_event =
+        action.kind == TIDE_ALLOCATE && done.after != nullptr && ledger_.streams().complete_by_event();
+    return true;
   }
 
   // Whether ops that have returned use storages still: then only Python knows how to wait.
@@ -49,6 +51,20 @@ class Performer {
   void drive(int32_t status) const { call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get()); }
 
  private:
+  bool perform(Record& record, const tide_action& action, uint64_t& address) const {
+    switch (action.kind) {
+      case TIDE_EVICT:
+        return evict(record, action.size, address);
+      case TIDE_RELEASE:
+        return release(record);
+      case TIDE_ALLOCATE:
+        return allocate(record, action.size, address);
+      case TIDE_SETTLE:
+        return settle(record, action.size != 0);
+    }
+    return false;
+  }
+
   bool evict(Record& record, uint64_t size, uint64_t& address) const {
     uint8_t before = record.state;
     // First the mark, then the look: another thread borrows what it uses, or pins it, before it looks for the mark.
@@ -58,34 +74,42 @@ class Performer {
       ledger_.mark(record, before);
       return false;
     }
-    Records::begins(record);
+    Records::begins(record, ledger_.streams().keep_storages());
     address = reinterpret_cast<uint64_t>(storage.mutable_data());
     return true;
   }
 
   bool release(Record& record) const {
     if (!record.in_flight) return true;
+    if (ledger_.maps_memory) return false;
+    ledger_.order(record);  // what is coming, and is not wanted any more
     ledger_.mark(record, OUT);
     if (record.loans != 0) return false;
+    ledger_.share(*record.impl);
     Records::take(*record.impl, types::message_of(record));
     Records::ends(record);
     return true;
   }
 
   bool allocate(Record& record, uint64_t size, uint64_t& address) const {
+    if (ledger_.maps_memory) return false;
     try {
       address = Records::give(*record.impl, size, types::message_of(record));
     } catch (const c10::OutOfMemoryError&) {
       return false;  // what is kept for later makes way first
     }
     ledger_.mark(record, COMING);
-    Records::begins(record);
+    Records::begins(record, ledger_.streams().keep_storages());
     call(heap_.get(), names().allocated, checked(PyLong_FromUnsignedLongLong(size)).get());
     return true;
   }
 
   bool settle(Record& record, bool is_clean) const {
-    if (record.is_away()) Guard::lift(*record.impl);
+    if (record.is_away()) {
+      ledger_.order(record);
+      Guard::lift(*record.impl);
+      ledger_.share(*record.impl);
+    }
     ledger_.mark(record, is_clean ? CLEAN : SETTLED);
     Records::ends(record);
     return true;

@@ -87,6 +87,18 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// The opposite, where something waits.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() { PyEval_RestoreThread(thread_); }
+
+ private:
+  PyThreadState* const thread_;
+};
+
 // What runs as a whole, with Python's lock held: `_whole.py` says why.
 class Whole {
  public:
@@ -137,12 +149,7 @@ struct Names {
   NAME(forked);
   NAME(funcs);
   NAME(in_cpp);
-  NAME(_device);
-  NAME(is_asynchronous);
-  NAME(is_noticed);
-  NAME(notice);
-  NAME(op_begins);
-  NAME(op_ran);
+  NAME(is_alive);
   NAME(looks_on);
   NAME(made);
   NAME(movable);

@@ -9,6 +9,9 @@ namespace tidelog {
 
 constexpr uint32_t WAIT_MS = 50;  // as in `_performer.py`
 
+// Requests that were not done in Python.
+std::atomic<int64_t> performed{0};
+
 // All is called with Python's lock held.
 class LibrarySession {
  public:
@@ -44,10 +47,13 @@ class LibrarySession {
       int32_t status = calls().next_action(calls().handle, &action);
       calls().require(status);
       if (status != TIDE_ACTION) return true;
-      uint64_t address;
-      if (!performer_.perform(action, address)) return false;
+      Performer::Answer done;
+      if (!performer_.perform(action, done)) return false;
+      ++performed;
       ledger_.flush();
-      calls().require(calls().action_done(calls().handle, action.sequence, address, nullptr));
+      calls().require(done.completes_by_event
+                          ? calls().allocated(calls().handle, action.sequence, done.address, done.after, done.after)
+                          : calls().action_done(calls().handle, action.sequence, done.address, done.after));
     }
   }
 
@@ -67,9 +73,10 @@ class LibrarySession {
 
   // Waits a while without Python's lock. Ctrl-C is heard after it.
   int32_t wait() const {
-    PyThreadState* thread = PyEval_SaveThread();
-    int32_t status = calls().wait(calls().handle, WAIT_MS);
-    PyEval_RestoreThread(thread);
+    int32_t status = [&] {
+      WithoutGil unlocked;
+      return calls().wait(calls().handle, WAIT_MS);
+    }();
     checked(PyErr_CheckSignals());
     return status;
   }

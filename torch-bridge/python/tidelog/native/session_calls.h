@@ -22,7 +22,7 @@ struct SessionCalls {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address(calls.get(), ++place));
     };
     next(sync), next(resized), next(modified), next(pin), next(async_use);
-    next(op_begin), next(op_end), next(resume), next(next_action), next(action_done), next(wait);
+    next(op_begin), next(op_end), next(resume), next(next_action), next(action_done), next(allocated), next(wait);
   }
 
   // Raises the error of a status below zero.
@@ -42,6 +42,7 @@ struct SessionCalls {
   decltype(&tide_session_resume) resume = nullptr;
   decltype(&tide_session_next_action) next_action = nullptr;
   decltype(&tide_session_action_done) action_done = nullptr;
+  decltype(&tide_session_allocated) allocated = nullptr;
   decltype(&tide_session_wait) wait = nullptr;
 
  private:

@@ -5,41 +5,9 @@
 
 #include "ledger.h"
 #include "moves.h"
+#include "stream_types.h"
 
 namespace tidelog::types {
-
-// Runs what may throw, as a function of Python's.
-template <class Function>
-auto guarded(const Function& function) -> decltype(function()) {
-  HANDLE_TH_ERRORS
-  return function();
-  END_HANDLE_TH_ERRORS_RET({})
-}
-
-template <class Function>
-int guarded_setter(const Function& function) {
-  HANDLE_TH_ERRORS
-  function();
-  return 0;
-  END_HANDLE_TH_ERRORS_RET(-1)
-}
-
-inline PyObject* none() { return Py_NewRef(Py_None); }
-inline PyObject* number(int64_t value) { return PyLong_FromLongLong(value); }
-inline PyObject* boolean(bool value) { return PyBool_FromLong(value); }
-inline PyObject* text(const std::string& value) { return PyUnicode_FromStringAndSize(value.data(), value.size()); }
-
-inline std::string string_in(PyObject* text) {
-  const char* found = PyUnicode_AsUTF8(text);
-  if (found == nullptr) throw_python_error();
-  return found;
-}
-
-inline bool truth_in(PyObject* value) {
-  int found = PyObject_IsTrue(value);
-  if (found < 0) throw_python_error();
-  return found != 0;
-}
 
 // -- records ----------------------------------------------------------------------------------------------
 
@@ -243,17 +211,21 @@ inline PyObject* ledger_of(PyObject* object, void*) {
   });
 }
 
-// Its arguments: the device, the kind and number of that, the limit, where storages go, the process.
+// Its arguments: the device, its streams, the kind and number of where its memory is, the limit, where storages go, the
+// process.
 inline int make_ledger(PyObject* object, PyObject* args, PyObject*) {
   return guarded_setter([&] {
-    PyObject* device;
+    PyObject *device, *streams;
     const char *kind, *outside;
     int index;
     long long limit;
     long process;
-    if (!PyArg_ParseTuple(args, "OsiLsl", &device, &kind, &index, &limit, &outside, &process)) throw_python_error();
-    auto* ledger = new Ledger(c10::Device(c10::Device(kind).type(), static_cast<c10::DeviceIndex>(index)), limit);
+    if (!PyArg_ParseTuple(args, "OOsiLsl", &device, &streams, &kind, &index, &limit, &outside, &process))
+      throw_python_error();
+    c10::Device place(c10::Device(kind).type(), static_cast<c10::DeviceIndex>(index));
+    auto* ledger = new Ledger(place, streams_in(streams), limit);
     ledger->device = borrowed(device);
+    ledger->streams_object = borrowed(streams);
     ledger->outside = outside;
     ledger->process = process;
     ledger->object = object;
@@ -270,6 +242,7 @@ inline int clear_ledger(PyObject* object) {
 inline int visit_ledger(PyObject* object, visitproc visit, void* arg) {
   if (Ledger* ledger = reinterpret_cast<LedgerObject*>(object)->ledger) {
     Py_VISIT(ledger->device.get());
+    Py_VISIT(ledger->streams_object.get());
     Py_VISIT(ledger->access.get());
     Py_VISIT(ledger->when_full.get());
   }
@@ -383,6 +356,13 @@ inline PyMethodDef LEDGER_METHODS[] = {
     METHOD("begins", METH_O, "A device or a copy may touch the storage's memory: it lives meanwhile.",
            Records::begins(record_in(given), true)),
     METHOD("ends", METH_O, "None does any more.", Records::ends(record_in(given))),
+    METHOD("launches", METH_NOARGS, "An op is about to be launched on the current stream.", ledger.launches()),
+    METHOD("share", METH_O, "A storage has its bytes again, or is about to lose its memory.",
+           ledger.share(moves::impl_of(given))),
+    METHOD("after", METH_O, "The handle of an event behind all that was launched, noted with a record; 0: it is done.",
+           return PyLong_FromVoidPtr(ledger.after(record_in(given)))),
+    METHOD("order", METH_O, "From here on streams wait for the bytes that are on their way to a storage.",
+           ledger.order(record_in(given))),
     METHOD("note_peak", METH_NOARGS, "All that is alive at this moment counts for `peak`.", ledger.note_peak()),
     METHOD("restart_peak", METH_NOARGS, "What was alive before counts for it no longer.", ledger.peak = ledger.live()),
     METHOD("is_at_rest", METH_NOARGS, "Whether nothing is out, on its way or copied, and there is room.",
@@ -412,6 +392,7 @@ inline PyGetSetDef LEDGER_MEMBERS[] = {
      },
      "The size of the host's random state.", nullptr},
     FLAG("asks_device", asks_device, "Whether plain memory on the host may be locked by CUDA."),
+    FLAG("maps_memory", maps_memory, "Whether what comes back has memory of Python's, not of torch's."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -441,7 +422,7 @@ inline int ready() {
   LEDGER.tp_methods = LEDGER_METHODS;
   for (PyTypeObject* type : {&RECORD, &RECORD_OF, &LEDGER})
     if (PyType_Ready(type) < 0) return -1;
-  return 0;
+  return ready_streams();
 }
 
 }  // namespace tidelog::types

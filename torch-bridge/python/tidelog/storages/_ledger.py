@@ -34,6 +34,7 @@ class Ledger(Protocol):
     newborn_is_guarded: bool  # whether storages that are met from now on are guarded when they are out
     newborn_moves: bool  # whether they move
     asks_device: bool  # whether plain memory on the host may be locked by CUDA
+    maps_memory: bool  # whether what comes back has memory of ours, not of torch's
 
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is called where a birth
@@ -125,6 +126,21 @@ class Ledger(Protocol):
     def ends(self, record: Record) -> None:
         """Neither does any more."""
 
+    # -- in what order ops and moves use memory
+
+    def launches(self) -> None:
+        """An op is about to be launched on the current stream."""
+
+    def share(self, storage: Storage) -> None:
+        """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
+
+    def after(self, record: Record) -> int:
+        """The handle of an event behind everything that was launched, which is noted with a storage whose memory is
+        about to be touched. 0: it is all done."""
+
+    def order(self, record: Record) -> None:
+        """From here on streams wait for the bytes that are on their way to a storage."""
+
     # -- how much is in memory
 
     def has_grown(self) -> None:
@@ -153,7 +169,8 @@ def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
     """The ledger of a new block. `limit`: of bytes in memory; `outside`: where storages are that are out, in words."""
     place = device.place
     made = native().Ledger(
-        device, place.type, place.index if place.index is not None else -1, limit, outside, os.getpid()
+        *(device, device.streams, place.type, place.index if place.index is not None else -1),
+        *(limit, outside, os.getpid()),
     )
     made.asks_device = place.type == "cpu" and torch.cuda.is_initialized()
     made.random_state_bytes = nbytes(untyped_storage(torch.get_rng_state()))

@@ -1,0 +1,236 @@
+/* What torch has for each kind of device, for one that it knows by name and has nothing for: streams and events, which
+ * are those of gds/fake. So the bridge's C++ asks torch for them as it does where there is a GPU.
+ *
+ * And an allocator of host memory, in which that device's tensors are: it says what is allocated and what is freed. */
+#include <Python.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::Stream;
+
+constexpr auto KIND = c10::DeviceType::FPGA;
+constexpr int NOT_READY = 600;
+
+struct Cuda {
+    int (*cuStreamCreate)(void **, unsigned);
+    int (*cuStreamWaitEvent)(void *, void *, unsigned);
+    int (*cuStreamSynchronize)(void *);
+    int (*cuEventCreate)(void **, unsigned);
+    int (*cuEventDestroy_v2)(void *);
+    int (*cuEventRecord)(void *, void *);
+    int (*cuEventQuery)(void *);
+    int (*cuEventSynchronize)(void *);
+    int (*cuCtxSynchronize)();
+    void (*fake_reach)(void *, unsigned, const void *);
+} cuda;
+
+std::atomic<void *> current{nullptr}, deaf{nullptr};  // streams: that ops are launched on, and one that never waits
+std::atomic<bool> computes_at_launch{true};
+std::mutex mutex;  // of the next ones
+std::set<void *> pool, waited;                  // streams of nobody's; events that streams wait for and that had not happened
+std::set<std::pair<const void *, void *>> told;  // memory, and a stream that uses it
+int early = 0;
+
+void require(int code) { TORCH_CHECK(code == 0, "CUDA error: ", code); }
+
+/* What may wait has not Python's lock, as with torch's own functions. */
+template <class Function>
+void without_gil(Function function) {
+    int code;
+    PyThreadState *thread = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    code = function();
+    if (thread) PyEval_RestoreThread(thread);
+    require(code);
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+    static void *handle(const Stream &stream) { return reinterpret_cast<void *>(stream.id()); }
+    static Stream named(void *handle) {
+        return Stream(Stream::UNSAFE, Device(KIND, 0), reinterpret_cast<c10::StreamId>(handle));
+    }
+
+    c10::DeviceType type() const override { return KIND; }
+    Device exchangeDevice(Device) const override { return Device(KIND, 0); }
+    Device getDevice() const override { return Device(KIND, 0); }
+    void setDevice(Device) const override {}
+    void uncheckedSetDevice(Device) const noexcept override {}
+    DeviceIndex deviceCount() const noexcept override { return 0; }  // torch asks each kind, and needs nothing of this
+    Stream exchangeStream(Stream) const override { return named(current); }
+    void *getStreamNativeHandle(const Stream stream) const override { return handle(stream); }
+
+    /* The processor computes an op when it is launched: all is there that the stream waits for. */
+    Stream getStream(Device) const override {
+        if (computes_at_launch) cuda.fake_reach(current, 0, nullptr);
+        return named(current);
+    }
+
+    Stream getStreamFromGlobalPool(Device, bool) const override {
+        void *made;
+        require(cuda.cuStreamCreate(&made, 0));
+        std::lock_guard lock(mutex);
+        pool.insert(made);
+        return named(made);
+    }
+
+    void record(void **event, const Stream &stream, const DeviceIndex, const c10::EventFlag) const override {
+        if (!*event) require(cuda.cuEventCreate(event, 0));
+        require(cuda.cuEventRecord(*event, handle(stream)));
+    }
+
+    void block(void *event, const Stream &stream) const override {
+        if (handle(stream) == deaf) return;
+        require(cuda.cuStreamWaitEvent(handle(stream), event, 0));
+        if (!is_programs(stream) || queryEvent(event)) return;
+        {
+            std::lock_guard lock(mutex);
+            early += waited.insert(event).second;
+        }
+        /* Memory that is freed is gone at once: what is fetched is there when streams have been told to wait. */
+        if (computes_at_launch) synchronizeEvent(event);
+    }
+
+    static bool is_programs(const Stream &stream) {
+        std::lock_guard lock(mutex);
+        return pool.count(handle(stream)) == 0;
+    }
+
+    bool queryEvent(void *event) const override {
+        int code = cuda.cuEventQuery(event);
+        if (code != NOT_READY) require(code);
+        return code == 0;
+    }
+
+    void destroyEvent(void *event, const DeviceIndex) const noexcept override {
+        cuda.cuEventDestroy_v2(event);
+        std::lock_guard lock(mutex);
+        waited.erase(event);
+    }
+
+    void synchronizeEvent(void *event) const override {
+        without_gil([&] { return cuda.cuEventSynchronize(event); });
+    }
+    void synchronizeDevice(const DeviceIndex) const override { without_gil(cuda.cuCtxSynchronize); }
+
+    /* Every op takes the same time by its clock: `Event.OP_MILLISECONDS`. */
+    double elapsedTime(void *, void *, const DeviceIndex) const override { return 3.0; }
+
+    void recordDataPtrOnStream(const c10::DataPtr &memory, const Stream &stream) const override {
+        std::lock_guard lock(mutex);
+        told.emplace(memory.get(), handle(stream));
+    }
+};
+
+/* -- memory -- */
+
+struct Block {
+    size_t size;
+    c10::DeleterFnPtr free;
+};
+
+/* Returns 0 where there is memory; hears of what is allocated; hears of what is freed, before. */
+std::atomic<int (*)(size_t)> asks{nullptr};
+std::atomic<void (*)(void *, size_t)> gives{nullptr}, takes{nullptr};
+std::atomic<bool> fills{false};
+auto &blocks = *new std::unordered_map<void *, Block>;  // with `mutex`
+
+void ended(void *memory) {
+    Block block;
+    {
+        std::lock_guard lock(mutex);
+        auto found = blocks.find(memory);
+        block = found->second;
+        blocks.erase(found);
+    }
+    if (auto take = takes.load()) take(memory, block.size);
+    block.free(memory);
+}
+
+struct Telling final : c10::Allocator {
+    c10::Allocator *beneath = nullptr;
+
+    c10::DataPtr allocate(size_t size) override {
+        auto ask = asks.load();
+        TORCH_CHECK_WITH(OutOfMemoryError, !ask || ask(size) == 0, "CUDA out of memory. Tried to allocate ", size,
+                         " bytes.");
+        c10::DataPtr made = beneath->allocate(size);
+        c10::DeleterFnPtr free = made.get_deleter();
+        void *memory = made.release_context();
+        if (!memory) return {nullptr, Device(c10::DeviceType::CPU)};
+        {
+            std::lock_guard lock(mutex);
+            blocks[memory] = {size, free};
+        }
+        /* It may be what the storage had before it left, with the right bytes in it. */
+        if (fills) memset(memory, 0xA5, size);
+        if (auto give = gives.load()) give(memory, size);
+        return {memory, memory, &ended, Device(c10::DeviceType::CPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &ended; }
+    void copy_data(void *to, const void *from, size_t size) const override { default_copy_data(to, from, size); }
+};
+
+constexpr uint8_t PRIORITY = 100; /* of the bridge's own: the last one is asked */
+auto &telling = *new Telling;
+
+template <class Function>
+void find(void *library, const char *name, Function &function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    TORCH_CHECK(function, name);
+}
+
+}  // namespace
+
+extern "C" {
+
+/* `path`: of the fake's library. All is as in the beginning. */
+void guard_begin(const char *path) {
+    void *library = dlopen(path, RTLD_NOW);
+#define FIND(name) find(library, #name, cuda.name)
+    FIND(cuStreamCreate), FIND(cuStreamWaitEvent), FIND(cuStreamSynchronize), FIND(cuEventCreate);
+    FIND(cuEventDestroy_v2), FIND(cuEventRecord), FIND(cuEventQuery), FIND(cuEventSynchronize);
+    FIND(cuCtxSynchronize), FIND(fake_reach);
+#undef FIND
+    static c10::impl::DeviceGuardImplRegistrar registrar(KIND, new Guard);
+    std::lock_guard lock(mutex);
+    pool.clear(), waited.clear(), told.clear();
+    early = 0, computes_at_launch = true, deaf = nullptr;
+}
+
+void guard_stream(void *stream) { current = stream; }
+void guard_deafen(void *stream) { deaf = stream; }
+void guard_computes_at_launch(bool at_launch) { computes_at_launch = at_launch; }
+
+/* Fetches that ended before their bytes were there. */
+int guard_early() {
+    std::lock_guard lock(mutex);
+    return early;
+}
+
+/* Whether the allocator was told that a stream uses this memory. */
+bool guard_has_told(const void *memory, void *stream) {
+    std::lock_guard lock(mutex);
+    return told.count({memory, stream}) != 0;
+}
+
+void memory_begin(int (*ask)(size_t), void (*give)(void *, size_t), void (*take)(void *, size_t), bool fill) {
+    asks = ask, gives = give, takes = take, fills = fill;
+    telling.beneath = c10::GetAllocator(c10::DeviceType::CPU);
+    c10::SetAllocator(c10::DeviceType::CPU, &telling, PRIORITY);
+}
+
+void memory_end() {
+    asks = nullptr, gives = takes = nullptr, fills = false;
+    c10::SetAllocator(c10::DeviceType::CPU, telling.beneath, PRIORITY);
+}
+}
