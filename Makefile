@@ -129,7 +129,7 @@ test-ranks: build ## Distributed programs and ranks that fail, every mode; a par
 test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
-# Each version is installed, tested and removed again: 6 GB of disk, a quarter of an hour.
+# Each version is installed, tested and removed again: 6 GB of disk, and 5 to 10 minutes each.
 test-versions: build ## Tidelog with other versions of torch, each in a virtual environment of its own; VERSIONS="2.10.0 2.11.0"
 	@scripts/versions.sh $(VERSIONS)
 

@@ -28,6 +28,7 @@ export TIDELOG_TORCH="${TORCH-$PWD/.venv}"
 rm -rf $wheels target/python
 python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir $wheels
 wheel=$(ls $wheels/*.whl)
+# The libraries of torch that what is prebuilt is linked with belong to no platform: auditwheel says so.
 auditwheel show "$wheel"
 python -m zipfile --list "$wheel" | grep native/prebuilt/ || echo "wheel: nothing is prebuilt: its users need a C++ compiler"
 size=$(stat -c %s "$wheel")
