@@ -7,6 +7,7 @@ import io
 import multiprocessing.pool
 import queue
 import threading
+import time
 
 import pytest
 import torch
@@ -386,6 +387,33 @@ def test_async_save_of_dcp_to_a_folder(compare, tmp_path):
             world.note("loaded", {name: bits(value) for name, value in loaded.items()})
 
     compare(scenario, memory=device.budget(2 * TENSORS))  # a copy of the model stays: torch stages it in shared memory
+
+
+def test_what_a_thread_alone_has_met_stays_while_it_uses_that(pool):
+    """The block's thread meets a tensor, and has it leave, while an op of the thread that made it is under way."""
+    world, begun = World(), threading.Event()
+
+    @torch.library.custom_op("tidetest::uses_slowly", mutates_args=())
+    def uses_slowly(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        time.sleep(0.3)
+        return x.clone()  # inside an op nobody brings it back
+
+    made, found = [], []
+
+    def target():
+        made.append(torch.full((64, 64), 3.0, device=world.x.device))
+        found.append(uses_slowly(made[0]))
+
+    with world.block(pool, "reactive") as tide:
+        world.steps(1)
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        assert begun.wait(PATIENCE_SECONDS)
+        tide.evict(made[0])
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), "the thread hangs"
+        assert torch.equal(found[0], torch.full_like(found[0], 3.0))
 
 
 def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, monkeypatch):

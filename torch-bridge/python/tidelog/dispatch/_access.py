@@ -21,7 +21,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
 from tidelog.memory._record import Hold, Record, Storage, run_updates
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger, adopt, adopt_what_lives, of_a_reducer
+from tidelog.storages._ledger import Ledger, adopt, adopt_what_lives, borrowed, of_a_reducer
 from tidelog.storages._ops import Args, Kwargs, Launch
 
 # Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.
@@ -172,8 +172,8 @@ class Access:
             raise _errors.Error(f"{wanted.guard_text()} It waited in vain: {error}.") from None
 
     @whole
-    def bring_and_borrow(self, storages: Sequence[Storage], written: Sequence[Storage], wanted: Record) -> None:
-        """Brings storages back for another thread, which uses them until it ends the loans."""
+    def bring_and_borrow(self, storages: Sequence[Storage], written: Sequence[Storage], wanted: Record) -> list[Record]:
+        """Brings storages back for another thread, which uses them until it ends the loans of these records."""
         with self.turn(wanted):
             for storage in storages:
                 if storage._tide_update is not None:
@@ -192,8 +192,7 @@ class Access:
                 self._ledger.modifies(record)
             self._hook.touch(ours)
             self.await_copies()
-            for record in records:
-                record.borrow(1)
+            return borrowed(storages)
 
     @whole
     def adopt_what_is_new(self) -> None:

@@ -25,6 +25,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.escapes._forks import tensors_in
 from tidelog.memory._record import AWAY, LEAVING, Record, Storage
 from tidelog.storages._async_uses import AsyncUses
+from tidelog.storages._ledger import borrowed
 from tidelog.storages._ops import (
     Args,
     Kwargs,
@@ -73,16 +74,13 @@ class Bystander(TorchDispatchMode):
 def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()) -> Iterator[None]:
     """Another thread borrows what it is about to use: meanwhile nothing of it loses its memory. What is out comes back
     first, and so does what is being copied out and written here: the copy might miss it."""
-    records = [storage._tide for storage in storages if storage._tide is not None]
+    records = borrowed(storages)
     mine = loans_of_this_thread()
-    for record in records:
-        record.borrow(1)
     # Loans first, then the look: the block's thread marks a storage before it looks for loans.
     if (wanted := _wanted(storages, written)) is not None:
         for record in records:
             record.borrow(-1)
-        access.bring_and_borrow(storages, written, wanted)
-        records = [storage._tide for storage in storages if storage._tide is not None]
+        records = access.bring_and_borrow(storages, written, wanted)
     mine += records
     try:
         yield

@@ -276,6 +276,8 @@ PyMethodDef METHODS[] = {
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
     {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
     {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
+    {"record_for", types::record_for, METH_O,
+     "The record of a storage; it is made, in no ledger, where there is none."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"performed", performed_requests, METH_NOARGS, "How many requests were not done in Python so far."},
     {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,

@@ -127,6 +127,7 @@ class Records {
   // The same; one is made where there is none.
   static Record& made_for(c10::StorageImpl& storage) {
     if (Record* record = of(storage)) return *record;
+    if (all().count_ > 2 * all().found_ + 1024) look_for_dead();
     auto record = c10::make_intrusive<Record>(storage);
     if (can_own(storage)) {
       own(*record);
@@ -240,7 +241,7 @@ class Records {
       dead.push_back(std::move(each->second));
       each = table.erase(each);
     }
-    all().count_ = table.size();
+    all().count_ = all().found_ = table.size();
   }
 
   // From here on nobody frees the storage's memory but `ends`. With `lives` the storage lives until then: a device may
@@ -329,7 +330,7 @@ class Records {
   }
 
   ska::flat_hash_map<const c10::StorageImpl*, RecordPtr> by_storage_;  // of records that own no memory
-  std::atomic<size_t> count_{0};
+  std::atomic<size_t> count_{0}, found_{0};  // how many there are; how many of them lived when all were looked at
   std::vector<RecordPtr> dying_;  // whose storages are dead, and whose memory is in flight
 };
 

@@ -191,6 +191,11 @@ inline PyObject* record_of_storage(PyObject*, PyObject* storage, PyObject*) {
   });
 }
 
+// The same where no block counts it: other threads' uses are noted before one does.
+inline PyObject* record_for(PyObject*, PyObject* storage) {
+  return guarded([&] { return wrap(&Records::made_for(moves::impl_of(storage))); });
+}
+
 inline PyTypeObject RECORD_OF = {PyVarObject_HEAD_INIT(nullptr, 0) "tidelog.RecordOf"};
 
 // -- ledgers ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.memory._record import Storage
-from tidelog.storages._ledger import Ledger
+from tidelog.storages._ledger import Ledger, borrowed
 from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
 
 
@@ -63,8 +63,7 @@ class AsyncUses:
         until the use ends."""
         for work in info.works_in(result):
             use = _Use(work, storages, info.ends_alone(storages))
-            for record in use.records:
-                record.borrow(1)
+            use.records = borrowed(storages)
             self._elsewhere.append(use)
 
     def launch(self, mode: TorchDispatchMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:

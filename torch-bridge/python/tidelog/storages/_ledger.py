@@ -191,6 +191,15 @@ def adopt(ledger: Ledger, tensor: Tensor | None) -> Record | None:
     return None
 
 
+def borrowed(storages: Sequence[Storage]) -> list[Record]:
+    """Counts another thread in that uses these storages: their records. Also of those that no block has met: the
+    block's thread may meet them, and have them leave, while they are in use."""
+    records: list[Record] = [native().record_for(storage) for storage in storages]
+    for record in records:
+        record.borrow(1)
+    return records
+
+
 def adopt_what_lives(ledger: Ledger) -> None:
     """Adopts every tensor that Python has."""
     for tensor in living_tensors():
