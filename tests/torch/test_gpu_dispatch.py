@@ -106,8 +106,10 @@ def test_ops_go_past_python(fake, pool, mode, plain, budget):
 def test_usual_requests_go_past_python(fake, pool, mode, plain, monkeypatch):
     training = Training()
     with block(training, pool, "each op is looked at", mode) as tide:
-        done = of_python(monkeypatch)
-        for _ in range(STEPS):
+        done = []
+        for number in range(STEPS):
+            if number == 1:
+                done = of_python(monkeypatch)
             with tide.step():
                 training.step()
         totals = tide.stats()["totals"]

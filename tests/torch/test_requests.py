@@ -37,6 +37,7 @@ def moves(pool, in_python):
     if in_python:
         opened.performer.in_cpp = False  # ops are as they are
     with opened as tide:
+        tide.device.streams.after()  # what nobody has seen launched is done: Python waits for that
         tensors = [torch.randn(SIZE // 4) for _ in range(4)]
         tensors.append(torch.nn.Parameter(torch.randn(64, 64)))
         views = [tensor.view(2, -1) for tensor in tensors]

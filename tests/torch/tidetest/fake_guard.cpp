@@ -97,7 +97,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
             early += waited.insert(event).second;
         }
         /* Memory that is freed is gone at once: what is fetched is there when streams have been told to wait. */
-        if (computes_at_launch) synchronizeEvent(event);
+        if (computes_at_launch) cuda.fake_reach(handle(stream), 0, nullptr);
     }
 
     static bool is_programs(const Stream &stream) {

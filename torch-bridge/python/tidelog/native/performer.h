@@ -27,7 +27,8 @@ class Performer {
 
   // Does what is asked for. False: Python has to do it, from its beginning.
   bool perform(const tide_action& action, Answer& done) const {
-    if (!in_cpp_) return false;
+    // While it waits without Python's lock, other threads must see that a request is being done.
+    if (!in_cpp_ || ledger_.streams().must_synchronize()) return false;
     RecordPtr record = ledger_.record_at(action.storage);
     if (!record) return true;
     c10::Storage storage = record->storage();

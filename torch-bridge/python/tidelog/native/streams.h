@@ -38,12 +38,14 @@ class Streams {
   virtual void notice() {}
   // Whether one has appeared beside others since this was asked last.
   virtual bool have_grown() { return false; }
+  // Whether `after` waits for the device, without Python's lock.
+  virtual bool must_synchronize() const { return false; }
   // An event behind everything that was launched. Null: it is all done.
   virtual EventPtr after() { return nullptr; }
   // Whether a fetch may end while its bytes are on their way, behind an event.
   virtual bool complete_by_event() { return false; }
   // From here on a storage may be used, by what is launched, once this has happened.
-  virtual void fetched(const EventPtr&) {}
+  virtual void fetched(EventPtr) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
   virtual void await_copies() {}
   // In a child of a fork: they are its parent's.
@@ -83,6 +85,8 @@ class DeviceStreams final : public Streams {
 
   bool have_grown() override { return std::exchange(have_grown_, false); }
 
+  bool must_synchronize() const override { return is_blind; }
+
   EventPtr after() override {
     notice();
     if (is_blind) {
@@ -107,7 +111,7 @@ class DeviceStreams final : public Streams {
     return true;
   }
 
-  void fetched(const EventPtr& event) override {
+  void fetched(EventPtr event) override {
     if (event->query()) return;
     copies_.push_back(event);
     for (const c10::Stream& stream : std::vector(known_)) event->block(stream);
