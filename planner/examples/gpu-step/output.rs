@@ -55,10 +55,10 @@ fn put_cell(out: &mut String, cell: &StepCell) {
     if let Some(measured) = cell.measured {
         let off = |_: &Point, figures: &StepFigures| 100.0 * (over(figures.time, measured) - 1.0);
         let label = format!("% off {:.3} s", seconds(measured));
-        let today = cell.value().bridges.iter().position(|(bridge, _)| *bridge == Bridge::Today);
+        let first = cell.value().bridges.iter().position(|(bridge, _)| *bridge == Bridge::Measured);
         let told = |at| {
-            let is_today = Some(at) == today;
-            if is_today { spread_of(cell, at, &off, 0) } else { String::new() }
+            let is_first = Some(at) == first;
+            if is_first { spread_of(cell, at, &off, 0) } else { String::new() }
         };
         row(out, &label, bridges.clone().map(told));
     }

@@ -1,5 +1,5 @@
-//! How the bridge behaves on a GPU, today and with its memory ordered by events, and the plan that
-//! it follows then.
+//! How the bridge behaves on a GPU, as it was measured, as it is and with its memory ordered by
+//! events, and the plan that it follows then.
 
 use super::constants::{Constants, OpsIn};
 use crate::cost::{HostLink, Machine, SsdLink};
@@ -36,12 +36,14 @@ const POOL: SsdLink = SsdLink {
 #[serde(rename_all = "snake_case")]
 pub enum Bridge {
     /// As the measured sessions ran: the host waits for transfers, checks what was written again,
-    /// and works in torch's allocator; ops and requests are Python's (they go past it since);
-    /// the plan is the search's first, for rates that are too low.
-    Today,
+    /// and works in torch's allocator; ops and requests are Python's; the plan is the search's first,
+    /// for rates that are too low.
+    Measured,
     /// The same under the plan that the search ends with.
-    TodayPlanned,
-    /// The same, and the check behind the copy, in a stream of its own.
+    MeasuredPlanned,
+    /// The same, and ops and requests are C++'s, as they have become since.
+    Native,
+    /// As measured under the best plan, and the check behind the copy, in a stream of its own.
     ChecksInStream,
     /// Streams wait for events, memory is an arena's, and ops and requests are C++'s.
     EventOrdered,
@@ -49,14 +51,20 @@ pub enum Bridge {
 
 impl Bridge {
     /// Every one, from the slowest.
-    pub const ALL: [Self; 4] =
-        [Self::Today, Self::TodayPlanned, Self::ChecksInStream, Self::EventOrdered];
+    pub const ALL: [Self; 5] = [
+        Self::Measured,
+        Self::MeasuredPlanned,
+        Self::Native,
+        Self::ChecksInStream,
+        Self::EventOrdered,
+    ];
 
     /// What people call it.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Today => "today",
-            Self::TodayPlanned => "today, best plan",
+            Self::Measured => "measured",
+            Self::MeasuredPlanned => "measured, best plan",
+            Self::Native => "native",
             Self::ChecksInStream => "checks in stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -65,8 +73,9 @@ impl Bridge {
     /// What it is called on a command line.
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Today => "today",
-            Self::TodayPlanned => "today-planned",
+            Self::Measured => "measured",
+            Self::MeasuredPlanned => "measured-planned",
+            Self::Native => "native",
             Self::ChecksInStream => "checks-in-stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -75,7 +84,8 @@ impl Bridge {
     /// What carries a plan out.
     pub fn runtime(self, constants: &Constants) -> GpuRuntime {
         let (behaviour, ops) = match self {
-            Self::Today | Self::TodayPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
+            Self::Measured | Self::MeasuredPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
+            Self::Native => (GpuBehaviour::HOST_WAITS, OpsIn::Native),
             Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
             Self::EventOrdered => (GpuBehaviour::EVENT_ORDERED, OpsIn::Native),
         };
@@ -90,7 +100,7 @@ impl Bridge {
         budget: Bytes,
     ) -> Result<Plan, SimulateError> {
         let runtime = self.runtime(constants);
-        if self == Self::Today {
+        if self == Self::Measured {
             // What a transfer takes of the thread is measured, kernels are seen with their gaps.
             let handling = Nanos(2 * runtime.costs.request.0);
             let options = TidelogOptions {

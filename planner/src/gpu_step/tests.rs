@@ -29,10 +29,10 @@ fn the_trace_is_the_step_that_was_measured() {
 #[test]
 fn the_model_is_as_far_from_the_measured_steps_as_it_is_said_to_be() {
     for (measured, off_at_most) in MEASURED.iter().zip([0.25, 0.20]) {
-        let plan = step(RangeEnd::Value, measured.percent).plan(Bridge::Today).unwrap();
+        let plan = step(RangeEnd::Value, measured.percent).plan(Bridge::Measured).unwrap();
         let time = |end| {
             let step = step(end, measured.percent);
-            seconds(step.simulate(Bridge::Today, &plan).unwrap().time)
+            seconds(step.simulate(Bridge::Measured, &plan).unwrap().time)
         };
         let [fast, value, slow] = [RangeEnd::Fast, RangeEnd::Value, RangeEnd::Slow].map(time);
         let took = seconds(measured.time);
@@ -44,7 +44,7 @@ fn the_model_is_as_far_from_the_measured_steps_as_it_is_said_to_be() {
 #[test]
 fn a_steps_time_is_the_sum_of_its_causes_and_no_less_than_its_kernels() {
     let step = step(RangeEnd::Value, 50);
-    let plan = step.plan(Bridge::Today).unwrap();
+    let plan = step.plan(Bridge::Measured).unwrap();
     for bridge in Bridge::ALL {
         let StepFigures { time, step: parts, .. } = step.simulate(bridge, &plan).unwrap();
         let sum: u64 = parts.causes.iter().map(|cause| cause.0).sum();
@@ -57,8 +57,10 @@ fn a_steps_time_is_the_sum_of_its_causes_and_no_less_than_its_kernels() {
 fn a_bridge_whose_streams_wait_is_faster_with_each_ones_plan() {
     let step = step(RangeEnd::Value, 50);
     let figures = |bridge| step.simulate(bridge, &step.plan(bridge).unwrap()).unwrap();
-    let [today, ordered] = [Bridge::Today, Bridge::EventOrdered].map(figures);
-    assert!(ordered.time < today.time, "{:?} and {:?}", ordered.time, today.time);
-    assert!(today.step.counts.host_waits > 10);
+    let [first, native, ordered] =
+        [Bridge::Measured, Bridge::Native, Bridge::EventOrdered].map(figures);
+    assert!(native.time < first.time, "{:?} and {:?}", native.time, first.time);
+    assert!(ordered.time < native.time, "{:?} and {:?}", ordered.time, native.time);
+    assert!(first.step.counts.host_waits > 10);
     assert_eq!((ordered.step.counts.host_waits, ordered.step.counts.drains), (0, 1));
 }
