@@ -36,8 +36,8 @@ const POOL: SsdLink = SsdLink {
 #[serde(rename_all = "snake_case")]
 pub enum Bridge {
     /// As the measured sessions ran: the host waits for transfers, checks what was written again,
-    /// and works in torch's allocator; ops and requests are Python's; the plan is the search's first,
-    /// for rates that are too low.
+    /// and works in torch's allocator; ops and requests are Python's; the plan is the search's
+    /// first, for rates that are too low.
     Measured,
     /// The same under the plan that the search ends with.
     MeasuredPlanned,
