@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog.memory._record import Storage
-from tidelog.storages._ledger import Ledger, borrowed
+from tidelog.memory._record import Record, Storage
+from tidelog.storages._ledger import Ledger, borrowed, give_back
 from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
 
 
@@ -24,11 +24,11 @@ class _Use:
 
     __slots__ = ("ends_alone", "records", "storages", "waited", "work")
 
-    def __init__(self, work: Work, storages: Sequence[Storage], ends_alone: bool) -> None:
+    def __init__(self, work: Work, storages: Sequence[Storage], records: Sequence[Record], ends_alone: bool) -> None:
         self.work = work
         self.storages = storages
         self.ends_alone = ends_alone
-        self.records = [storage._tide for storage in storages if storage._tide is not None]
+        self.records = records
         self.waited = False
 
     def has_ended(self) -> bool:
@@ -53,7 +53,8 @@ class AsyncUses:
         self._when_begun()
         for work in info.works_in(result):
             storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of_written(each) is not None]
-            use = _Use(work, storages, info.ends_alone(storages))
+            records = [storage._tide for storage in storages if storage._tide is not None]
+            use = _Use(work, storages, records, info.ends_alone(storages))
             self._running.append(use)
             for record in use.records:
                 self._ledger.async_use_begins(record)
@@ -62,9 +63,7 @@ class AsyncUses:
         """The same in another thread, which cannot speak to the session: its storages are borrowed
         until the use ends."""
         for work in info.works_in(result):
-            use = _Use(work, storages, info.ends_alone(storages))
-            use.records = borrowed(storages)
-            self._elsewhere.append(use)
+            self._elsewhere.append(_Use(work, storages, borrowed(storages), info.ends_alone(storages)))
 
     def launch(self, mode: TorchDispatchMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Runs a functional collective as the ops that it is made of, which come to this mode."""
@@ -96,8 +95,7 @@ class AsyncUses:
         for _ in range(len(self._elsewhere)):
             use = self._elsewhere.popleft()
             if use.has_ended():
-                for record in use.records:
-                    record.borrow(-1)
+                give_back(use.records)
             else:
                 self._elsewhere.append(use)
         return bool(ended)
@@ -106,8 +104,7 @@ class AsyncUses:
         """The block has ended: nothing leaves any more."""
         self._running.clear()
         while self._elsewhere:
-            for record in self._elsewhere.popleft().records:
-                record.borrow(-1)
+            give_back(self._elsewhere.popleft().records)
 
     def __bool__(self) -> bool:
         """Whether there is any."""

@@ -200,6 +200,12 @@ def borrowed(storages: Sequence[Storage]) -> list[Record]:
     return records
 
 
+def give_back(records: Sequence[Record]) -> None:
+    """The opposite: it uses them no longer."""
+    for record in records:
+        record.borrow(-1)
+
+
 def adopt_what_lives(ledger: Ledger) -> None:
     """Adopts every tensor that Python has."""
     for tensor in living_tensors():
