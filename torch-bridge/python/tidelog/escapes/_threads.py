@@ -25,7 +25,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.escapes._forks import tensors_in
 from tidelog.memory._record import AWAY, LEAVING, Record, Storage
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import borrowed, give_back
+from tidelog.storages._ledger import borrowed, release_loans
 from tidelog.storages._ops import (
     Args,
     Kwargs,
@@ -78,14 +78,14 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
     mine = loans_of_this_thread()
     # Loans first, then the look: the block's thread marks a storage before it looks for loans.
     if (wanted := _wanted(storages, written)) is not None:
-        give_back(records)
+        release_loans(records)
         records = access.bring_and_borrow(storages, written, wanted)
     mine += records
     try:
         yield
     finally:
         del mine[len(mine) - len(records) :]
-        give_back(records)
+        release_loans(records)
 
 
 def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record | None:

@@ -23,6 +23,19 @@ int guarded_setter(const Function& function) {
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
+// A method of a type: `declaration` says what `self` is in C++, and the rest what is done with it and the argument
+// `given`.
+#define TIDELOG_METHOD(name, flags, help, declaration, ...) \
+  {name,                                                    \
+   [](PyObject* self, [[maybe_unused]] PyObject* given) {   \
+     return guarded([&]() -> PyObject* {                    \
+       [[maybe_unused]] declaration;                        \
+       __VA_ARGS__;                                         \
+       return none();                                       \
+     });                                                    \
+   },                                                       \
+   flags, help}
+
 inline PyObject* none() { return Py_NewRef(Py_None); }
 inline PyObject* number(int64_t value) { return PyLong_FromLongLong(value); }
 inline PyObject* boolean(bool value) { return PyBool_FromLong(value); }

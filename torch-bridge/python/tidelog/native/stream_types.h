@@ -107,16 +107,8 @@ inline PyObject* list_of(const std::vector<int64_t>& numbers) {
   return list.release();
 }
 
-#define METHOD(name, flags, help, ...)                    \
-  {name,                                                  \
-   [](PyObject* self, [[maybe_unused]] PyObject* given) { \
-     return guarded([&]() -> PyObject* {                  \
-       Streams& streams = streams_in(self);               \
-       __VA_ARGS__;                                       \
-       return none();                                     \
-     });                                                  \
-   },                                                     \
-   flags, help}
+#define METHOD(name, flags, help, ...) \
+  TIDELOG_METHOD(name, flags, help, Streams& streams = streams_in(self), __VA_ARGS__)
 
 inline PyMethodDef STREAMS_METHODS[] = {
     METHOD("after", METH_NOARGS, "An event behind everything that was launched; None: it is all done.",

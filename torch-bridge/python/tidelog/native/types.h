@@ -260,16 +260,7 @@ inline void end_ledger(PyObject* object) {
   Py_TYPE(object)->tp_free(object);
 }
 
-#define METHOD(name, flags, help, ...)                    \
-  {name,                                                  \
-   [](PyObject* self, [[maybe_unused]] PyObject* given) { \
-     return guarded([&]() -> PyObject* {                  \
-       [[maybe_unused]] Ledger& ledger = ledger_in(self); \
-       __VA_ARGS__;                                       \
-       return none();                                     \
-     });                                                  \
-   },                                                     \
-   flags, help}
+#define METHOD(name, flags, help, ...) TIDELOG_METHOD(name, flags, help, Ledger& ledger = ledger_in(self), __VA_ARGS__)
 #define GETTER(name, value, help)        \
   {name,                                 \
    [](PyObject* self, void*) {           \

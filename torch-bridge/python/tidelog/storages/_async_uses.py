@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.memory._record import Record, Storage
-from tidelog.storages._ledger import Ledger, borrowed, give_back
+from tidelog.storages._ledger import Ledger, borrowed, release_loans
 from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
 
 
@@ -95,7 +95,7 @@ class AsyncUses:
         for _ in range(len(self._elsewhere)):
             use = self._elsewhere.popleft()
             if use.has_ended():
-                give_back(use.records)
+                release_loans(use.records)
             else:
                 self._elsewhere.append(use)
         return bool(ended)
@@ -104,7 +104,7 @@ class AsyncUses:
         """The block has ended: nothing leaves any more."""
         self._running.clear()
         while self._elsewhere:
-            give_back(self._elsewhere.popleft().records)
+            release_loans(self._elsewhere.popleft().records)
 
     def __bool__(self) -> bool:
         """Whether there is any."""

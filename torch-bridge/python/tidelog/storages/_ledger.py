@@ -200,7 +200,7 @@ def borrowed(storages: Sequence[Storage]) -> list[Record]:
     return records
 
 
-def give_back(records: Sequence[Record]) -> None:
+def release_loans(records: Sequence[Record]) -> None:
     """The opposite: it uses them no longer."""
     for record in records:
         record.borrow(-1)
