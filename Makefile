@@ -6,6 +6,9 @@ SEEDS ?= 1000
 RUNS ?= 100
 SECONDS ?= 60
 PAIRS ?= 15
+# What tests, lints and documents are compiled by. `release`: the build that `build` makes serves them, too.
+TEST_PROFILE ?= dev
+export TEST_PROFILE
 ONLY ?=
 RESUME ?=
 
@@ -35,7 +38,7 @@ test: ## All tests; the end says which steps and which tests took longest
 
 # While setup downloads. What fails here fails again, with its text, in the step that needs it.
 build-ahead:
-	-@command -v cargo cc >/dev/null && cargo test -q --workspace --no-run 2>/dev/null
+	-@command -v cargo cc >/dev/null && cargo test -q --workspace --profile $(TEST_PROFILE) --no-run 2>/dev/null
 
 # While tests wait for devices and time-outs. Cargo locks the two profiles apart.
 release-ahead:
@@ -63,8 +66,8 @@ lint: setup tidy ## Formatting, lints, types, licences
 	.venv/bin/clang-format --dry-run --Werror torch-bridge/python/tidelog/native/*.h torch-bridge/python/tidelog/native/*.cpp
 	.venv/bin/ruff check --quiet
 	.venv/bin/mypy --no-error-summary
-	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet
+	cargo clippy --workspace --all-targets --profile $(TEST_PROFILE) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet --profile $(TEST_PROFILE)
 	scripts/kernels.sh
 	scripts/deny.sh
 	tests/planted.sh check
