@@ -8,6 +8,7 @@
 // The names of a C library begin with its own: they are clear without a module's name before them.
 #![allow(clippy::wildcard_imports)]
 
+mod callbacks;
 mod choices;
 mod compute_device;
 mod framework;
@@ -75,6 +76,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_next_action(handle, null_mut()),
             tide_session_action_done(handle, 0, 0, null_mut()),
             tide_session_allocated(handle, 0, 0, null_mut(), null_mut()),
+            tide_session_set_callbacks(handle, null()),
             tide_session_durations(handle, null(), 1),
             tide_session_leave_plan(handle),
             tide_session_hold_plan(handle, 1),

@@ -9,15 +9,18 @@ const STEPS_MAX: u32 = 200;
 pub(super) fn run(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let choices = Choices::of_bytes(bytes);
+    let callbacks = kind / 3 % 2 == 1;
+    let faithful = CallerBehaviour { callbacks, ..CallerBehaviour::default() };
     let careless = CallerBehaviour {
         redelivered: 20,
         refused: 15,
         misreported: 20,
-        ..CallerBehaviour::default()
+        interrupted: 15,
+        ..faithful
     };
     match kind % 3 {
         0 => drop(walk_pool("fuzz-pool", choices, STEPS_MAX)),
-        1 => drop(walk_session("fuzz-session", choices, STEPS_MAX, CallerBehaviour::default())),
+        1 => drop(walk_session("fuzz-session", choices, STEPS_MAX, faithful)),
         _ => drop(walk_session("fuzz-careless", choices, STEPS_MAX, careless)),
     }
 }

@@ -64,6 +64,25 @@ fn no_byte_is_lost_when_ops_run_inside_ops_and_requests() {
 }
 
 #[test]
+fn no_byte_is_lost_with_callbacks() {
+    let faithful = CallerBehaviour { callbacks: true, ..CallerBehaviour::default() };
+    for seed in 300..312 {
+        walk(seed, 400, faithful);
+    }
+    for seed in 400..412 {
+        walk(seed, 400, CallerBehaviour { interrupted: 15, refused: 15, ..faithful });
+    }
+    for seed in 500..524 {
+        let careless = seed % 2 * 10;
+        walk(
+            seed,
+            400,
+            CallerBehaviour { nested: 15, interrupted: careless, refused: careless, ..faithful },
+        );
+    }
+}
+
+#[test]
 fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
     let moved: u64 = (0..12)
         .map(|seed| walk_pool(&format!("pool-walk-{seed}"), Choices::of_seed(seed), 400))
