@@ -24,7 +24,7 @@ from tidetest.compare import compare
 from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
 from tidetest.parting import Program
-from tidetest.requests import WhenDone
+from tidetest.requests import when_done
 from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
@@ -201,10 +201,10 @@ def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu,
                 gpu.poke(address + MIB // 2, 2)
             submitted.append(address)
 
-        done = WhenDone(tide, poke)
-        tide.evict(tensor)
+        with when_done(tide, poke):
+            tide.evict(tensor)
         assert not tide.is_resident(tensor)
-        assert done and len(set(submitted)) == 1, "it moved meanwhile"
+        assert len(set(submitted)) == 1, "it moved meanwhile"
         totals = tide.stats()["totals"]
         written = totals["bytes_to_host" if where == "host memory" else "bytes_written"]
         assert (written, totals["evictions"], totals["clean_drops"]) == (2 * MIB, 2, 0)

@@ -79,7 +79,7 @@ unsafe extern "C" fn settle(context: *mut c_void, bytes: *const tide_bytes, stat
 unsafe extern "C" fn wait_begins(context: *mut c_void) -> i32 {
     // SAFETY: as the library calls it, a framework that nobody else uses.
     let framework = unsafe { &mut *context.cast::<Framework>() };
-    framework.about_to_wait() as i32
+    framework.about_to_wait().cast_signed()
 }
 
 unsafe extern "C" fn wait_ends(context: *mut c_void) -> i32 {

@@ -65,6 +65,16 @@ fn part_begin(session: u64, action: &tide_action) -> usize {
     begin as usize
 }
 
+/// How a framework learns what a session asks for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Delivery {
+    /// It takes request after request.
+    #[default]
+    Pulled,
+    /// The session calls back.
+    Callbacks,
+}
+
 /// How faithfully the framework does what it is asked for.
 #[derive(Clone, Copy, Default)]
 pub struct CallerBehaviour {
@@ -82,8 +92,8 @@ pub struct CallerBehaviour {
     pub host_memory: u64,
     /// Whether parts of storages may move.
     pub parts: bool,
-    /// Whether the session calls back for what it asks for.
-    pub callbacks: bool,
+    /// How it learns what the session asks for.
+    pub delivery: Delivery,
     /// Of 100 callbacks, how many end the call that has called them.
     pub interrupted: u64,
     /// Of 100 times that an op runs, or a request is being done, in how many another op runs
@@ -255,7 +265,7 @@ impl Framework {
     /// Calls a function of the session, which may call back.
     pub fn call(&mut self, function: impl FnOnce(u64) -> i32) -> i32 {
         let session = self.session;
-        if !self.manners.callbacks {
+        if self.manners.delivery == Delivery::Pulled {
             return function(session);
         }
         let called = callbacks::of(self);

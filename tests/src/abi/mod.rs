@@ -22,7 +22,7 @@ use std::ptr::{null, null_mut};
 use tidelog::abi::*;
 
 pub use choices::Choices;
-pub use framework::{CallerBehaviour, Folder, Framework, STAGING, last_error};
+pub use framework::{CallerBehaviour, Delivery, Folder, Framework, STAGING, last_error};
 pub use memory::Memory;
 pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;

@@ -4,7 +4,9 @@ use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
 
-use super::{CallerBehaviour, Choices, Framework, STAGING, last_error, statuses_of_a_stale};
+use super::{
+    CallerBehaviour, Choices, Delivery, Framework, STAGING, last_error, statuses_of_a_stale,
+};
 
 const KIB: usize = 1 << 10;
 
@@ -19,7 +21,7 @@ pub fn walk_session(
     let budget = STAGING + (512 << 10);
     let mut framework = Framework::open(name, budget, choices.content(), manners);
     // With callbacks a call sees the end of what it begins: there may be no memory for it.
-    let may_fail = manners.callbacks && manners.refused > 0;
+    let may_fail = manners.delivery == Delivery::Callbacks && manners.refused > 0;
     let mut index = -1_i64;
     for _ in 0..steps {
         if choices.are_over() {

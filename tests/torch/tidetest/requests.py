@@ -71,16 +71,25 @@ class _Halfway(BaseException):
     pass
 
 
+class _Endless:
+    """An asynchronous use, of which only Python knows."""
+
+    waited, storages, records, ends_alone = False, (), (), True
+
+    def has_ended(self):
+        return False
+
+
 @contextlib.contextmanager
 def asked_how_long(tide, function):
     """Meanwhile a function says how many milliseconds a session waits at most, wherever it would wait."""
-    uses = tide._async_uses
-    uses._running.append(None)  # of those only Python knows
+    uses, use = tide._async_uses, _Endless()
+    uses._running.append(use)
     uses.wait_ms = function
     try:
         yield
     finally:
-        uses._running.remove(None)
+        uses._running.remove(use)
         del uses.wait_ms
 
 
@@ -104,8 +113,7 @@ class Between:
 
     def __init__(self, block):
         self._block = block
-        self._set = block.session._library.tide_session_set_callbacks
-        self._ours = Callbacks()
+        self.original = block.session._library.tide_session_set_callbacks
         self._replaced = _set_callbacks(self._replace)
         block.session._library.tide_session_set_callbacks = self._replaced
 
@@ -115,7 +123,7 @@ class Between:
         for kind in KINDS:
             function = getattr(self._theirs, kind)
             setattr(self._ours, kind, type(function)(self._calling(kind, function)))
-        return self._set(handle, ctypes.addressof(self._ours))
+        return self.original(handle, ctypes.addressof(self._ours))
 
     def _calling(self, kind, function):
         def called(context, bytes_, *argument):
@@ -163,29 +171,34 @@ class Requests(Between):
         )
 
 
-class WhenDone(Between):
-    """Has a function called with the address that each request of an open block has asked for, once the library has
-    it."""
-
+class _WhenDone(Between):
     def __init__(self, block, function):
         super().__init__(block)
         self._function, self._addresses = function, []
-        block.performer.connect()
-
-    def _replace(self, handle, theirs):
-        original = theirs.contents.wait_begins
-        super()._replace(handle, theirs)
-        self._ours.wait_begins = _wait(lambda context: (self._hand_over(), original(context))[1])
-        return self._set(handle, ctypes.addressof(self._ours))
 
     def _calling(self, kind, function):
         calling = super()._calling(kind, function)
-        return lambda *arguments: (self._hand_over(), calling(*arguments))[1]
+        return lambda *arguments: (self.hand_over(), calling(*arguments))[1]
 
     def answered_by(self, kind, bytes_, argument):
         if kind in ("evict", "allocate") and argument[0].contents.address:
             self._addresses.append(argument[0].contents.address)
 
-    def _hand_over(self):
+    def hand_over(self):
         while self._addresses:
             self._function(self._addresses.pop())
+        return 50
+
+
+@contextlib.contextmanager
+def when_done(block, function):
+    """Meanwhile a function is called with the address that each request of an open block has asked for, once the
+    library has it."""
+    between = _WhenDone(block, function)
+    block.performer.connect()
+    try:
+        with asked_how_long(block, between.hand_over):
+            yield
+    finally:
+        block.session._library.tide_session_set_callbacks = between.original
+        block.performer.connect()

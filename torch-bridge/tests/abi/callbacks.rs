@@ -185,14 +185,12 @@ unsafe extern "C" fn wait_ends(context: *mut c_void) -> i32 {
 fn an_op_is_two_calls_whatever_moves_for_it() {
     let caller = Caller::open("callbacks", 3);
     assert_eq!(tide_session_settle(caller.session()), TIDE_READY, "{}", last_error());
-    assert_eq!(caller.calls.borrow().len() % 2, 0, "{:?}", caller.calls.borrow());
     let out = (0..3).find(|number| !caller.is_in_memory(*number)).expect("two fit");
     caller.calls.borrow_mut().clear();
     caller.op(out);
-    let moved: Vec<_> = caller.calls.borrow().iter().map(|(name, _)| *name).collect();
-    for name in ["release", "allocate", "settle"] {
-        assert!(moved.contains(&name), "another one made room, and this one came: {moved:?}");
-    }
+    let moved = caller.calls.borrow().clone();
+    let came = [("allocate", out), ("settle", out)];
+    assert!(came.iter().all(|call| moved.contains(call)), "{moved:?}");
     caller.end();
 }
 
@@ -243,9 +241,8 @@ fn what_a_callback_begins_is_inside_what_waits() {
     });
     assert_eq!(tide_session_evict(caller.session(), 0), TIDE_READY, "{}", last_error());
     // The op inside has asked for it, so it came back and left again.
-    let moves = ["evict", "release", "allocate", "settle", "release"];
     let moved: Vec<_> = caller.calls.borrow().iter().map(|(name, _)| *name).collect();
-    assert!(moved.starts_with(&moves[..2]) && moved.ends_with(&moves[4..]), "{moved:?}");
+    assert!(moved.starts_with(&["evict", "release"]) && moved.ends_with(&["release"]), "{moved:?}");
     assert!(!caller.is_in_memory(0));
     caller.end();
 }

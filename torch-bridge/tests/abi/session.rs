@@ -8,7 +8,8 @@ use tidelog::abi::*;
 
 use super::training::Training;
 use tidelog_tests::abi::{
-    CallerBehaviour, Choices, Folder, Framework, STAGING, last_error, walk_pool, walk_session,
+    CallerBehaviour, Choices, Delivery, Folder, Framework, STAGING, last_error, walk_pool,
+    walk_session,
 };
 
 const KIB: usize = 1 << 10;
@@ -65,7 +66,7 @@ fn no_byte_is_lost_when_ops_run_inside_ops_and_requests() {
 
 #[test]
 fn no_byte_is_lost_with_callbacks() {
-    let faithful = CallerBehaviour { callbacks: true, ..CallerBehaviour::default() };
+    let faithful = CallerBehaviour { delivery: Delivery::Callbacks, ..CallerBehaviour::default() };
     for seed in 300..312 {
         walk(seed, 400, faithful);
     }
