@@ -984,9 +984,9 @@ int32_t tide_session_op_end(uint64_t session);
  * it is. If that runs, what it uses stays where it is, and the room that it was granted stays its
  * own; if it waits, that is interrupted. One less: what was inside is over, and what is around
  * goes on. A wait for it (for an op, or after `tide_session_op_end`, `_settle`, `_evict` or
- * `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer; where
- * the session has callbacks, by the call that has called back. A step that begins or ends has none
- * around it.
+ * `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer;
+ * where the session has callbacks, by the call that has called back. A step that begins or ends
+ * has none around it.
  *
  * A request that was handed out is handed out again only where no more ops are around than there
  * were: inside of the op in which it was begun, others are. Until it is answered its storage is in
@@ -1000,8 +1000,7 @@ int32_t tide_session_op_end(uint64_t session);
  * op around has ended. One that does not fit beside what the op around uses exceeds the budget
  * (`TIDE_BUDGET_EXCEEDED`).
  */
-int32_t tide_session_nest(uint64_t session,
-                          uint32_t depth);
+int32_t tide_session_nest(uint64_t session, uint32_t depth);
 
 /**
  * Processes what completed and evicts until the budget holds.
@@ -1189,8 +1188,8 @@ int32_t tide_session_learn_again(uint64_t session);
 
 /**
  * Gives a session callbacks, or with null takes them from it. With them, each function of the
- * session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and waits
- * itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
+ * session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
+ * waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
  * `_settle`, `_evict`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
  * once all the same. No lock of the library is held while a callback runs.
  *
@@ -1198,9 +1197,9 @@ int32_t tide_session_learn_again(uint64_t session);
  * that calls one of them without `tide_session_nest`.
  *
  * # Safety
- * `callbacks` is null or points to as many bytes as its `size` says; each function in it is null or
- * takes the arguments of its type, and may be called until the session is closed or gets others.
- * What a callback writes to a `tide_memory` holds as for `tide_session_action_done` and
+ * `callbacks` is null or points to as many bytes as its `size` says; each function in it is null
+ * or takes the arguments of its type, and may be called until the session is closed or gets
+ * others. What a callback writes to a `tide_memory` holds as for `tide_session_action_done` and
  * `tide_session_allocated`.
  */
 int32_t tide_session_set_callbacks(uint64_t session,

@@ -178,13 +178,13 @@ class _WhenDone(Between):
 
     def _calling(self, kind, function):
         calling = super()._calling(kind, function)
-        return lambda *arguments: (self.hand_over(), calling(*arguments))[1]
+        return lambda *arguments: (self.deliver(), calling(*arguments))[1]
 
     def answered_by(self, kind, bytes_, argument):
         if kind in ("evict", "allocate") and argument[0].contents.address:
             self._addresses.append(argument[0].contents.address)
 
-    def hand_over(self):
+    def deliver(self):
         while self._addresses:
             self._function(self._addresses.pop())
         return 50
@@ -197,7 +197,7 @@ def when_done(block, function):
     between = _WhenDone(block, function)
     block.performer.connect()
     try:
-        with asked_how_long(block, between.hand_over):
+        with asked_how_long(block, between.deliver):
             yield
     finally:
         block.session._library.tide_session_set_callbacks = between.original

@@ -192,8 +192,8 @@ fn check(name: &str, status: Option<i32>) -> Result<(), Failure> {
 }
 
 /// Gives a session callbacks, or with null takes them from it. With them, each function of the
-/// session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and waits
-/// itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
+/// session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
+/// waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
 /// `_settle`, `_evict`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
 /// once all the same. No lock of the library is held while a callback runs.
 ///
@@ -201,9 +201,9 @@ fn check(name: &str, status: Option<i32>) -> Result<(), Failure> {
 /// that calls one of them without `tide_session_nest`.
 ///
 /// # Safety
-/// `callbacks` is null or points to as many bytes as its `size` says; each function in it is null or
-/// takes the arguments of its type, and may be called until the session is closed or gets others.
-/// What a callback writes to a `tide_memory` holds as for `tide_session_action_done` and
+/// `callbacks` is null or points to as many bytes as its `size` says; each function in it is null
+/// or takes the arguments of its type, and may be called until the session is closed or gets
+/// others. What a callback writes to a `tide_memory` holds as for `tide_session_action_done` and
 /// `tide_session_allocated`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_set_callbacks(

@@ -452,9 +452,9 @@ pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
 /// it is. If that runs, what it uses stays where it is, and the room that it was granted stays its
 /// own; if it waits, that is interrupted. One less: what was inside is over, and what is around
 /// goes on. A wait for it (for an op, or after `tide_session_op_end`, `_settle`, `_evict` or
-/// `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer; where
-/// the session has callbacks, by the call that has called back. A step that begins or ends has none
-/// around it.
+/// `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer;
+/// where the session has callbacks, by the call that has called back. A step that begins or ends
+/// has none around it.
 ///
 /// A request that was handed out is handed out again only where no more ops are around than there
 /// were: inside of the op in which it was begun, others are. Until it is answered its storage is in

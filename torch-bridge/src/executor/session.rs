@@ -307,8 +307,8 @@ impl Session {
         self.resume()
     }
 
-    /// Takes the completions that there are or come at once, then looks again, and refuses what waits
-    /// for asynchronous uses alone.
+    /// Takes the completions that there are or come at once, then looks again, and refuses what
+    /// waits for asynchronous uses alone.
     pub(crate) fn wait_or_refuse(&self) -> Result<Readiness, Failure> {
         if let Some(completion) = self.store.wait_completion(REFUSE_AFTER) {
             self.lock().complete(completion);

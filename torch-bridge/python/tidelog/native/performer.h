@@ -82,9 +82,8 @@ class Performer {
       });
     };
     made.settle = [](void* context, Bytes bytes, uint64_t state) {
-      return run(context, [&](Performer& it) {
-        return it.perform(*bytes, names().settle, state, nullptr, &Performer::settle);
-      });
+      return run(context,
+                 [&](Performer& it) { return it.perform(*bytes, names().settle, state, nullptr, &Performer::settle); });
     };
     made.wait_begins = [](void* context) {
       int32_t milliseconds = run(context, [](Performer& it) { return it.about_to_wait(); });
@@ -155,9 +154,9 @@ class Performer {
                      uint64_t number) const {
     Held begin = checked(PyLong_FromUnsignedLongLong(bytes.begin));
     // The last argument is of parts alone.
-    Held address = call(requests_of(bytes), method, Held(types::wrap(&record)).get(),
-                        checked(THPStorage_Wrap(storage)).get(), checked(PyLong_FromUnsignedLongLong(number)).get(),
-                        bytes.is_part != 0 ? begin.get() : nullptr);
+    Held address =
+        call(requests_of(bytes), method, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
+             checked(PyLong_FromUnsignedLongLong(number)).get(), bytes.is_part != 0 ? begin.get() : nullptr);
     return PyLong_Check(address.get()) ? static_cast<uint64_t>(number_in(address.get())) : 0;
   }
 
@@ -166,9 +165,9 @@ class Performer {
             tide_memory& memory) const {
     memory.address = address;
     if (bytes.is_part != 0) {
-      Held after = call(parts_.get(), names().after, Held(types::wrap(&record)).get(),
-                        checked(THPStorage_Wrap(storage)).get(),
-                        checked(PyLong_FromUnsignedLongLong(bytes.begin)).get());
+      Held after =
+          call(parts_.get(), names().after, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
+               checked(PyLong_FromUnsignedLongLong(bytes.begin)).get());
       memory.after = reinterpret_cast<void*>(number_in(after.get()));
       return;
     }
@@ -180,9 +179,7 @@ class Performer {
 
   PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }
 
-  int32_t about_to_wait() const {
-    return async_uses_.exist() ? static_cast<int32_t>(async_uses_.wait_ms()) : WAIT_MS;
-  }
+  int32_t about_to_wait() const { return async_uses_.exist() ? static_cast<int32_t>(async_uses_.wait_ms()) : WAIT_MS; }
 
   // -- what is usual ---------------------------------------------------------------------------------
 
