@@ -134,7 +134,7 @@ fn hostile(choices: &mut Choices, session: u64) {
     let (word, birth) =
         (3_u32, tide_birth { storage: choices.below(1 << 40) | 1 << 33, size: 1, place: u64::MAX });
     let name = c"op".as_ptr();
-    let call = choices.below(15);
+    let call = choices.below(16);
     // SAFETY: null and misaligned pointers and impossible counts are what the functions must
     // withstand: they are refused before anything is read.
     let status = unsafe {
@@ -153,6 +153,10 @@ fn hostile(choices: &mut Choices, session: u64) {
             11 => tide_session_next_action(session, null_mut::<tide_action>().wrapping_byte_add(1)),
             12 => tide_session_plan(session, null_mut(), null_mut()),
             13 => tide_session_trace(session, null()),
+            14 => tide_session_set_callbacks(
+                session,
+                null::<tide_session_callbacks>().wrapping_byte_add(1),
+            ),
             _ => tide_session_report(session, null()),
         }
     };

@@ -322,7 +322,7 @@ class Ledger {
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
   bool in_cpp = true;  // requests of the session that are usual are done in C++
-  bool is_performing = false;  // one is being done
+  bool is_performing = false;  // the session calls back
 
   // Python's: the device, its streams, what reaches storages for other blocks and threads, what is called where a birth
   // exceeds the limit while all is quiet, and where storages are that are out, in words.

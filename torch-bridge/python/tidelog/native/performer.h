@@ -48,14 +48,14 @@ class Performer {
   // Has the session call back, as long as what is returned lives.
   static PyObject* connected(PyObject* session, PyObject* ledger, PyObject* performer) {
     auto made = std::make_unique<Performer>(performer, types::ledger_in(ledger));
-    SessionCalls calls(session);
-    made->ledger_.connect(calls);
-    tide_session_callbacks callbacks = made->callbacks();
-    calls.require(calls.set_callbacks(calls.handle, &callbacks));
     Held owner = checked(PyCapsule_New(made.get(), nullptr, [](PyObject* capsule) {
       delete static_cast<Performer*>(PyCapsule_GetPointer(capsule, nullptr));
     }));
-    made.release();
+    Performer& it = *made.release();
+    SessionCalls calls(session);
+    it.ledger_.connect(calls);
+    tide_session_callbacks callbacks = it.callbacks();
+    calls.require(calls.set_callbacks(calls.handle, &callbacks));
     return owner.release();
   }
 
@@ -100,19 +100,7 @@ class Performer {
     return made;
   }
 
-  // Runs what may throw, as a callback, and sends what the session has not heard of.
-  template <class Function>
-  static int32_t run(void* context, const Function& function) {
-    HANDLE_TH_ERRORS
-    Whole whole;
-    auto& it = *static_cast<Performer*>(context);
-    int32_t answer = function(it);
-    it.ledger_.flush();
-    return answer;
-    END_HANDLE_TH_ERRORS_RET(TIDE_INTERRUPTED)
-  }
-
-  // Who looks sees that a request is being done.
+  // While a callback runs: ops that begin meanwhile are inside.
   class Performing {
    public:
     explicit Performing(Ledger& ledger) : ledger_(ledger), outer_(std::exchange(ledger.is_performing, true)) {}
@@ -125,11 +113,23 @@ class Performer {
     const bool outer_;
   };
 
+  // Runs what may throw, as a callback, and sends what the session has not heard of.
+  template <class Function>
+  static int32_t run(void* context, const Function& function) {
+    HANDLE_TH_ERRORS
+    Whole whole;
+    auto& it = *static_cast<Performer*>(context);
+    Performing performing(it.ledger_);
+    int32_t answer = function(it);
+    it.ledger_.flush();
+    return answer;
+    END_HANDLE_TH_ERRORS_RET(TIDE_INTERRUPTED)
+  }
+
   // How it is done here where it is usual: `number` is the bytes or the state. Returns whether it is.
   using Usual = bool (Performer::*)(Record& record, uint64_t number, uint64_t& address);
 
   int32_t perform(const tide_bytes& bytes, PyObject* method, uint64_t number, tide_memory* memory, Usual usual) {
-    Performing performing(ledger_);
     RecordPtr record = ledger_.record_at(bytes.storage);
     c10::Storage storage = record ? record->storage() : c10::Storage();
     if (storage) {

@@ -388,7 +388,7 @@ inline PyGetSetDef LEDGER_MEMBERS[] = {
      "The size of the host's random state.", nullptr},
     FLAG("asks_device", asks_device, "Whether plain memory on the host may be locked by CUDA."),
     FLAG("in_cpp", in_cpp, "Whether requests that are usual are done in C++."),
-    FLAG("is_performing", is_performing, "Whether a request is being done."),
+    FLAG("is_performing", is_performing, "Whether the session calls back."),
     FLAG("maps_memory", maps_memory, "Whether what comes back has memory of Python's, not of torch's."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

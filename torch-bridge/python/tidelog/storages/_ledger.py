@@ -33,7 +33,7 @@ class Ledger(Protocol):
     asks_device: bool  # whether plain memory on the host may be locked by CUDA
     maps_memory: bool  # whether what comes back has memory of ours, not of torch's
     in_cpp: bool  # whether requests of the session that are usual are done in C++
-    is_performing: bool  # whether one is being done
+    is_performing: bool  # whether the session calls back
 
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is called where a birth
