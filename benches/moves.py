@@ -3,8 +3,8 @@
     python benches/moves.py [--rounds 200] [--device fake] [--output json]
 
 Requests are done by turns past Python and in Python, round by round, in one process. Nothing is copied: a stub stands in
-the library's place, hands out the requests and hears that they are done. With `--device fake` the memory is a GPU's: the
-tests' fake CUDA, whose streams and events are real calls of a library in C.
+the library's place and calls back. With `--device fake` the memory is a GPU's: the tests' fake CUDA, whose streams and
+events are real calls of a library in C.
 """
 
 import argparse
@@ -25,60 +25,60 @@ import torch
 
 import tidelog
 from hook import on
-from tidelog.abi._native import Request
 from tidetest import native
-from tidetest.requests import replace
 
 STORAGES, BYTES = 64, 64 << 10
-PAIRS = {
-    "evict_and_release": (Request.EVICT, Request.RELEASE),
-    "allocate_and_settle": (Request.ALLOCATE, Request.SETTLE),
-}
+PAIRS = ("evict_and_release", "allocate_and_settle")
 
 STUB = """
 #include <tidelog.h>
-static tide_action asked[1024];
-static int count, next;
-void stub_ask(int kind, int storage, unsigned long long size) {
-    asked[count] = (tide_action){ .sequence = count, .size = size, .kind = kind, .storage = storage };
-    count++;
-}
-void stub_begin(void) { count = next = 0; }
-int stub_left(void) { return count - next; }
-int next_action(uint64_t session, tide_action *action) {
-    if (next == count) return TIDE_READY;
-    *action = asked[next];
-    return TIDE_ACTION;
-}
-int action_done(uint64_t session, uint64_t sequence, uint64_t address, void *after) { next++; return TIDE_READY; }
-int allocated(uint64_t session, uint64_t sequence, uint64_t address, void *after, void *landed) {
-    next++;
+static tide_session_callbacks callbacks;
+static tide_bytes bytes;
+int32_t set_callbacks(uint64_t session, const tide_session_callbacks *given) {
+    callbacks = *given;
     return TIDE_READY;
+}
+static tide_bytes *of(uint32_t storage, uint64_t length) {
+    bytes.storage = storage;
+    bytes.length = length;
+    return &bytes;
+}
+int evict_and_release(uint32_t first, uint32_t count, uint64_t length) {
+    int done = 0;
+    for (uint32_t storage = first; storage < first + count; storage++) {
+        tide_memory memory = {0};
+        done += callbacks.evict(callbacks.context, of(storage, length), &memory) == 0 && memory.address != 0;
+        done += callbacks.release(callbacks.context, of(storage, length)) == 0;
+    }
+    return done;
+}
+int allocate_and_settle(uint32_t first, uint32_t count, uint64_t length) {
+    int done = 0;
+    for (uint32_t storage = first; storage < first + count; storage++) {
+        tide_memory memory = {0};
+        done += callbacks.allocate(callbacks.context, of(storage, length), &memory) == 0 && memory.address != 0;
+        done += callbacks.settle(callbacks.context, of(storage, length), TIDE_PARTS_RESIDENT) == 0;
+    }
+    return done;
 }
 """
 
 
 def stub_in(folder):
     include = f"-I{ROOT / 'torch-bridge' / 'include'}"
-    library = ctypes.CDLL(str(native.build(folder, "stub", STUB, include)))
-    library.next_action.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
-    library.action_done.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
-    library.allocated.argtypes = [*library.action_done.argtypes, ctypes.c_void_p]
-    library.stub_ask.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64]
+    library = ctypes.PyDLL(str(native.build(folder, "stub", STUB, include)))  # callbacks need Python's lock
+    for pair in PAIRS:
+        getattr(library, pair).argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64]
     return library
 
 
-def seconds_of(tide, stub, numbers, kinds):
-    """Of each request, while all storages are asked for these in turn."""
-    stub.stub_begin()
-    for number in numbers:
-        for kind in kinds:
-            stub.stub_ask(kind, number, BYTES if kind in (Request.EVICT, Request.ALLOCATE) else 0)
+def seconds_of(ask, first):
+    """Of each request, while all storages are asked for in turn."""
     started = time.perf_counter()
-    tide.performer.perform()
+    done = ask(first, STORAGES, BYTES)
     elapsed = time.perf_counter() - started
-    assert stub.stub_left() == 0
-    return elapsed / (len(numbers) * len(kinds))
+    assert done == 2 * STORAGES
+    return elapsed / done
 
 
 def measured(folder, rounds, await_device):
@@ -86,22 +86,21 @@ def measured(folder, rounds, await_device):
     options = {"memory": "1GiB", "pool_size": "64MiB", "staging": "1MiB", "mode": "reactive"}
     with tidelog.offload(pool=folder, **options) as tide:
         tensors = [torch.zeros(BYTES // 4) for _ in range(STORAGES)]
-        records = [tide.ledger.record_of(tensor.untyped_storage()) for tensor in tensors]
-        numbers = [record.id for record in records]
+        first, *others = [tide.ledger.number_of(tide.ledger.record_of(each.untyped_storage())) for each in tensors]
+        assert others == [*range(first + 1, first + STORAGES)]
         tide.ledger.flush()
         stub = stub_in(folder)
         library = tide.session._library
-        names = ("next_action", "action_done", "allocated")
-        kept = {name: getattr(library, f"tide_session_{name}") for name in names}
-        replace(tide, {name: getattr(stub, name) for name in names})
-        past_python = tide.performer.perform_usual
+        kept, library.tide_session_set_callbacks = library.tide_session_set_callbacks, stub.set_callbacks
+        tide.performer.connect()
         for _ in range(rounds):
-            for way, usual in (("past_python", past_python), ("in_python", bool)):
-                tide.performer.perform_usual = usual
+            for way in ("past_python", "in_python"):
+                tide.ledger.in_cpp = way == "past_python"
                 await_device()  # else its streams would get longer and longer
-                for pair, kinds in PAIRS.items():
-                    seconds[pair, way].append(seconds_of(tide, stub, numbers, kinds))
-        replace(tide, kept)
+                for pair in PAIRS:
+                    seconds[pair, way].append(seconds_of(getattr(stub, pair), first))
+        library.tide_session_set_callbacks = kept
+        tide.performer.connect()
     return {f"{pair}_us_{way}": statistics.median(each) * 1e6 for (pair, way), each in seconds.items()}
 
 

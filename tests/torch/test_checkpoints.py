@@ -5,6 +5,7 @@ import random
 import signal
 import textwrap
 import typing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import tidelog
 from tidelog.abi._seals import Pool
 from tidetest import process
+from tidetest.requests import until_it_waits
 
 MIB = 1 << 20
 LAYERS, WIDTH = 12, 512  # each weight is 1 MiB
@@ -346,8 +348,8 @@ def test_what_is_on_its_way_out_is_not_written_a_second_time(pool):
             tensor.add_(1)
             before, storage = written(tide), tensor.untyped_storage()
             tide._hook.end_touch()
-            tide.session.evict(storage._tide.id)
-            tide.performer.perform()  # the write has begun, and nobody waits for it
+            # The write has begun, and nobody waits for it.
+            until_it_waits(tide, partial(tide.session.evict, storage._tide.id))
             tide.checkpoint(f"{number}", {"t": tensor})
             assert 1 <= (written(tide) - before) / tensor.nbytes < 1.02, number
     assert tidelog.restore(pool, "2")["t"].eq(3).all()

@@ -201,8 +201,8 @@ def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu,
                 gpu.poke(address + MIB // 2, 2)
             submitted.append(address)
 
-        when_done(tide, poke)
-        tide.evict(tensor)
+        with when_done(tide, poke):
+            tide.evict(tensor)
         assert not tide.is_resident(tensor)
         assert len(set(submitted)) == 1, "it moved meanwhile"
         totals = tide.stats()["totals"]

@@ -5,6 +5,7 @@ happen when their streams get there.
 import contextlib
 import os
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tidetest.compare import compare
 from tidetest.device import STAGING
 from tidetest.fake_cuda import FakeCuda, Stream
 from tidetest.lagging import Lagging
+from tidetest.requests import until_it_waits
 from tidetest.world import TENSORS
 
 
@@ -150,13 +152,12 @@ def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fa
         tensor = torch.full((NUMBERS,), 9.0)
         gpu.lagging.forget()
         record = tensor.untyped_storage()._tide
-        status = tide.session.evict(record.id)
-        tide.performer.perform()
+        until_it_waits(tide, partial(tide.session.evict, record.id))
         assert record.in_flight
         del tensor
         assert record() is not None, "its memory went while it was read"
         gpu.library.fake_hold(False)
-        tide.performer.drive(status)
+        tide.performer.settle()
         tide.performer.await_leaving([record])
         assert record() is None
 

@@ -52,19 +52,19 @@ def divisible(tide):
 def gives_back(tide, tensor, begin):
     """A part is given back, as where the session asks for that. What it held is lost."""
     storage = tensor.untyped_storage()
-    parts, record = tide.performer._parts, storage._tide
-    assert parts._evict(record, storage, begin)
-    parts._release(record, storage, begin, PART)
+    parts, record = tide.performer.parts, storage._tide
+    assert parts.evict(record, storage, PART, begin)
+    parts.release(record, storage, PART, begin)
 
 
 def gets_again(tide, tensor, begin):
     """It is there again, as where the session has fetched it, if there is memory for it: its address."""
     storage = tensor.untyped_storage()
-    parts, record = tide.performer._parts, storage._tide
-    address = parts._allocate(record, storage, begin, PART)
+    parts, record = tide.performer.parts, storage._tide
+    address = parts.allocate(record, storage, PART, begin)
     if address:
         out = [each for each in record.parted._out if each != begin]
-        parts._settle(record, storage, begin, PartsState.AWAY if out else PartsState.RESIDENT)
+        parts.settle(record, storage, PartsState.AWAY if out else PartsState.RESIDENT, begin)
     return address
 
 
@@ -173,7 +173,7 @@ def test_what_a_program_resizes_has_memory_of_torch_s_and_moves_whole(gpu, tide,
     resizes(tensor)
     storage = tensor.untyped_storage()
     assert not tide.device.is_divisible(storage)
-    assert tide.performer._parts._evict(storage._tide, storage, 0) == 0
+    assert tide.performer.parts.evict(storage._tide, storage, PART, 0) == 0
     assert storage._tide.parted is None
     assert tensor.fill_(1).sum() == NUMBERS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, MIB, interruptions, process
+from tidetest import MIB, interruptions, process
 from tidetest.bits import assert_same, bits
 from tidetest.interruptions import Act, while_interrupted
 from tidetest.requests import leave_to_python
@@ -175,6 +175,9 @@ def test_eighty_programs_that_are_sent_signals(pool, mode, updates, seed):
     preempt(pool, mode, updates, seed, steps=40)
 
 
+NUMBERS = MIB // 4  # of a tensor of which the heap hears when it gets memory
+
+
 # -- one by one -----------------------------------------------------------------------------------------
 
 
@@ -188,7 +191,7 @@ def tide(pool, request):
 
 
 def out(tide, count=3):
-    tensors = [torch.full((64 * KIB,), float(number)) for number in range(count)]
+    tensors = [torch.full((NUMBERS,), float(number)) for number in range(count)]
     for tensor in tensors:
         tide.evict(tensor)
     return tensors
@@ -220,8 +223,8 @@ def test_a_handler_sees_what_it_would_see_and_runs_before_the_next_statement(tid
     in_a_move(tide)
     total = tensors[2].sum()
     this = test_a_handler_sees_what_it_would_see_and_runs_before_the_next_statement
-    assert frames == [this.__code__, [0, 64 * KIB, 2 * 64 * KIB], [1, 1, 1]]
-    assert total == 2 * 64 * KIB
+    assert frames == [this.__code__, [0, NUMBERS, 2 * NUMBERS], [1, 1, 1]]
+    assert total == 2 * NUMBERS
 
 
 def test_an_error_of_a_handler_is_raised_where_the_op_has_ended(tide):

@@ -41,7 +41,7 @@ def scarce(monkeypatch):
 
         def in_python(performer, *arguments):
             opened(performer, *arguments)
-            performer.in_cpp = False
+            performer._ledger.in_cpp = False
 
         monkeypatch.setattr(Performer, "__init__", in_python)
         return memory

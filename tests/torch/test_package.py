@@ -139,8 +139,8 @@ PLANTED = {
     "a private function of a module": (private_names, "_names", "_ledger._resizable(storage)"),
     "another class's private attribute": (private_names, "_names", "ledger._device.owns(storage)"),
     "a long reach": (reaches, "_names", "record.ledger.tide.access.hand_over(storage)"),
-    "a count": (counts, "_performer", "self._ledger.live -= record.size"),
-    "where a storage is": (counts, "_performer", "record.state = 4"),
+    "a count": (counts, "_requests", "self._ledger.live -= record.size"),
+    "where a storage is": (counts, "_requests", "record.state = 4"),
 }  # fmt: skip
 
 

@@ -124,16 +124,16 @@ def test_torch_s_own_guard_is_set_while_a_part_is_out(pool):
 def test_pages_go_after_loans_have_ended_and_count_from_when_they_come(pool, monkeypatch):
     program, seen = Program(), []
     with offload(program, pool) as tide:
-        requests = tide.performer._parts
-        await_loans, allocate = requests._await_loans, requests._allocate
+        requests, whole = tide.performer.parts, tide.performer.requests
+        await_loans, allocate = whole.await_loans, requests.allocate
 
         def awaited(record):
             seen.append("loans")
             await_loans(record)
 
-        def allocated(record, storage, begin, length):
+        def allocated(record, storage, length, begin):
             before = record.present
-            address = allocate(record, storage, begin, length)
+            address = allocate(record, storage, length, begin)
             assert record.present == before + length
             return address
 
@@ -144,8 +144,8 @@ def test_pages_go_after_loans_have_ended_and_count_from_when_they_come(pool, mon
 
             return wrapper
 
-        monkeypatch.setattr(requests, "_await_loans", awaited)
-        monkeypatch.setattr(requests, "_allocate", allocated)
+        monkeypatch.setattr(whole, "await_loans", awaited)
+        monkeypatch.setattr(requests, "allocate", allocated)
         for what in ("decommit", "recommit"):
             monkeypatch.setattr(_kept, what, told(what, getattr(_kept, what)))
         step_until_parts_move(tide, program)

@@ -1,27 +1,28 @@
 """What a session asks for is done in C++ where it is usual: as in Python, request by request."""
 
-import _thread
-import itertools
+import contextlib
+import ctypes
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import tidelog
-from tidelog.abi._library import Status
-from tidelog.abi._native import Request
-from tidelog.dispatch._performer import Performer
+from tidelog.abi import _native
+from tidelog.dispatch._requests import Requests as InPython
 from tidelog.memory import _record
-from tidetest import KIB, MIB, device
+from tidelog.storages._async_uses import AsyncUses
+from tidetest import KIB, MIB, device, native
 from tidetest.bits import assert_same, bits
-from tidetest.requests import Requests, returning, leave_to_python, of_python
+from tidetest.requests import KINDS, Requests, leave_to_python, of_python, until_it_waits
 
 pytestmark = pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 
 SIZE = 256 * KIB
-USUAL = [Request.EVICT, Request.RELEASE, Request.ALLOCATE, Request.SETTLE]  # those of parts are done in Python
+HEADERS = Path(__file__).resolve().parents[2] / "torch-bridge" / "include"
 
 
 def block(pool, memory=64 * MIB, **options):
@@ -34,10 +35,8 @@ def moves(pool, in_python):
     torch.manual_seed(0)
     opened = block(pool)
     requests = Requests(opened)
-    if in_python:
-        opened.performer.in_cpp = False  # ops are as they are
+    opened.ledger.in_cpp = not in_python  # ops are as they are
     with opened as tide:
-        tide.device.streams.after()  # what nobody has seen launched is done: Python waits for that
         tensors = [torch.randn(SIZE // 4) for _ in range(4)]
         tensors.append(torch.nn.Parameter(torch.randn(64, 64)))
         views = [tensor.view(2, -1) for tensor in tensors]
@@ -65,12 +64,13 @@ def test_each_is_done_as_in_python(pool, tmp_path, monkeypatch):
     other = tmp_path / "another"
     other.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(Performer, "_REQUESTS", {})  # none comes there
+        for kind in KINDS:
+            patch.setattr(InPython, kind, None)  # none comes there
         answered, found = moves(str(other), in_python=False)
     for number, (ours, theirs) in enumerate(zip(answered, in_python, strict=False)):
         assert ours == theirs, number
     assert len(answered) == len(in_python) > 100
-    assert {request[0] for request in answered} == {*USUAL}
+    assert {request[0] for request in answered} == {*KINDS}
     assert_same(found, expected, "what has moved")
 
 
@@ -114,10 +114,10 @@ def test_what_is_unusual_is_left_to_python(tide, become, monkeypatch):
         tensor.mul_(2)
     done = of_python(monkeypatch)
     end = become(tide, tensors[1])
-    status = [tide.session.evict(tensor.untyped_storage()._tide.id) for tensor in tensors][-1]
-    tide.performer.drive(status)
-    assert done[0] == Request.EVICT
-    assert done.count(Request.EVICT) == 1, "the others were usual"
+    for tensor in tensors:
+        tide.session.evict(tensor.untyped_storage()._tide.id)
+    assert done[0] == "evict"
+    assert done.count("evict") == 1, "the others were usual"
     if end is not None:
         end()
     for number, tensor in enumerate(tensors):
@@ -130,14 +130,13 @@ def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, m
     tide.evict(tensor)
     tensor.mul_(2)
     record = tensor.untyped_storage()._tide
-    status = tide.session.evict(record.id)
-    tide.performer.perform()
+    until_it_waits(tide, partial(tide.session.evict, record.id))
     assert record.state == _record.LEAVING
     done = of_python(monkeypatch)
     end = borrowed(tide, tensor)
-    tide.performer.drive(status)
+    tide.session.evict(record.id)
     # What a GPU has copied is compared again before it goes, which meets the loan first.
-    assert done == [Request.RELEASE if device.is_host() else Request.EVICT]
+    assert done == ["release" if device.is_host() else "evict"]
     end()
     assert not tide.is_resident(tensor)
     assert tensor.sum() == SIZE // 2
@@ -161,33 +160,88 @@ def test_ops_wait_past_python(tide, monkeypatch):
     tensors = out_of(tide, 8)
     tide.evict(tensors[0])
     with monkeypatch.context() as patch:
-        patch.setattr(Performer, "drive", None)  # none comes there
+        patch.setattr(AsyncUses, "wait_ms", None)  # none comes there
         sums = [tensor.sum() for tensor in tensors]
     assert torch.stack(sums).tolist() == [number * SIZE // 4 for number in range(8)]
 
 
-def interrupted():
-    # Nothing of this is in Python: a signal would be handled there, not by who waits. SIGINT is 2, as WAITING is.
-    return map(partial(max, key=_thread.interrupt_main), [[int(Status.WAITING)]])
+INTERRUPTING = """
+#include <signal.h>
+#include <tidelog.h>
+int32_t (*set)(uint64_t, const tide_session_callbacks *);
+static tide_session_callbacks theirs;
+int waits;
+static int32_t wait_ends(void *context) {
+    if (++waits == 1) raise(SIGINT);
+    return theirs.wait_ends(context);
+}
+int32_t set_callbacks(uint64_t session, const tide_session_callbacks *callbacks) {
+    tide_session_callbacks ours = theirs = *callbacks;
+    ours.wait_ends = wait_ends;
+    return set(session, &ours);
+}
+"""
 
 
-def failed():
-    return [int(Status.DEVICE_FAILED)]
-
-
-@pytest.mark.parametrize(("error", "first"), [(KeyboardInterrupt, interrupted), (tidelog.DeviceError, failed)])
-def test_a_wait_past_python_ends_at_once_by(tide, error, first, monkeypatch):
+def test_ctrl_c_ends_a_wait_at_once(tide, tmp_path):
     here, out = out_of(tide, 2)
-    waits = itertools.repeat(int(Status.WAITING))
-    returns = itertools.chain(first(), itertools.islice(waits, 3), itertools.repeat(*failed()))
-    with monkeypatch.context() as patch:
-        patch.setattr(Performer, "_await", None)
-        with returning(tide, resume=waits, wait=returns):
-            here.sum()  # the first goes through Python
-            with pytest.raises(error):
-                out.sum()
-    assert list(itertools.islice(returns, 4)) == [Status.WAITING] * 3 + failed()
+    stub = ctypes.CDLL(str(native.build(tmp_path, "interrupting", INTERRUPTING, f"-I{HEADERS}")))
+    library = tide.session._library
+    kept = library.tide_session_set_callbacks
+    ctypes.c_void_p.in_dll(stub, "set").value = ctypes.cast(kept, ctypes.c_void_p).value
+    library.tide_session_set_callbacks = stub.set_callbacks
+    try:
+        here.sum()
+        tide.performer.connect()
+        with pytest.raises(KeyboardInterrupt):
+            out.sum()
+    finally:
+        library.tide_session_set_callbacks = kept
+        tide.performer.connect()
+    assert ctypes.c_int.in_dll(stub, "waits").value == 1
     assert (here.sum(), out.sum()) == (0, SIZE // 4)
+
+
+# -- how often the library is called ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counted(tide):
+    """Counts Python's calls of each function of the library."""
+    counts, library = {}, tide.session._library
+
+    def counting(name, function):
+        def call(*arguments):
+            counts[name] = counts.get(name, 0) + 1
+            return function(*arguments)
+
+        return call
+
+    kept = {name: getattr(library, name) for name in _native.SIGNATURES}
+    for name, function in kept.items():
+        setattr(library, name, counting(name, function))
+    try:
+        yield counts
+    finally:
+        for name, function in kept.items():
+            setattr(library, name, function)
+
+
+def test_an_op_is_two_calls_of_the_library_whatever_moves_for_it(tide):
+    tensors = out_of(tide, 3)
+    leave_to_python(tide)
+    tide.ledger.in_cpp = True
+    for each in tensors:
+        tide.evict(each)
+    before = tide.stats()["totals"]["fetches"]
+    with counted(tide) as counts:
+        tensors[1].sum()
+    assert tide.stats()["totals"]["fetches"] == before + 1
+    assert counts == {"tide_session_op_begin": 1, "tide_session_op_end": 1}
+    with counted(tide) as counts:
+        tide.session.evict(tensors[1].untyped_storage()._tide.id)
+    assert not tide.is_resident(tensors[1])
+    assert counts == {"tide_session_evict": 1}
 
 
 def test_training_is_the_same_whoever_moves(pool):
@@ -211,7 +265,7 @@ def test_training_is_the_same_whoever_moves(pool):
     with tidelog.offload(model, optimizer, **options) as tide:
         open_kernels = tide._open_kernels
         for number in range(16):
-            tide._open_kernels = open_kernels
+            tide._open_kernels, tide.ledger.in_cpp = open_kernels, True
             if number % 3 == 2:
                 leave_to_python(tide)
             with tide.step():

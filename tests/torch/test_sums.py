@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import tidelog
 from tidelog.native import _built
 from tidetest import KIB, MIB
+from tidetest.requests import until_it_waits
 from tidetest.updates import compare
 
 pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
@@ -45,15 +46,15 @@ def evict(tide, gradient):
 
 
 def begin_to_evict(tide, gradient):
-    tide.session.evict(tide.ledger.record_of(gradient.untyped_storage()).id)
-    tide.performer.perform()
+    number = tide.ledger.record_of(gradient.untyped_storage()).id
+    until_it_waits(tide, lambda: tide.session.evict(number))
 
 
 def begin_to_evict_parts(tide, gradient):
     storage = gradient.untyped_storage()
     record = tide.ledger.record_of(storage)
     for begin in (0, gradient.nbytes // 2):
-        assert tide.performer._parts._evict(record, storage, begin)
+        assert tide.performer.parts.evict(record, storage, gradient.nbytes // 2, begin)
 
 
 def keep(_tide, gradient):

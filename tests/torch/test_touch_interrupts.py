@@ -112,7 +112,7 @@ def test_ctrl_c_at_a_known_place(compare, how):
 
 @pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["_await_loans", "take", "give"])
+@pytest.mark.parametrize("place", ["await_loans", "take", "give"])
 def test_ctrl_c_while_memory_goes_or_comes(pool, mode, place, when, monkeypatch):
     """At a call within the handling of a request: the request comes again, and nothing is counted
     twice or not at all.
@@ -137,9 +137,8 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mode, place, when, monkeypatch)
         world.warm_up(mode)
         losses = len(world.losses)
         interrupts = 0
-        performer = tide.performer
         leave_to_python(tide)  # C++ has no such calls
-        owner = performer if place == "_await_loans" else _moves
+        owner = tide.performer.requests if place == "await_loans" else _moves
         for _ in range(40):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, place, interrupting(getattr(owner, place)), raising=True)

@@ -24,12 +24,14 @@ extern "C" {
 #define TIDE_READY 0
 
 /**
- * Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+ * Take requests with `tide_session_next_action`, then call `tide_session_resume`. Never where the
+ * session has callbacks.
  */
 #define TIDE_ACTION 1
 
 /**
- * Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+ * Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again. Of a session's
+ * functions never where it has callbacks.
  */
 #define TIDE_WAITING 2
 
@@ -106,9 +108,15 @@ extern "C" {
 
 /**
  * An op around this one has, or is in the middle of moving, what it needs: it can run when that
- * has ended.
+ * has ended. Or another thread is in the middle of a call of the session.
  */
 #define TIDE_BUSY -15
+
+/**
+ * For callbacks that end the function which calls them, because of Ctrl-C for one. What was asked
+ * for is asked for again.
+ */
+#define TIDE_INTERRUPTED -16
 
 /**
  * "No storage" where an error is about none.
@@ -385,7 +393,7 @@ typedef struct tide_birth {
 } tide_birth;
 
 /**
- * A request to the caller, who alone can free and allocate a storage's memory.
+ * A request to a caller without callbacks, who alone can free and allocate a storage's memory.
  */
 typedef struct tide_action {
   /**
@@ -430,6 +438,133 @@ typedef struct tide_region {
    */
   uint32_t again_end;
 } tide_region;
+
+/**
+ * The bytes that a callback is about: a storage, or a part of it.
+ */
+typedef struct tide_bytes {
+  /**
+   * Where they begin in the storage. Of a part: a multiple of 2 MiB.
+   */
+  uint64_t begin;
+  /**
+   * How many they are.
+   */
+  uint64_t length;
+  /**
+   * The storage's number.
+   */
+  uint32_t storage;
+  /**
+   * Non-zero for a part. Others of its parts may be out, or in flight. Only after
+   * `tide_session_use_parts`.
+   */
+  uint32_t is_part;
+} tide_bytes;
+
+/**
+ * Memory that a callback passes. The callback is called with zeros in it.
+ */
+typedef struct tide_memory {
+  /**
+   * Where the bytes are, on the session's GPU if it has one. 0: there is none, or they cannot
+   * move now.
+   */
+  uint64_t address;
+  /**
+   * The `CUevent` after which the memory may be touched: behind the last kernel so far that
+   * writes an evicted storage, or that uses what the memory of an allocated one was before.
+   * Null: at once.
+   */
+  void *after;
+  /**
+   * Of an allocation on a GPU: the `CUevent` that the library records behind the last copy. The
+   * storage may be settled or released before it has happened, and every stream that uses the
+   * bytes or the memory waits for it. It may be the event that `after` is. Null: the storage is
+   * settled once its bytes are there.
+   */
+  void *landed;
+} tide_memory;
+
+/**
+ * Writes to `memory` where these bytes of the storage are.
+ */
+typedef int32_t (*tide_memory_callback)(void *context,
+                                        const struct tide_bytes *bytes,
+                                        struct tide_memory *memory);
+
+/**
+ * Frees the memory of these bytes.
+ */
+typedef int32_t (*tide_release_callback)(void *context, const struct tide_bytes *bytes);
+
+/**
+ * Takes these bytes back: no transfer touches them.
+ */
+typedef int32_t (*tide_settle_callback)(void *context,
+                                        const struct tide_bytes *bytes,
+                                        uint64_t state);
+
+/**
+ * Is called before or after a wait.
+ */
+typedef int32_t (*tide_wait_callback)(void *context);
+
+/**
+ * What a session calls while one of its functions runs, on the thread that called the function.
+ *
+ * A callback returns 0 or more where it has done what it is for. Below 0 it ends the function,
+ * which returns that number: `TIDE_INTERRUPTED` for Ctrl-C. What it was asked for is asked for
+ * again by the next call, so what it had done by then must do no harm when it is done twice. It
+ * may call every function of the library. Ops that it begins are inside the one that waits: see
+ * `tide_session_nest`. It must not unwind (C++ exceptions) or jump out (`longjmp`).
+ */
+typedef struct tide_session_callbacks {
+  /**
+   * `sizeof` this struct: tells which version of it the caller was built with.
+   */
+  uint64_t size;
+  /**
+   * The first argument of each.
+   */
+  void *context;
+  /**
+   * The bytes are about to be copied out: keep them alive. Address 0: they cannot move now, and
+   * are not asked for again before the next op. Others of the storage's parts may be out, and
+   * those bytes are somewhere in memory all the same.
+   */
+  tide_memory_callback evict;
+  /**
+   * The bytes are in the log, or in host memory: free their memory and guard the storage. Of a
+   * part give back its pages alone: the others keep theirs, whether in memory or in flight, so
+   * the storage keeps its address.
+   */
+  tide_release_callback release;
+  /**
+   * The bytes are coming: allocate memory, keep it alive and guarded. Address 0: there is no
+   * memory. Other storages leave and it is asked again; where none is left that could leave, the
+   * op that needs it fails.
+   */
+  tide_memory_callback allocate;
+  /**
+   * The bytes are in memory, and no transfer touches them. `state` says where all bytes of the
+   * storage are, `TIDE_PARTS_RESIDENT` to `TIDE_PARTS_AWAY`. Unless it is `TIDE_PARTS_AWAY`,
+   * lift the guard.
+   */
+  tide_settle_callback settle;
+  /**
+   * The thread is about to wait: a caller whose threads share a lock gives it up. Returns how
+   * many milliseconds to wait at most; no wait is longer than 50, which is also what null means.
+   * 0: uses that the caller reported by `tide_session_async_use` may wait for the caller; what
+   * waits for them alone is refused, as by `tide_session_resume_or_refuse`.
+   */
+  tide_wait_callback wait_begins;
+  /**
+   * The wait has ended: the place to take the lock again, and to look for Ctrl-C. Null: nothing
+   * is called.
+   */
+  tide_wait_callback wait_ends;
+} tide_session_callbacks;
 
 /**
  * A tensor's id in the log. Zeroes stand for none.
@@ -849,8 +984,9 @@ int32_t tide_session_op_end(uint64_t session);
  * it is. If that runs, what it uses stays where it is, and the room that it was granted stays its
  * own; if it waits, that is interrupted. One less: what was inside is over, and what is around
  * goes on. A wait for it (for an op, or after `tide_session_op_end`, `_settle`, `_evict` or
- * `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer. A
- * step that begins or ends has none around it.
+ * `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer;
+ * where the session has callbacks, by the call that has called back. A step that begins or ends
+ * has none around it.
  *
  * A request that was handed out is handed out again only where no more ops are around than there
  * were: inside of the op in which it was begun, others are. Until it is answered its storage is in
@@ -1049,6 +1185,25 @@ size_t tide_session_chosen_regions(uint64_t session, char *buffer, size_t capaci
  * and planned for as the first ones were.
  */
 int32_t tide_session_learn_again(uint64_t session);
+
+/**
+ * Gives a session callbacks, or with null takes them from it. With them, each function of the
+ * session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
+ * waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
+ * `_settle`, `_evict`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
+ * once all the same. No lock of the library is held while a callback runs.
+ *
+ * One thread at a time may call these functions: another one gets `TIDE_BUSY`. So does a callback
+ * that calls one of them without `tide_session_nest`.
+ *
+ * # Safety
+ * `callbacks` is null or points to as many bytes as its `size` says; each function in it is null
+ * or takes the arguments of its type, and may be called until the session is closed or gets
+ * others. What a callback writes to a `tide_memory` holds as for `tide_session_action_done` and
+ * `tide_session_allocated`.
+ */
+int32_t tide_session_set_callbacks(uint64_t session,
+                                   const struct tide_session_callbacks *callbacks);
 
 /**
  * The id that the name of a tensor stands for, in `tensor`.

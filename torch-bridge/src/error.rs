@@ -39,6 +39,8 @@ pub(crate) enum FailureKind {
     Forked,
     /// No such handle.
     StaleHandle,
+    /// A callback of the caller's returned this, which is below zero.
+    Callback(i32),
     /// A bug of this library.
     Internal,
 }

@@ -2,7 +2,7 @@
 //! only the thread that asks for it, so no other test may run beside.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 
 use tidelog::abi::*;
@@ -28,6 +28,58 @@ fn child(session: u64, pool: u64, ticket: u64) -> i32 {
         ]
     };
     holds.iter().enumerate().map(|(bit, &held)| i32::from(!held) << bit).sum()
+}
+
+/// Forks; the child declines what it is asked for, and finds the session dead.
+unsafe extern "C" fn fork(child: *mut c_void, _: *const tide_bytes, _: *mut tide_memory) -> i32 {
+    // SAFETY: the child goes on in this thread alone; the context is a number of the caller's.
+    unsafe {
+        let process = libc::fork();
+        *child.cast::<i32>() = process;
+        let mut status = 0;
+        if process != 0 {
+            assert_eq!(libc::waitpid(process, &raw mut status, 0), process);
+            assert_eq!(status, 0, "the child did not find the session dead");
+        }
+    }
+    TIDE_READY
+}
+
+unsafe extern "C" fn nothing(_: *mut c_void, _: *const tide_bytes) -> i32 {
+    TIDE_READY
+}
+
+unsafe extern "C" fn nothing_of_it(_: *mut c_void, _: *const tide_bytes, _: u64) -> i32 {
+    TIDE_READY
+}
+
+/// A callback forks: the call goes on in the parent, and ends in the child.
+fn fork_in_a_callback(session: u64) {
+    let mut process = 0;
+    let callbacks = tide_session_callbacks {
+        size: size_of::<tide_session_callbacks>() as u64,
+        context: (&raw mut process).cast(),
+        evict: Some(fork),
+        release: Some(nothing),
+        allocate: Some(fork),
+        settle: Some(nothing_of_it),
+        wait_begins: None,
+        wait_ends: None,
+    };
+    let birth = tide_birth { storage: 1, size: 1 << 16, place: u64::MAX };
+    // SAFETY: the callbacks take these arguments and are taken back; there is one birth.
+    let status = unsafe {
+        let none = std::ptr::null();
+        assert_eq!(tide_session_sync(session, &raw const birth, 1, none, 0), TIDE_READY);
+        assert_eq!(tide_session_set_callbacks(session, &raw const callbacks), TIDE_READY);
+        let status = tide_session_evict(session, 1);
+        if process == 0 {
+            libc::_exit(i32::from(status != TIDE_FORKED));
+        }
+        assert_eq!(tide_session_set_callbacks(session, std::ptr::null()), TIDE_READY);
+        status
+    };
+    assert_eq!(status, TIDE_READY, "it cannot move now, which is no error");
 }
 
 #[test]
@@ -91,6 +143,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
     };
     assert!(libc::WIFEXITED(status), "the child ended by signal {}", libc::WTERMSIG(status));
     assert_eq!(libc::WEXITSTATUS(status), 0, "bits of the checks that did not hold");
+    fork_in_a_callback(session);
     assert_eq!(tide_ticket_wait(ticket, 10_000), TIDE_READY);
     assert_eq!(tide_session_settle(session), TIDE_READY);
     assert_eq!(tide_session_close(session), TIDE_READY);

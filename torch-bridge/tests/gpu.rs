@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 use tidelog::abi::*;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
 use tidelog_tests::abi::{
-    CallerBehaviour, Choices, Folder, last_error, pool_options, try_open_pool, try_open_pool_with,
-    walk_session,
+    CallerBehaviour, Choices, Delivery, Folder, last_error, pool_options, try_open_pool,
+    try_open_pool_with, walk_session,
 };
 use tidelog_tests::machine::FakeGpu;
 
@@ -49,6 +49,15 @@ fn walk(seed: u64, manners: CallerBehaviour) {
 fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
     for seed in 0..8 {
         walk(seed, CallerBehaviour { gds: seed % 2 == 1, ..CallerBehaviour::default() });
+    }
+}
+
+#[test]
+fn no_byte_of_a_storage_on_a_gpu_is_lost_with_callbacks() {
+    let faithful = CallerBehaviour { delivery: Delivery::Callbacks, ..CallerBehaviour::default() };
+    for seed in 400..404 {
+        let host_memory = if seed % 4 < 2 { 0 } else { HOST_MEMORY };
+        walk(seed, CallerBehaviour { gds: seed % 2 == 1, host_memory, nested: 10, ..faithful });
     }
 }
 

@@ -2,9 +2,9 @@
 //! Python drives them. It knows what every byte must be, and checks it whenever it may look.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::path::PathBuf;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
 
@@ -12,6 +12,7 @@ use tidelog_engine::pool::Pool;
 use tidelog_gds::cuda::Event;
 
 use super::Choices;
+use super::callbacks;
 use super::compute_device::{ComputeDevice, Room, raw};
 use super::storage::FrameworkStorage;
 
@@ -64,6 +65,16 @@ fn part_begin(session: u64, action: &tide_action) -> usize {
     begin as usize
 }
 
+/// How a framework learns what a session asks for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Delivery {
+    /// It takes request after request.
+    #[default]
+    Pulled,
+    /// The session calls back.
+    Callbacks,
+}
+
 /// How faithfully the framework does what it is asked for.
 #[derive(Clone, Copy, Default)]
 pub struct CallerBehaviour {
@@ -81,6 +92,10 @@ pub struct CallerBehaviour {
     pub host_memory: u64,
     /// Whether parts of storages may move.
     pub parts: bool,
+    /// How it learns what the session asks for.
+    pub delivery: Delivery,
+    /// Of 100 callbacks, how many end the call that has called them.
+    pub interrupted: u64,
     /// Of 100 times that an op runs, or a request is being done, in how many another op runs
     /// inside.
     pub nested: u64,
@@ -247,28 +262,57 @@ impl Framework {
         assert_eq!(told, TIDE_READY, "{}", last_error());
     }
 
+    /// Calls a function of the session, which may call back.
+    pub fn call(&mut self, function: impl FnOnce(u64) -> i32) -> i32 {
+        let session = self.session;
+        if self.manners.delivery == Delivery::Pulled {
+            return function(session);
+        }
+        let called = callbacks::of(self);
+        // SAFETY: `called` has functions for a framework, which nobody else uses during the call;
+        // afterwards they are taken back.
+        unsafe {
+            let set = tide_session_set_callbacks(session, &raw const called);
+            assert_eq!(set, TIDE_READY, "{}", last_error());
+            let status = function(session);
+            let taken = tide_session_set_callbacks(session, null());
+            assert_eq!(taken, TIDE_READY, "{}", last_error());
+            status
+        }
+    }
+
     /// Does what is asked and waits where it must, until the answer is ready or an error.
     pub fn drive(&mut self, mut status: i32) -> i32 {
         for _ in 0..200_000 {
             status = match status {
+                TIDE_INTERRUPTED if self.manners.interrupted > 0 => {
+                    self.sync();
+                    self.call(|session| tide_session_resume(session))
+                }
                 TIDE_ACTION => {
                     while self.perform_one() {}
                     self.sync();
                     tide_session_resume(self.session)
                 }
                 TIDE_WAITING => {
-                    self.sync();
-                    let used = self.storages.iter().find(|(_, storage)| storage.async_use);
-                    let used = used.map(|(&number, _)| number);
-                    if let Some(number) = used.filter(|_| self.choices.percent(30)) {
-                        self.async_use(number, false);
-                    }
-                    tide_session_wait(self.session, if used.is_some() { 1 } else { 50 })
+                    let milliseconds = self.about_to_wait();
+                    tide_session_wait(self.session, milliseconds)
                 }
                 ended => return ended,
             }
         }
         panic!("the session never came to an end");
+    }
+
+    /// How many milliseconds it waits at most. An asynchronous use may end first.
+    pub(super) fn about_to_wait(&mut self) -> u32 {
+        self.sync();
+        let used = self.storages.iter().find(|(_, storage)| storage.async_use);
+        let used = used.map(|(&number, _)| number);
+        if let Some(number) = used.filter(|_| self.choices.percent(30)) {
+            self.async_use(number, false);
+        }
+        if used.is_some() { 1 } else { 50 }
     }
 
     /// Performs the next request, if there is one.
@@ -282,14 +326,9 @@ impl Framework {
                 TIDE_READY => return false,
                 error => panic!("next action: {error}: {}", last_error()),
             }
-            self.in_hand.push(action.storage);
-            self.nested_op();
-            let address = self.perform(&action);
-            self.nested_op();
-            self.in_hand.pop();
+            let memory = self.perform_among_others(&action, None);
             if !again || !self.choices.percent(self.manners.redelivered) {
-                let storage = self.storages.get(&action.storage);
-                break (address, raw(storage.and_then(|storage| storage.after.as_ref())));
+                break memory;
             }
             again = false;
         };
@@ -302,9 +341,7 @@ impl Framework {
                 unsafe { tide_session_action_done(self.session, sequence, address, after) };
             assert_eq!(answer, if earlier { TIDE_READY } else { TIDE_INVALID_ARGUMENT });
         }
-        // Half of what comes to a GPU does so behind its event.
-        let early = action.kind == TIDE_ALLOCATE && !after.is_null() && self.choices.percent(50);
-        let landed = if early { after } else { null_mut() };
+        let landed = self.landed(action.kind, after);
         // SAFETY: 0, or the address of the storage's memory, which stays until release or
         // settlement, as does the event; from then on the device's stream waits for it.
         let answer = unsafe {
@@ -320,11 +357,47 @@ impl Framework {
         true
     }
 
-    fn perform(&mut self, action: &tide_action) -> u64 {
+    /// The event that is behind a fetch, if it may end before: half of what comes to a GPU does so.
+    fn landed(&mut self, kind: u32, after: *mut c_void) -> *mut c_void {
+        let early = kind == TIDE_ALLOCATE && !after.is_null() && self.choices.percent(50);
+        if early { after } else { null_mut() }
+    }
+
+    /// Does what a callback is asked for. Returns what it says, and the memory.
+    pub(super) fn called_back(&mut self, action: &tide_action, begin: u64) -> (i32, tide_memory) {
+        let (address, after) = self.perform_among_others(action, Some(begin as usize));
+        let landed = self.landed(action.kind, after);
+        (self.end_of_callback(), tide_memory { address, after, landed })
+    }
+
+    /// What a callback returns where it has not failed.
+    pub(super) fn end_of_callback(&mut self) -> i32 {
+        self.sync();
+        if self.choices.percent(self.manners.interrupted) { TIDE_INTERRUPTED } else { TIDE_READY }
+    }
+
+    /// Performs a request, with ops inside it by chance. Returns the memory's address and event.
+    fn perform_among_others(
+        &mut self,
+        action: &tide_action,
+        begin: Option<usize>,
+    ) -> (u64, *mut c_void) {
+        self.in_hand.push(action.storage);
+        self.nested_op();
+        let address = self.perform(action, begin);
+        self.nested_op();
+        self.in_hand.pop();
+        let storage = self.storages.get(&action.storage);
+        (address, raw(storage.and_then(|storage| storage.after.as_ref())))
+    }
+
+    /// `begin`: where the part begins, if a callback has said so.
+    fn perform(&mut self, action: &tide_action, begin: Option<usize>) -> u64 {
         let refused = self.choices.percent(self.manners.refused);
         let Some(storage) = self.storages.get_mut(&action.storage) else { return 0 };
         if action.kind > TIDE_SETTLE {
-            return storage.perform_part(action, part_begin(self.session, action), refused);
+            let begin = begin.unwrap_or_else(|| part_begin(self.session, action));
+            return storage.perform_part(action, begin, refused);
         }
         match action.kind {
             TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
@@ -421,7 +494,8 @@ impl Framework {
             self.make(number, size, place);
         }
         self.sync();
-        let status = self.drive(tide_session_op_end(self.session));
+        let status = self.call(|session| tide_session_op_end(session));
+        let status = self.drive(status);
         if status == TIDE_READY {
             self.check_budget(0);
         }
@@ -481,7 +555,7 @@ impl Framework {
         let next = unsafe { tide_session_next_action(self.session, &raw mut action) };
         assert_eq!(next, TIDE_ACTION, "{}", last_error());
         let done = self.inside(does);
-        let address = self.perform(&action);
+        let address = self.perform(&action, None);
         // SAFETY: 0, or the address of the storage's memory, which stays until release or
         // settlement.
         let answer =
@@ -504,11 +578,11 @@ impl Framework {
             .map(|&(n, modifies)| n | if modifies { TIDE_MODIFIES } else { 0 })
             .collect();
         let needs = outputs.iter().map(|&(_, size)| size as u64).sum();
+        let (name, uses) = (name.as_ptr(), words.as_ptr());
         // SAFETY: the name is NUL-terminated, the uses are as many as they say.
-        unsafe {
-            let (name, uses) = (name.as_ptr(), words.as_ptr());
-            tide_session_op_begin(self.session, index, fingerprint, name, uses, words.len(), needs)
-        }
+        self.call(|session| unsafe {
+            tide_session_op_begin(session, index, fingerprint, name, uses, words.len(), needs)
+        })
     }
 
     /// Bytes in memory, and those to come, which the budget allows.
@@ -554,7 +628,7 @@ impl Framework {
     /// Asks for a storage to leave.
     pub fn evict(&mut self, number: u32) {
         self.sync();
-        let status = tide_session_evict(self.session, number);
+        let status = self.call(|session| tide_session_evict(session, number));
         let status = self.drive(status);
         assert!(matches!(status, TIDE_READY | TIDE_INVALID_ARGUMENT), "{}", last_error());
     }
@@ -575,7 +649,7 @@ impl Framework {
     /// Marks a step: 1 begins one, 0 ends it.
     pub fn step(&mut self, mark: i32) {
         self.sync();
-        let status = tide_session_step(self.session, mark);
+        let status = self.call(|session| tide_session_step(session, mark));
         self.drive(status);
     }
 

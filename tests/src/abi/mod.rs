@@ -8,6 +8,7 @@
 // The names of a C library begin with its own: they are clear without a module's name before them.
 #![allow(clippy::wildcard_imports)]
 
+mod callbacks;
 mod choices;
 mod compute_device;
 mod framework;
@@ -21,7 +22,7 @@ use std::ptr::{null, null_mut};
 use tidelog::abi::*;
 
 pub use choices::Choices;
-pub use framework::{CallerBehaviour, Folder, Framework, STAGING, last_error};
+pub use framework::{CallerBehaviour, Delivery, Folder, Framework, STAGING, last_error};
 pub use memory::Memory;
 pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;
@@ -75,6 +76,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_next_action(handle, null_mut()),
             tide_session_action_done(handle, 0, 0, null_mut()),
             tide_session_allocated(handle, 0, 0, null_mut(), null_mut()),
+            tide_session_set_callbacks(handle, null()),
             tide_session_durations(handle, null(), 1),
             tide_session_leave_plan(handle),
             tide_session_hold_plan(handle, 1),

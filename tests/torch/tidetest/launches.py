@@ -51,7 +51,7 @@ class AllOut:
                 performer.settle()
                 if record.state & OUT:
                     break
-                performer.drive(session.evict(ledger.number_of(record)))
+                session.evict(ledger.number_of(record))
             assert record.state & OUT, record.describe()
             out += 1
         self.counts.append(out)

@@ -2,26 +2,54 @@
 
 import contextlib
 import ctypes
-import functools
 
-from tidelog.abi._library import Status
-from tidelog.abi._native import Action
-from tidelog.dispatch._performer import Performer
+from tidelog.dispatch._requests import Requests as InPython
 from tidelog.memory import _record
 from tidetest.ledger import _pointer
 
-_status = ctypes.CFUNCTYPE(ctypes.c_int32)  # whatever it is given
-_next_action = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Action))
-_allocated = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p
-)
-_action_done = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+KINDS = ("evict", "release", "allocate", "settle")
+
+
+class Bytes(ctypes.Structure):
+    """tide_bytes"""
+
+    _fields_ = (
+        *(("begin", ctypes.c_uint64), ("length", ctypes.c_uint64)),
+        *(("storage", ctypes.c_uint32), ("is_part", ctypes.c_uint32)),
+    )
+
+
+class Memory(ctypes.Structure):
+    """tide_memory"""
+
+    _fields_ = (("address", ctypes.c_uint64), ("after", ctypes.c_void_p), ("landed", ctypes.c_void_p))
+
+
+# They keep Python's lock, which is held, and raise what Python has raised in them.
+_memory = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(Bytes), ctypes.POINTER(Memory))
+_release = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(Bytes))
+_settle = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(Bytes), ctypes.c_uint64)
+_wait = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+
+
+class Callbacks(ctypes.Structure):
+    """tide_session_callbacks"""
+
+    _fields_ = (
+        *(("size", ctypes.c_uint64), ("context", ctypes.c_void_p)),
+        *(("evict", _memory), ("release", _release), ("allocate", _memory), ("settle", _settle)),
+        *(("wait_begins", _wait), ("wait_ends", _wait)),
+    )
+
+
+_set_callbacks = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Callbacks))
 
 
 def leave_to_python(tide):
     """From here on no op and no request of an open block goes past Python."""
     tide._kernels.close()
     tide._open_kernels = lambda: None
+    tide.ledger.in_cpp = False
 
 
 def of_python(monkeypatch):
@@ -31,93 +59,146 @@ def of_python(monkeypatch):
     def noted(kind, does):
         return lambda *arguments: (done.append(kind), does(*arguments))[1]
 
-    requests = {kind: noted(kind, does) for kind, does in Performer._REQUESTS.items()}
-    monkeypatch.setattr(Performer, "_REQUESTS", requests)
+    for kind in KINDS:
+        monkeypatch.setattr(InPython, kind, noted(kind, getattr(InPython, kind)))
     return done
 
 
+# -- halfway ---------------------------------------------------------------------------------------
+
+
+class _Halfway(BaseException):
+    pass
+
+
+class _Endless:
+    """An asynchronous use, of which only Python knows."""
+
+    waited, storages, records, ends_alone = False, (), (), True
+
+    def has_ended(self):
+        return False
+
+
 @contextlib.contextmanager
-def returning(tide, **returns):
-    """Meanwhile these functions of the library do nothing but return what an iterator of each gives next."""
-    library = tide.session._library
-    kept = {name: getattr(library, f"tide_session_{name}") for name in returns}
-    replace(tide, {name: _status(functools.partial(next, each)) for name, each in returns.items()})
+def asked_how_long(tide, function):
+    """Meanwhile a function says how many milliseconds a session waits at most, wherever it would wait."""
+    uses, use = tide._async_uses, _Endless()
+    uses._running.append(use)
+    uses.wait_ms = function
     try:
         yield
     finally:
-        replace(tide, kept)
+        uses._running.remove(use)
+        del uses.wait_ms
 
 
-def replace(tide, functions):
-    """From here on a block calls these functions for the library's, whoever calls them."""
-    for name, function in functions.items():
-        setattr(tide.session._library, f"tide_session_{name}", function)
-    tide._kernels.close()
-    tide._open_kernels()
+def until_it_waits(tide, call, is_halfway=lambda: True):
+    """Calls a function of the session, which ends where it would wait and is halfway."""
+
+    def wait_ms():
+        if is_halfway():
+            raise _Halfway
+        return 50
+
+    with asked_how_long(tide, wait_ms), contextlib.suppress(_Halfway):
+        call()
 
 
-def when_done(tide, function):
-    """Has a function called with the address that each request has asked for, once the library has it."""
-    answer = tide.session._library.tide_session_action_done
-
-    def answered(handle, sequence, address, after):
-        status = answer(handle, sequence, address, after)
-        if address:
-            function(address)
-        return status
-
-    replace(tide, {"action_done": _action_done(answered)})
+# -- between a block and the library -----------------------------------------------------------------
 
 
-class Requests:
-    """Stands between a block that is not open yet and the library, whoever calls that."""
+class Between:
+    """Stands between a block and the library: the session calls back here, and what is here calls the block's."""
 
     def __init__(self, block):
+        self._block = block
+        self.original = block.session._library.tide_session_set_callbacks
+        self._replaced = _set_callbacks(self._replace)
+        block.session._library.tide_session_set_callbacks = self._replaced
+
+    def _replace(self, handle, theirs):
+        self._theirs = Callbacks.from_buffer_copy(theirs.contents)
+        self._ours = Callbacks.from_buffer_copy(theirs.contents)
+        for kind in KINDS:
+            function = getattr(self._theirs, kind)
+            setattr(self._ours, kind, type(function)(self._calling(kind, function)))
+        return self.original(handle, ctypes.addressof(self._ours))
+
+    def _calling(self, kind, function):
+        def called(context, bytes_, *argument):
+            status = function(context, bytes_, *argument)
+            self.answered_by(kind, bytes_.contents, argument)
+            return status
+
+        return called
+
+    def answered_by(self, kind, bytes_, argument):
+        """A callback has returned. Its last argument: the memory or the state, if it has one."""
+
+
+class Requests(Between):
+    """Notes how things stand when each request of a block is answered that is not open yet."""
+
+    def __init__(self, block):
+        super().__init__(block)
         self.answered = []  # a tuple for each
-        self._tide, self._asked, self._places = block, Action(), {}
-        library = block.session._library
-        self._ask, self._answer = library.tide_session_next_action, library.tide_session_action_done
-        self._answer_early = library.tide_session_allocated
-        library.tide_session_next_action = _next_action(self._next_action)
-        library.tide_session_action_done = _action_done(self._action_done)
-        library.tide_session_allocated = _allocated(self._allocated)
+        self._places = {}
 
-    def _next_action(self, handle, action):
-        status = self._ask(handle, action)
-        if status == Status.ACTION:
-            ctypes.pointer(self._asked)[0] = action.contents
-        return status
+    def answered_by(self, kind, bytes_, argument):
+        memory = argument[0].contents if kind in ("evict", "allocate") else Memory()
+        assert memory.landed in (None, memory.after)
+        number = argument[0] if kind == "settle" else bytes_.length
+        self.answered.append((kind, *self._now(bytes_.storage, number, memory), bool(memory.landed)))
 
-    def _action_done(self, handle, sequence, address, after):
-        self.answered.append(self._now(sequence, address, after))
-        return self._answer(handle, sequence, address, after)
-
-    def _allocated(self, handle, sequence, address, after, landed):
-        assert after == landed
-        self.answered.append((*self._now(sequence, address, after), "by event"))
-        return self._answer_early(handle, sequence, address, after, landed)
-
-    def _now(self, sequence, address, after):
-        ledger, asked = self._tide.ledger, self._asked
-        record = ledger.record_at(asked.storage)
-        place = self._places.setdefault(asked.storage, len(self._places))
-        request = asked.kind, place, asked.size, sequence == asked.sequence, bool(after)
+    def _now(self, number_of_storage, number, memory):
+        ledger = self._block.ledger
+        record = ledger.record_at(number_of_storage)
+        place = self._places.setdefault(number_of_storage, len(self._places))
+        request = place, number, bool(memory.after)
         storage = record() if record is not None else None
         if storage is None:
-            return *request, address, ledger.marked, ledger.quiet
+            return *request, memory.address, ledger.marked, ledger.quiet
         try:
             guard = bool(_record.data_ptr(storage)) or None
         except RuntimeError as error:
             guard = str(error)
-        memory = bool(address), address in (0, _pointer(storage)), _record.nbytes(storage), bool(_pointer(storage))
-        in_flight = record.in_flight
         return (
             *request,
-            *memory,
-            _record.resizable(storage),
-            guard,
-            record.state,
-            in_flight,
-            ledger.marked,
-            ledger.quiet,
+            *(bool(memory.address), memory.address in (0, _pointer(storage))),
+            *(_record.nbytes(storage), bool(_pointer(storage)), _record.resizable(storage)),
+            *(guard, record.state, record.in_flight, ledger.marked, ledger.quiet),
         )
+
+
+class _WhenDone(Between):
+    def __init__(self, block, function):
+        super().__init__(block)
+        self._function, self._addresses = function, []
+
+    def _calling(self, kind, function):
+        calling = super()._calling(kind, function)
+        return lambda *arguments: (self.deliver(), calling(*arguments))[1]
+
+    def answered_by(self, kind, bytes_, argument):
+        if kind in ("evict", "allocate") and argument[0].contents.address:
+            self._addresses.append(argument[0].contents.address)
+
+    def deliver(self):
+        while self._addresses:
+            self._function(self._addresses.pop())
+        return 50
+
+
+@contextlib.contextmanager
+def when_done(block, function):
+    """Meanwhile a function is called with the address that each request of an open block has asked for, once the
+    library has it."""
+    between = _WhenDone(block, function)
+    block.performer.connect()
+    try:
+        with asked_how_long(block, between.deliver):
+            yield
+    finally:
+        block.session._library.tide_session_set_callbacks = between.original
+        block.performer.connect()

@@ -10,9 +10,11 @@ use crate::error::{Failure, FailureKind};
 
 /// Done; nothing is asked of the caller.
 pub const TIDE_READY: i32 = 0;
-/// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+/// Take requests with `tide_session_next_action`, then call `tide_session_resume`. Never where the
+/// session has callbacks.
 pub const TIDE_ACTION: i32 = 1;
-/// Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+/// Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again. Of a session's
+/// functions never where it has callbacks.
 pub const TIDE_WAITING: i32 = 2;
 /// An argument was wrong; nothing happened.
 pub const TIDE_INVALID_ARGUMENT: i32 = -1;
@@ -44,8 +46,11 @@ pub const TIDE_CANCELLED: i32 = -13;
 /// The pool is open for reading only; nothing happened.
 pub const TIDE_READ_ONLY: i32 = -14;
 /// An op around this one has, or is in the middle of moving, what it needs: it can run when that
-/// has ended.
+/// has ended. Or another thread is in the middle of a call of the session.
 pub const TIDE_BUSY: i32 = -15;
+/// For callbacks that end the function which calls them, because of Ctrl-C for one. What was asked
+/// for is asked for again.
+pub const TIDE_INTERRUPTED: i32 = -16;
 
 /// "No storage" where an error is about none.
 pub const TIDE_NO_STORAGE: u32 = u32::MAX;
@@ -67,6 +72,7 @@ fn code_of(kind: FailureKind) -> i32 {
         FailureKind::Busy => TIDE_BUSY,
         FailureKind::Forked => TIDE_FORKED,
         FailureKind::StaleHandle => TIDE_STALE_HANDLE,
+        FailureKind::Callback(status) => status,
         FailureKind::Internal => TIDE_PANICKED,
     }
 }

@@ -20,16 +20,20 @@ mod gpu;
 
 mod session;
 
+mod callbacks;
+
 mod seal;
 
 mod memory;
 
 mod mapped;
 
+mod drive;
 mod eventfd;
 mod handles;
 
 pub use batch::*;
+pub use callbacks::*;
 pub use error::*;
 pub use gpu::*;
 pub use mapped::*;

@@ -9,6 +9,7 @@ use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, StorageId};
 use tidelog_planner::trace::StorageKind;
 
+use super::drive::{OpenSession, driven, wait_driven};
 use super::handles::HandleTable;
 use super::{
     Options, ReturnCode, TIDE_ACTION, TIDE_READY, TIDE_WAITING, array_argument, boundary,
@@ -22,7 +23,7 @@ use crate::executor::{
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest, PartState, RequestedBytes};
 use crate::pool::PoolConfig;
 
-pub(super) static SESSIONS: HandleTable<Session> = HandleTable::new("session");
+pub(super) static SESSIONS: HandleTable<OpenSession> = HandleTable::new("session");
 
 impl ReturnCode for Readiness {
     fn code(self) -> i32 {
@@ -83,7 +84,7 @@ unsafe impl Options for tide_session_options {
     const LENGTH_MIN: usize = std::mem::offset_of!(Self, must_exist);
 }
 
-/// A request to the caller, who alone can free and allocate a storage's memory.
+/// A request to a caller without callbacks, who alone can free and allocate a storage's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct tide_action {
@@ -198,7 +199,7 @@ fn action_of(request: MemoryRequest) -> tide_action {
     tide_action { sequence, size, kind, storage }
 }
 
-fn state_number(state: PartState) -> u64 {
+pub(super) fn state_number(state: PartState) -> u64 {
     match state {
         PartState::Resident => TIDE_PARTS_RESIDENT,
         PartState::Copied => TIDE_PARTS_COPIED,
@@ -281,7 +282,7 @@ pub unsafe extern "C" fn tide_session_open(
             reactive: options.reactive != 0,
             policy: policy_numbered(options.policy)?,
         })?;
-        let handle = SESSIONS.insert(opened);
+        let handle = SESSIONS.insert(OpenSession::new(opened));
         // SAFETY: by this function's contract null or one u64 of the caller's.
         unsafe { write_result(session, handle, "session") }.inspect_err(|_| {
             // Its error is the one that counts; closing gives the share back.
@@ -299,7 +300,7 @@ fn share_count_of(count: u64) -> Result<u32, Failure> {
 /// Opens a session in host memory on a pool that is open already, whatever its data path, and
 /// returns its handle. For programs in Rust; the pool is closed with the session.
 pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
-    SESSIONS.insert(Session::on_pool(pool, budget, staging))
+    SESSIONS.insert(OpenSession::new(Session::on_pool(pool, budget, staging)))
 }
 
 /// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's
@@ -400,13 +401,13 @@ pub extern "C" fn tide_session_async_use(session: u64, storage: u32, on: i32) ->
 /// Asks that one storage be moved out now; ready when it is out, or when it cannot go.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_evict(session: u64, storage: u32) -> i32 {
-    with_session(session, |session| session.evict(storage))
+    driven(session, |session| session.evict(storage))
 }
 
 /// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {
-    with_session(session, |session| match mark {
+    driven(session, |session| match mark {
         1 => session.step_begin(),
         0 | 2 => session.step_end(mark == 0),
         _ => Err(Failure::invalid(format!("step mark {mark}: expected 0, 1 or 2"))),
@@ -428,7 +429,7 @@ pub unsafe extern "C" fn tide_session_op_begin(
     use_count: usize,
     needs: u64,
 ) -> i32 {
-    with_session(session, |session| {
+    driven(session, |session| {
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
@@ -442,7 +443,7 @@ pub unsafe extern "C" fn tide_session_op_begin(
 /// After an op, its births reported: ready once the budget holds with its outputs.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
-    with_session(session, Session::op_end)
+    driven(session, Session::op_end)
 }
 
 /// Says how many ops are around those that begin from here on, for a caller that has code of others
@@ -451,8 +452,9 @@ pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
 /// it is. If that runs, what it uses stays where it is, and the room that it was granted stays its
 /// own; if it waits, that is interrupted. One less: what was inside is over, and what is around
 /// goes on. A wait for it (for an op, or after `tide_session_op_end`, `_settle`, `_evict` or
-/// `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer. A
-/// step that begins or ends has none around it.
+/// `_step`) goes on by `tide_session_resume`, which also has its error, should it fit no longer;
+/// where the session has callbacks, by the call that has called back. A step that begins or ends
+/// has none around it.
 ///
 /// A request that was handed out is handed out again only where no more ops are around than there
 /// were: inside of the op in which it was begun, others are. Until it is answered its storage is in
@@ -473,26 +475,26 @@ pub extern "C" fn tide_session_nest(session: u64, depth: u32) -> i32 {
 /// Processes what completed and evicts until the budget holds.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_settle(session: u64) -> i32 {
-    with_session(session, Session::settle)
+    driven(session, Session::settle)
 }
 
 /// Looks again at what the last call waits for.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_resume(session: u64) -> i32 {
-    with_session(session, Session::resume)
+    driven(session, Session::resume)
 }
 
 /// Looks again at what the last call waits for, and refuses it (`TIDE_BUDGET_EXCEEDED`) where it
 /// waits for asynchronous uses alone that may themselves wait for the caller: sends and receives.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_resume_or_refuse(session: u64) -> i32 {
-    with_session(session, Session::resume_or_refuse)
+    driven(session, Session::resume_or_refuse)
 }
 
 /// Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
-    with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
+    wait_driven(session, Duration::from_millis(timeout_ms.into()))
 }
 
 /// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until

@@ -134,6 +134,11 @@ impl Executor {
         Ok(())
     }
 
+    /// How many ops are around those that begin now.
+    pub(super) fn depth(&self) -> usize {
+        self.ops.depth()
+    }
+
     /// So many ops are around those that begin from here on. What was inside is over; the op that
     /// was begun last goes on after those that begin inside it. An error of what goes on by that
     /// is for who waits for it, who looks again.

@@ -28,6 +28,9 @@ use crate::pool::{PoolConfig, SharedPool};
 /// some to move in.
 const POOL_QUARTERS: u64 = 3;
 
+/// What is in flight beside asynchronous uses is looked at this often.
+const REFUSE_AFTER: Duration = Duration::from_millis(1);
+
 /// How to open a session.
 pub(crate) struct SessionConfig<'a> {
     pub(crate) pool: PoolConfig<'a>,
@@ -302,6 +305,20 @@ impl Session {
             self.lock().complete(completion);
         }
         self.resume()
+    }
+
+    /// Takes the completions that there are or come at once, then looks again, and refuses what
+    /// waits for asynchronous uses alone.
+    pub(crate) fn wait_or_refuse(&self) -> Result<Readiness, Failure> {
+        if let Some(completion) = self.store.wait_completion(REFUSE_AFTER) {
+            self.lock().complete(completion);
+        }
+        self.resume_or_refuse()
+    }
+
+    /// How many ops are around those that begin now.
+    pub(crate) fn depth(&self) -> usize {
+        self.lock().depth()
     }
 
     /// So many ops are around those that begin from here on.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod arguments;
+mod callbacks;
 mod drift;
 mod errors;
 mod memory;

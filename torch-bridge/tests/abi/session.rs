@@ -8,7 +8,8 @@ use tidelog::abi::*;
 
 use super::training::Training;
 use tidelog_tests::abi::{
-    CallerBehaviour, Choices, Folder, Framework, STAGING, last_error, walk_pool, walk_session,
+    CallerBehaviour, Choices, Delivery, Folder, Framework, STAGING, last_error, walk_pool,
+    walk_session,
 };
 
 const KIB: usize = 1 << 10;
@@ -59,6 +60,25 @@ fn no_byte_is_lost_when_ops_run_inside_ops_and_requests() {
                 misreported: careless,
                 ..CallerBehaviour::default()
             },
+        );
+    }
+}
+
+#[test]
+fn no_byte_is_lost_with_callbacks() {
+    let faithful = CallerBehaviour { delivery: Delivery::Callbacks, ..CallerBehaviour::default() };
+    for seed in 300..312 {
+        walk(seed, 400, faithful);
+    }
+    for seed in 400..412 {
+        walk(seed, 400, CallerBehaviour { interrupted: 15, refused: 15, ..faithful });
+    }
+    for seed in 500..524 {
+        let careless = seed % 2 * 10;
+        walk(
+            seed,
+            400,
+            CallerBehaviour { nested: 15, interrupted: careless, refused: careless, ..faithful },
         );
     }
 }

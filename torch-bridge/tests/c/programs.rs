@@ -105,6 +105,12 @@ fn the_event_loop_example_is_c90_and_works() {
 }
 
 #[test]
+fn the_session_example_is_c90_and_works() {
+    let says = run_example(C, "-std=c90", "session.c");
+    assert!(says.contains("they moved"), "{says}");
+}
+
+#[test]
 fn the_sanitizers_see_what_the_library_allocates() {
     // The other way round: a program that leaks, and one that the library hands a buffer too short.
     let work = folder("leak");

@@ -60,11 +60,15 @@ fn structs(code: &str) -> Vec<(String, Vec<(String, String)>)> {
     bodies.map(of).collect()
 }
 
-/// Functions: their names, results, and types of arguments.
+/// Functions, and types of callbacks: their names, results, and types of arguments.
 fn functions(code: &str) -> Abi {
     let prototypes = code.split(';').filter(|it| it.contains('(') && !it.contains('{'));
     let of = |prototype: &str| {
         let prototype = prototype.rsplit('}').next().expect("one at least");
+        let (kind, prototype) = match prototype.trim().strip_prefix("typedef ") {
+            Some(callback) => ("callback", callback.replacen("(*", "", 1).replacen(')', "", 1)),
+            None => ("function", prototype.to_owned()),
+        };
         let (head, arguments) = prototype.split_once('(').expect("arguments");
         let (result, name) = typed(head);
         let arguments = arguments.trim_end().trim_end_matches(')');
@@ -72,7 +76,7 @@ fn functions(code: &str) -> Abi {
             "void" => Vec::new(),
             arguments => arguments.split(',').map(|argument| typed(argument).0).collect(),
         };
-        (format!("function {name}"), format!("{result} ({})", kinds.join(", ")))
+        (format!("{kind} {name}"), format!("{result} ({})", kinds.join(", ")))
     };
     prototypes.map(of).collect()
 }

@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
@@ -38,6 +38,7 @@ class Status(IntEnum):
     CANCELLED = -13
     READ_ONLY = -14
     BUSY = -15
+    INTERRUPTED = -16
 
 
 NO_STORAGE = 0xFFFFFFFF  # what an error is about, where it is about no storage
@@ -112,12 +113,16 @@ def read_json(write: Callable[[Any, int], int], error: Callable[[], _errors.Erro
         length = actual
 
 
-def load_library() -> Library:
-    """libtidelog, with function objects of its own for each caller."""
+def load_library(calling_back: Sequence[str] = ()) -> Library:
+    """libtidelog, with function objects of its own for each caller. Functions that call back are called with Python's
+    lock, and raise what Python has raised there."""
     tried = _candidates()
     for path in tried:
         if path.exists():
-            return cast(Library, ctypes.CDLL(str(path)))
+            library, locked = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+            for name in calling_back:
+                setattr(library, name, getattr(locked, name))
+            return cast(Library, library)
     raise _errors.Error(
         "libtidelog.so was not found; build it with `cargo build --release -p tidelog-torch`, or "
         "set TIDELOG_LIBRARY to its path. Looked at: " + ", ".join(map(str, tried))

@@ -20,21 +20,8 @@ from tidelog.abi._library import Signatures, Status, declare, last_error, load_l
 from tidelog.output._figures import RegionChoice, Simulated, Stats, StrPath
 
 
-class Request(IntEnum):
-    """tide_action.kind: what only the caller can do to a storage's memory."""
-
-    EVICT = 1
-    RELEASE = 2
-    ALLOCATE = 3
-    SETTLE = 4
-    EVICT_PART = 5
-    RELEASE_PART = 6
-    ALLOCATE_PART = 7
-    SETTLE_PART = 8
-
-
 class PartsState(IntEnum):
-    """tide_action.size with SETTLE_PART: where the parts of a storage are."""
+    """tide_settle_callback: where the bytes of a storage are."""
 
     RESIDENT = 0
     COPIED = 1
@@ -103,17 +90,6 @@ class SessionOptions(ctypes.Structure):
 # What `Session.attention` shows while the session is not open.
 _NOTHING_WAITS = memoryview(bytes(4)).cast("I")
 
-_ACTION = Status.ACTION  # see `_performer`
-
-
-class Action(ctypes.Structure):
-    _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
-
-    sequence: int
-    size: int
-    kind: int
-    storage: int
-
 
 class Region(ctypes.Structure):
     _fields_ = [("first_begin", _u32), ("first_end", _u32), ("again_begin", _u32), ("again_end", _u32)]
@@ -138,18 +114,13 @@ SIGNATURES: Signatures = {
     "tide_session_op_end": (_i32, [_u64]),
     "tide_session_nest": (_i32, [_u64, _u32]),
     "tide_session_settle": (_i32, [_u64]),
-    "tide_session_resume": (_i32, [_u64]),
-    "tide_session_resume_or_refuse": (_i32, [_u64]),
     "tide_session_wait": (_i32, [_u64, _u32]),
-    "tide_session_next_action": (_i32, [_u64, ctypes.POINTER(Action)]),
-    "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
-    "tide_session_allocated": (_i32, [_u64, _u64, _u64, _pointer, _pointer]),
+    "tide_session_set_callbacks": (_i32, [_u64, _pointer]),
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_use_parts": (_i32, [_u64]),
     "tide_session_divisible": (_i32, [_u64, _u32]),
-    "tide_session_part_begin": (_i32, [_u64, _u64, ctypes.POINTER(_u64)]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
     "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
     "tide_session_chosen_regions": (_size, [_u64, _text, _size]),
@@ -159,6 +130,10 @@ SIGNATURES: Signatures = {
     "tide_session_report": (_i32, [_u64, _text]),
     "tide_session_trace": (_i32, [_u64, _text]),
 }
+
+
+# Those that call back: they return once all that the session asks for is done.
+CALLING_BACK = tuple(f"tide_session_{name}" for name in ("evict", "step", "op_begin", "op_end", "settle", "wait"))
 
 
 class Reporter(Protocol):
@@ -183,9 +158,7 @@ class Session:
         self._reporter = reporter
         self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
-        self._action = Action()
-        self._action_address = ctypes.byref(self._action)
-        self._library = load_library()
+        self._library = load_library(CALLING_BACK)
         declare(self._library, SIGNATURES, self._last_error)
 
     # -- its life ---------------------------------------------------------------------------------
@@ -229,9 +202,7 @@ class Session:
         functions = (
             *(library.tide_session_sync, library.tide_session_resized, library.tide_session_modified),
             *(library.tide_session_pin, library.tide_session_async_use),
-            *(library.tide_session_op_begin, library.tide_session_op_end, library.tide_session_resume),
-            *(library.tide_session_next_action, library.tide_session_action_done, library.tide_session_allocated),
-            library.tide_session_wait,
+            *(library.tide_session_op_begin, library.tide_session_op_end, library.tide_session_set_callbacks),
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 
@@ -248,46 +219,38 @@ class Session:
         """What a storage is called, and what it is for."""
         self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
 
-    # -- what it is asked for: these return a status for `Performer.drive` ------------------------
+    # -- what it is asked for: it calls back meanwhile ----------------------------------------------
 
-    def step(self, mark: StepMark) -> int:
+    def step(self, mark: StepMark) -> None:
         """A step begins or ends."""
-        return self._library.tide_session_step(self._flushed(), mark)
+        self._library.tide_session_step(self._flushed(), mark)
 
-    def op_begin(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> int:
+    def op_begin(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
         """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
         number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
         packed = array.array("I", [storage | use for storage, use in uses.items()])
         address, count = packed.buffer_info()
-        return self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
+        self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
 
-    def op_end(self) -> int:
+    def op_end(self) -> None:
         """The op has run."""
-        return self._library.tide_session_op_end(self._flushed())
+        self._library.tide_session_op_end(self._flushed())
 
-    def nest(self, depth: int) -> int:
+    def nest(self, depth: int) -> None:
         """So many ops are around those that begin from here on."""
-        return self._library.tide_session_nest(self._flushed(), depth)
+        self._library.tide_session_nest(self._flushed(), depth)
 
-    def evict(self, storage: int) -> int:
+    def evict(self, storage: int) -> None:
         """A storage is to be moved out now."""
-        return self._library.tide_session_evict(self._flushed(), storage)
+        self._library.tide_session_evict(self._flushed(), storage)
 
-    def settle(self) -> int:
+    def settle(self) -> None:
         """Takes in what completed, and evicts until the budget holds."""
-        return self._library.tide_session_settle(self._flushed())
+        self._library.tide_session_settle(self._flushed())
 
-    def resume(self) -> int:
-        """Looks again at what the last call waits for."""
-        return self._library.tide_session_resume(self._flushed())
-
-    def resume_or_refuse(self) -> int:
-        """Looks again, and refuses what waits for asynchronous uses alone."""
-        return self._library.tide_session_resume_or_refuse(self._flushed())
-
-    def wait(self, timeout_ms: int) -> int:
-        """Waits for a completion, then looks again at what the last call waits for."""
-        return self._library.tide_session_wait(self._flushed(), timeout_ms)
+    def wait(self, timeout_ms: int) -> None:
+        """Waits for a completion, at most so long."""
+        self._library.tide_session_wait(self._flushed(), timeout_ms)
 
     def set_budget(self, budget: int) -> None:
         """Another budget, from the next op boundary on."""
@@ -296,30 +259,6 @@ class Session:
     def lift_budget(self) -> None:
         """From here on everything may be in memory at once."""
         self.set_budget(_UNLIMITED)
-
-    # -- what it asks for -------------------------------------------------------------------------
-
-    def next_action(self) -> Action | None:
-        """The next `Action` that is asked for; None: there is none. The same one comes again until
-        it is reported done."""
-        status = self._library.tide_session_next_action(self._flushed(), self._action_address)
-        return self._action if status == _ACTION else None
-
-    def action_done(self, sequence: int, address: int, after: int) -> None:
-        """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
-        CUDA event after which its memory may be touched, or 0."""
-        self._library.tide_session_action_done(self._flushed(), sequence, address, after)
-
-    def part_begin(self, sequence: int) -> int:
-        """Where in its storage the part begins that is asked for by this request, the next."""
-        begin = _u64()
-        self._library.tide_session_part_begin(self._flushed(), sequence, ctypes.byref(begin))
-        return begin.value
-
-    def allocated(self, sequence: int, address: int, after: int, landed: int) -> None:
-        """A request for memory is done. Once the storage is settled or released, the CUDA event
-        `landed` is behind the last copy to that memory."""
-        self._library.tide_session_allocated(self._flushed(), sequence, address, after, landed)
 
     # -- plans ------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Tide:
         self._moves_updates = settings.updates != "own"
         hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
-        self._open_kernels = partial(kernels.open, self._hook, ledger, performer, session)
+        self._open_kernels = partial(kernels.open, self._hook, ledger, session)
         self.access = Access(
             *(ledger, session, self._hook, async_uses, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
@@ -177,7 +177,7 @@ class Tide:
                 self.resumed = self._names.resume_together(self._settings.together)
             self._heap.make_way()
             self.session.open(self._settings.session)
-            self.ledger.speak_to(self.session)
+            self.performer.connect()
             self._use_parts()
         except BaseException as error:
             self._leave_ranks(error)
@@ -425,7 +425,7 @@ class Tide:
         self.performer.look_at_async_uses()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
-            self.performer.drive(self.session.evict(record.id))
+            self.session.evict(record.id)
             if record.is_out:
                 return
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")

@@ -20,7 +20,6 @@ from tidelog.storages._ops import IN_CPP, Args, Launch, Op, OpInfo, OpOverload, 
 
 if TYPE_CHECKING:
     from tidelog.abi._native import Session
-    from tidelog.dispatch._performer import Performer
     from tidelog.output._figures import Dispatch
     from tidelog.storages._ledger import Ledger
 
@@ -81,9 +80,6 @@ class Module(Engine, Protocol):
     def follow(self, plan: Followed | None) -> None:
         """The block follows this plan in steps that follow one. None: its steps are profiled."""
 
-    def perform(self) -> bool:
-        """Does what the session asks for; returns whether that was all."""
-
     def running_uses(self) -> dict[int, int]:
         """What the op uses that runs and was looked at in full there: number -> 0 or MODIFIES."""
 
@@ -119,21 +115,19 @@ class Kernels:
         self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
         self._why_mode: str | None = None  # autograd finds the mode where tensors move; empty where it does not
 
-    def open(self, hook: TorchDispatchMode, ledger: Ledger, performer: Performer, session: Session) -> None:
-        """From here on ops go past the hook that it would only pass on, and usual requests past the performer."""
+    def open(self, hook: TorchDispatchMode, ledger: Ledger, session: Session) -> None:
+        """From here on ops go past the hook that it would only pass on."""
         if self._module is None and get_compiler is not None:
             module = cast(Module, native())
             module.open(hook, ledger, get_compiler, session.attention, self._hides_mode(module), held, waiting)
             _backward.install(module)
-            performer.perform_usual = module.perform
-            self._module, self._performer = module, performer
+            self._module = module
             self._why_not, self._before, self._performed_before = "", module.passed(), module.performed()
 
     def close(self) -> None:
         """From here on none does."""
         if self._module is not None:
             self.figures()
-            self._performer.performs_all()
             self._module.close()
             self._module = None
 

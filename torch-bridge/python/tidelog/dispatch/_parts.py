@@ -6,12 +6,12 @@ record meanwhile, and is the storage's again when the last part has come back, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from tidelog.abi._native import Action, PartsState, Request, Session
+from tidelog.abi._native import PartsState
+from tidelog.dispatch._requests import Requests
 from tidelog.memory import _moves, _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
@@ -70,46 +70,29 @@ class PartRequests:
     """Does what a session asks for of parts. As for whole storages, Ctrl-C may come at any call: then the request
     comes again, and does no harm."""
 
-    def __init__(
-        self,
-        session: Session,
-        ledger: Ledger,
-        device: Host,
-        heap: Heap | Cache,
-        begin_copy: Callable[[Record, Storage, int], int],
-        await_loans: Callable[[Record], None],
-    ) -> None:
-        self._session = session
+    def __init__(self, ledger: Ledger, device: Host, heap: Heap | Cache, whole: Requests) -> None:
         self._ledger = ledger
         self._device = device
         self._heap = heap
-        self._begin_copy = begin_copy
-        self._await_loans = await_loans
+        self._whole = whole
 
-    def perform(self, action: Action, record: Record, storage: Storage) -> tuple[int, int]:
-        """Returns the address where one is asked for, or 0; and the event after which its memory may be touched, or
-        0."""
-        kind, length = action.kind, action.size
-        begin, address = self._session.part_begin(action.sequence), 0
-        if kind == Request.EVICT_PART:
-            address = self._evict(record, storage, begin)
-        elif kind == Request.RELEASE_PART:
-            self._release(record, storage, begin, length)
-        elif kind == Request.ALLOCATE_PART:
-            address = self._allocate(record, storage, begin, length)
-        else:
-            self._settle(record, storage, begin, length)
-        if not address or (event := self._device.streams.after()) is None:
-            return address, 0
-        assert record.parted is not None  # of which this part moves
+    def after(self, record: Record, storage: Storage, begin: int) -> int:
+        """The event after which the memory of a part that moves may be touched; 0: at once."""
+        event = self._device.streams.after()
+        if event is None:
+            return 0
+        assert record.parted is not None
         record.parted.moving[begin] = storage, event
-        return address, event.handle
+        return event.handle
 
-    def _evict(self, record: Record, storage: Storage, begin: int) -> int:
+    def evict(self, record: Record, storage: Storage, _length: int, begin: int) -> int:
+        """A part is about to be copied out. Returns its address, or 0."""
         away = bool(record.state & _record.AWAY)
         if record.parted is None and not self._device.is_divisible(storage):
             return 0  # the program has given it other memory
-        address = record.parted.address if away and record.parted else self._begin_copy(record, storage, record.size)
+        address = (
+            record.parted.address if away and record.parted else self._whole.address_of(record, storage, record.size)
+        )
         if not address:
             return 0
         if record.parted is None:
@@ -117,17 +100,19 @@ class PartRequests:
         record.parted.moving[begin] = storage
         return address + begin
 
-    def _release(self, record: Record, storage: Storage, begin: int, length: int) -> None:
+    def release(self, record: Record, storage: Storage, length: int, begin: int) -> None:
+        """Its bytes are elsewhere: its pages go."""
         parted = record.parted
         if parted is None or begin not in parted.moving:
             return  # what was coming, and was not asked for yet
         self._ledger.mark(record, _record.OUT)
-        self._await_loans(record)
+        self._whole.await_loans(record)
         parted.leaves(storage, begin, length, record.guard())
         self._ledger.has_present(record, parted.present)
         del parted.moving[begin]
 
-    def _allocate(self, record: Record, storage: Storage, begin: int, length: int) -> int:
+    def allocate(self, record: Record, storage: Storage, length: int, begin: int) -> int:
+        """Its bytes are coming. Returns the address, or 0."""
         parted = record.parted
         assert parted is not None  # it has left, and was not back since
         if not parted.comes(begin, length):
@@ -139,7 +124,8 @@ class PartRequests:
         self._heap.allocated(length)
         return parted.address + begin
 
-    def _settle(self, record: Record, storage: Storage, begin: int, state: int) -> None:
+    def settle(self, record: Record, storage: Storage, state: int, begin: int) -> None:
+        """No transfer touches the part; `state` says where all of the storage's are."""
         parted = record.parted
         if parted is not None:
             parted.moving.pop(begin, None)

@@ -108,7 +108,7 @@ class Steps(Place):
             is_ready = self._session.hold_plan(True)
             if self.follows_plan(is_ready):
                 self._session.hold_plan(False)
-        self._performer.drive(self._session.step(StepMark.BEGIN))
+        self._session.step(StepMark.BEGIN)
         ledger.reuse_numbers()
         self._take_plan()
         if not ledger.quiet:
@@ -131,7 +131,7 @@ class Steps(Place):
         self._left = ""
         if self.profiles and (durations := self._device.streams.durations()):
             self._session.durations(durations)
-        self._performer.drive(self._session.step(StepMark.COMPLETE))
+        self._session.step(StepMark.COMPLETE)
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
@@ -227,18 +227,18 @@ class Steps(Place):
 
     def is_performing(self) -> bool:
         """Whether a request of the session is being done right now."""
-        return self._performer.is_performing or self._kernels.is_busy()
+        return self._ledger.is_performing or self._kernels.is_busy()
 
     def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
         """Blocks until the op's storages are resident and its outputs have room."""
-        self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
+        self._session.op_begin(index, fingerprint, name, uses, needs)
         self.notice()
         if index >= 0 and self.profiles:
             self._device.streams.op_begins(index)
 
     def end_op(self) -> None:
         """Reports that the op has run and waits until the budget holds with its outputs."""
-        self._performer.drive(self._session.op_end())
+        self._session.op_end()
         self._ledger.note_peak()
 
     def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int, times: int) -> None:
@@ -256,7 +256,7 @@ class Steps(Place):
         while wanted and not made:
             with contextlib.suppress(BudgetError):  # so much cannot leave
                 name = b"memory that CUDA did not have"
-                self._performer.drive(self._session.op_begin(-1, 0, name, uses, spare + wanted))
+                self._session.op_begin(-1, 0, name, uses, spare + wanted)
                 made = True
             wanted -= -(-wanted // 4)
         self._heap.release()

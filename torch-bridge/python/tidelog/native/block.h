@@ -13,7 +13,6 @@ namespace tidelog {
 
 class Kernel;
 
-constexpr int64_t TOLD_EVERY = 1 << 20;            // the heap hears of so many bytes at once
 constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of results' sizes starts afresh
 
 // What of an offload block an op needs. All is read and changed with Python's lock held.

@@ -321,6 +321,8 @@ class Ledger {
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
+  bool in_cpp = true;  // requests of the session that are usual are done in C++
+  bool is_performing = false;  // the session calls back
 
   // Python's: the device, its streams, what reaches storages for other blocks and threads, what is called where a birth
   // exceeds the limit while all is quiet, and where storages are that are out, in words.

@@ -4,8 +4,8 @@
 // take. For the ops of a program this module registers kernels of its own for the dispatch key `Python`. A kernel does
 // what `Hook.__torch_dispatch__` would do on its three paths, which `_hook.py` describes; wherever it is not sure, it
 // calls what torch has there, and by that the mode. So all that is decided here is decided in `_hook.py` too, in the
-// same way. So is what a session asks for, memory to give and to take (`performer.h`, `_performer.py`). Without a block
-// the kernels only call what torch has there.
+// same way. Memory that a session asks for is given and taken here, too (`performer.h`). Without a block the kernels
+// only call what torch has there.
 
 #include <unordered_map>
 
@@ -146,10 +146,11 @@ PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed);
 
 PyObject* performed_requests(PyObject*, PyObject*) { return PyLong_FromLongLong(performed); }
 
-PyObject* perform(PyObject*, PyObject*) {
+PyObject* connect(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  Whole whole;
-  return PyBool_FromLong(open_block() && open_block()->session.perform());
+  PyObject *session, *ledger, *performer;
+  if (!PyArg_ParseTuple(args, "OOO", &session, &ledger, &performer)) return nullptr;
+  return Performer::connected(session, ledger, performer);
   END_HANDLE_TH_ERRORS
 }
 
@@ -271,7 +272,7 @@ PyMethodDef METHODS[] = {
     {"launch", launch, METH_VARARGS, "Launches it as an op, or has a function do so."},
     {"open", open, METH_VARARGS, "A block begins."},
     {"close", close, METH_NOARGS, "It ends."},
-    {"perform", perform, METH_NOARGS, "Does what the session asks for; returns whether that was all."},
+    {"connect", connect, METH_VARARGS, "Has a session call back, as long as what is returned lives."},
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
     {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},

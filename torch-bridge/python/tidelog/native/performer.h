@@ -1,72 +1,189 @@
-// What a session asks for, done from here: what `Performer` in `_performer.py` does, where that is usual, for the
-// memory of any device. It is done in the same order and by the same marks of the ledger, so that Python can go on from
-// any request.
+// What a session asks for while one of its functions runs: its callbacks. What is usual is done here, for the memory of
+// any device; the rest is left to Python (`_requests.py`, `_parts.py`) from its beginning.
+//
+// A callback that fails leaves its error to Python and ends the function, whose caller raises it. The session asks for
+// the same again with the next call.
 #pragma once
 
 #include "types.h"
 
 namespace tidelog {
 
+constexpr int32_t WAIT_MS = 50;  // short, so that Ctrl-C is heard
+constexpr int64_t TOLD_EVERY = 1 << 20;  // the heap hears of so many bytes at once
+
+// Requests that were not done in Python.
+std::atomic<int64_t> performed{0};
+
+// Ops that have returned and use storages still: only Python knows how to wait for them.
+class AsyncUses {
+ public:
+  explicit AsyncUses(PyObject* performer)
+      : uses_(attribute(performer, names()._async_uses)),
+        running_(attribute(uses_.get(), names()._running)),
+        elsewhere_(attribute(uses_.get(), names()._elsewhere)) {}
+
+  bool exist() const { return size_of(running_.get()) + size_of(elsewhere_.get()) != 0; }
+
+  // How long to wait until they are looked at again. 0: waiting for them does not help.
+  int64_t wait_ms() const { return number_in(call(uses_.get(), names().wait_ms).get()); }
+
+ private:
+  const Held uses_;
+  const Held running_, elsewhere_;  // never replaced
+};
+
 // All is called with Python's lock held.
 class Performer {
  public:
-  Performer(Held performer, Ledger& ledger)
-      : performer_(std::move(performer)),
-        ledger_(ledger),
-        heap_(attribute(performer_.get(), names()._heap)),
-        async_uses_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._running)),
-        async_uses_elsewhere_(attribute(attribute(performer_.get(), names()._async_uses).get(), names()._elsewhere)),
-        in_cpp_(is_true(performer_.get(), names().in_cpp)) {}
+  Performer(PyObject* performer, Ledger& ledger)
+      : ledger_(ledger),
+        async_uses_(performer),
+        heap_(attribute(performer, names()._heap)),
+        requests_(attribute(performer, names().requests)),
+        parts_(attribute(performer, names().parts)) {}
+  Performer(const Performer&) = delete;
+  Performer& operator=(const Performer&) = delete;
 
-  // What the session hears of a request that is done.
-  struct Answer {
-    uint64_t address = 0;  // of the storage's memory, where that was asked for
-    void* after = nullptr;  // the event after which it may be touched; null: at once
-    bool completes_by_event = false;  // a fetch that may end before its bytes are there: `after` is behind them then
-  };
-
-  // Does what is asked for. False: Python has to do it, from its beginning.
-  bool perform(const tide_action& action, Answer& done) const {
-    // While it waits without Python's lock, other threads must see that a request is being done.
-    if (!in_cpp_ || ledger_.streams().must_synchronize()) return false;
-    RecordPtr record = ledger_.record_at(action.storage);
-    if (!record) return true;
-    c10::Storage storage = record->storage();
-    if (!storage) {  // its memory was in flight when it died
-      if (action.kind == TIDE_RELEASE || action.kind == TIDE_SETTLE) Records::ends(*record);
-      return true;
-    }
-    if (Ledger::has_update(*record->impl)) return false;
-    if (!perform(*record, action, done.address)) return false;
-    if (done.address == 0) return true;
-    done.after = ledger_.after(*record);
-    done.completes_by_event =
-        action.kind == TIDE_ALLOCATE && done.after != nullptr && ledger_.streams().complete_by_event();
-    return true;
+  // Has the session call back, as long as what is returned lives.
+  static PyObject* connected(PyObject* session, PyObject* ledger, PyObject* performer) {
+    auto made = std::make_unique<Performer>(performer, types::ledger_in(ledger));
+    Held owner = checked(PyCapsule_New(made.get(), nullptr, [](PyObject* capsule) {
+      delete static_cast<Performer*>(PyCapsule_GetPointer(capsule, nullptr));
+    }));
+    Performer& it = *made.release();
+    SessionCalls calls(session);
+    it.ledger_.connect(calls);
+    tide_session_callbacks callbacks = it.callbacks();
+    calls.require(calls.set_callbacks(calls.handle, &callbacks));
+    return owner.release();
   }
-
-  // Whether ops that have returned use storages still: then only Python knows how to wait.
-  bool has_async_uses() const { return size_of(async_uses_.get()) + size_of(async_uses_elsewhere_.get()) != 0; }
-
-  // Goes on in Python, from a status that is not `TIDE_READY`.
-  void drive(int32_t status) const { call(performer_.get(), names().drive, checked(PyLong_FromLong(status)).get()); }
 
  private:
-  bool perform(Record& record, const tide_action& action, uint64_t& address) const {
-    switch (action.kind) {
-      case TIDE_EVICT:
-        return evict(record, action.size, address);
-      case TIDE_RELEASE:
-        return release(record);
-      case TIDE_ALLOCATE:
-        return allocate(record, action.size, address);
-      case TIDE_SETTLE:
-        return settle(record, action.size != 0);
-    }
-    return false;
+  using Bytes = const tide_bytes*;
+
+  tide_session_callbacks callbacks() {
+    tide_session_callbacks made{};
+    made.size = sizeof made;
+    made.context = this;
+    made.evict = [](void* context, Bytes bytes, tide_memory* memory) {
+      return run(context, [&](Performer& it) {
+        return it.perform(*bytes, names().evict, bytes->length, memory, &Performer::evict);
+      });
+    };
+    made.release = [](void* context, Bytes bytes) {
+      return run(context, [&](Performer& it) {
+        return it.perform(*bytes, names().release, bytes->length, nullptr, &Performer::release);
+      });
+    };
+    made.allocate = [](void* context, Bytes bytes, tide_memory* memory) {
+      return run(context, [&](Performer& it) {
+        return it.perform(*bytes, names().allocate, bytes->length, memory, &Performer::allocate);
+      });
+    };
+    made.settle = [](void* context, Bytes bytes, uint64_t state) {
+      return run(context,
+                 [&](Performer& it) { return it.perform(*bytes, names().settle, state, nullptr, &Performer::settle); });
+    };
+    made.wait_begins = [](void* context) {
+      int32_t milliseconds = run(context, [](Performer& it) { return it.about_to_wait(); });
+      if (milliseconds >= 0) static_cast<Performer*>(context)->waiting_ = PyEval_SaveThread();
+      return milliseconds;
+    };
+    made.wait_ends = [](void* context) {
+      PyEval_RestoreThread(std::exchange(static_cast<Performer*>(context)->waiting_, nullptr));
+      return run(context, [](Performer&) {
+        checked(PyErr_CheckSignals());
+        return TIDE_READY;
+      });
+    };
+    return made;
   }
 
-  bool evict(Record& record, uint64_t size, uint64_t& address) const {
+  // While a callback runs: ops that begin meanwhile are inside.
+  class Performing {
+   public:
+    explicit Performing(Ledger& ledger) : ledger_(ledger), outer_(std::exchange(ledger.is_performing, true)) {}
+    Performing(const Performing&) = delete;
+    Performing& operator=(const Performing&) = delete;
+    ~Performing() { ledger_.is_performing = outer_; }
+
+   private:
+    Ledger& ledger_;
+    const bool outer_;
+  };
+
+  // Runs what may throw, as a callback, and sends what the session has not heard of.
+  template <class Function>
+  static int32_t run(void* context, const Function& function) {
+    HANDLE_TH_ERRORS
+    Whole whole;
+    auto& it = *static_cast<Performer*>(context);
+    Performing performing(it.ledger_);
+    int32_t answer = function(it);
+    it.ledger_.flush();
+    return answer;
+    END_HANDLE_TH_ERRORS_RET(TIDE_INTERRUPTED)
+  }
+
+  // How it is done here where it is usual: `number` is the bytes or the state. Returns whether it is.
+  using Usual = bool (Performer::*)(Record& record, uint64_t number, uint64_t& address);
+
+  int32_t perform(const tide_bytes& bytes, PyObject* method, uint64_t number, tide_memory* memory, Usual usual) {
+    RecordPtr record = ledger_.record_at(bytes.storage);
+    c10::Storage storage = record ? record->storage() : c10::Storage();
+    if (storage) {
+      uint64_t address = 0;
+      if (may_be_usual(bytes, *record) && (this->*usual)(*record, number, address))
+        ++performed;
+      else
+        address = in_python(bytes, method, *record, storage, number);
+      if (memory != nullptr && address != 0) pass(bytes, *record, storage, address, *memory);
+    } else if (record && memory == nullptr) {
+      Records::ends(*record);  // its memory was in flight when it died
+    }
+    return TIDE_READY;
+  }
+
+  bool may_be_usual(const tide_bytes& bytes, const Record& record) const {
+    return ledger_.in_cpp && bytes.is_part == 0 && !Ledger::has_update(*record.impl);
+  }
+
+  // Returns the address, where one is asked for.
+  uint64_t in_python(const tide_bytes& bytes, PyObject* method, Record& record, const c10::Storage& storage,
+                     uint64_t number) const {
+    Held begin = checked(PyLong_FromUnsignedLongLong(bytes.begin));
+    // The last argument is of parts alone.
+    Held address =
+        call(requests_of(bytes), method, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
+             checked(PyLong_FromUnsignedLongLong(number)).get(), bytes.is_part != 0 ? begin.get() : nullptr);
+    return PyLong_Check(address.get()) ? static_cast<uint64_t>(number_in(address.get())) : 0;
+  }
+
+  // Has the library use this memory, once everything that was launched has run.
+  void pass(const tide_bytes& bytes, Record& record, const c10::Storage& storage, uint64_t address,
+            tide_memory& memory) const {
+    memory.address = address;
+    if (bytes.is_part != 0) {
+      Held after =
+          call(parts_.get(), names().after, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
+               checked(PyLong_FromUnsignedLongLong(bytes.begin)).get());
+      memory.after = reinterpret_cast<void*>(number_in(after.get()));
+      return;
+    }
+    memory.after = ledger_.after(record);
+    // From the end of a fetch on the event is behind the copies, no longer before them.
+    if ((record.state & COMING) != 0 && memory.after != nullptr && ledger_.streams().complete_by_event())
+      memory.landed = memory.after;
+  }
+
+  PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }
+
+  int32_t about_to_wait() const { return async_uses_.exist() ? static_cast<int32_t>(async_uses_.wait_ms()) : WAIT_MS; }
+
+  // -- what is usual ---------------------------------------------------------------------------------
+
+  bool evict(Record& record, uint64_t size, uint64_t& address) {
     uint8_t before = record.state;
     // First the mark, then the look: another thread borrows what it uses, or pins it, before it looks for the mark.
     ledger_.mark(record, LEAVING);
@@ -80,7 +197,7 @@ class Performer {
     return true;
   }
 
-  bool release(Record& record) const {
+  bool release(Record& record, uint64_t, uint64_t&) {
     if (!record.in_flight) return true;
     if (ledger_.maps_memory) return false;
     ledger_.order(record);  // what is coming, and is not wanted any more
@@ -92,7 +209,7 @@ class Performer {
     return true;
   }
 
-  bool allocate(Record& record, uint64_t size, uint64_t& address) const {
+  bool allocate(Record& record, uint64_t size, uint64_t& address) {
     if (ledger_.maps_memory) return false;
     try {
       address = Records::give(*record.impl, size, types::message_of(record));
@@ -101,26 +218,28 @@ class Performer {
     }
     ledger_.mark(record, COMING);
     Records::begins(record, ledger_.streams().keep_storages());
-    call(heap_.get(), names().allocated, checked(PyLong_FromUnsignedLongLong(size)).get());
+    untold_ += static_cast<int64_t>(size);
+    if (untold_ >= TOLD_EVERY)
+      call(heap_.get(), names().allocated, checked(PyLong_FromLongLong(std::exchange(untold_, 0))).get());
     return true;
   }
 
-  bool settle(Record& record, bool is_clean) const {
+  bool settle(Record& record, uint64_t state, uint64_t&) {
     if (record.is_away()) {
       ledger_.order(record);
       Guard::lift(*record.impl);
       ledger_.share(*record.impl);
     }
-    ledger_.mark(record, is_clean ? CLEAN : SETTLED);
+    ledger_.mark(record, state == TIDE_PARTS_COPIED ? CLEAN : SETTLED);
     Records::ends(record);
     return true;
   }
 
-  const Held performer_;
   Ledger& ledger_;
-  const Held heap_;
-  const Held async_uses_, async_uses_elsewhere_;  // never replaced
-  const bool in_cpp_;  // whether they are done here
+  const AsyncUses async_uses_;
+  const Held heap_, requests_, parts_;
+  PyThreadState* waiting_ = nullptr;  // of the thread that has given up Python's lock
+  int64_t untold_ = 0;  // bytes that the heap has not heard of
 };
 
 }  // namespace tidelog

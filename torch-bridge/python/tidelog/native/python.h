@@ -141,14 +141,15 @@ struct Names {
   NAME(_session);
   NAME(_steps);
   NAME(_tide_update);
+  NAME(after);
+  NAME(allocate);
   NAME(allocated);
   NAME(calls);
-  NAME(drive);
   NAME(due);
   NAME(end_op);
+  NAME(evict);
   NAME(forked);
   NAME(funcs);
-  NAME(in_cpp);
   NAME(is_alive);
   NAME(looks_on);
   NAME(made);
@@ -156,9 +157,14 @@ struct Names {
   NAME(moving);
   NAME(needs);
   NAME(ops);
+  NAME(parts);
   NAME(rebind);
   NAME(refuse);
+  NAME(release);
+  NAME(requests);
+  NAME(settle);
   NAME(updates);
+  NAME(wait_ms);
 #undef NAME
 };
 

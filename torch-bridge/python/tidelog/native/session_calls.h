@@ -22,12 +22,14 @@ struct SessionCalls {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address(calls.get(), ++place));
     };
     next(sync), next(resized), next(modified), next(pin), next(async_use);
-    next(op_begin), next(op_end), next(resume), next(next_action), next(action_done), next(allocated), next(wait);
+    next(op_begin), next(op_end), next(set_callbacks);
   }
 
-  // Raises the error of a status below zero.
+  // Raises the error of a status below zero: that of a callback, or the library's.
   void require(int32_t status) const {
-    if (status < 0) tidelog::call(session, names().refuse, checked(PyLong_FromLong(status)).get());
+    if (status >= 0) return;
+    if (PyErr_Occurred() != nullptr) throw_python_error();
+    tidelog::call(session, names().refuse, checked(PyLong_FromLong(status)).get());
   }
 
   PyObject* session = nullptr;  // borrowed: the block has it
@@ -39,11 +41,7 @@ struct SessionCalls {
   decltype(&tide_session_async_use) async_use = nullptr;
   decltype(&tide_session_op_begin) op_begin = nullptr;
   decltype(&tide_session_op_end) op_end = nullptr;
-  decltype(&tide_session_resume) resume = nullptr;
-  decltype(&tide_session_next_action) next_action = nullptr;
-  decltype(&tide_session_action_done) action_done = nullptr;
-  decltype(&tide_session_allocated) allocated = nullptr;
-  decltype(&tide_session_wait) wait = nullptr;
+  decltype(&tide_session_set_callbacks) set_callbacks = nullptr;
 
  private:
   static uint64_t address(PyObject* calls, size_t place) {

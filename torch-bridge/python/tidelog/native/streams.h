@@ -38,8 +38,6 @@ class Streams {
   virtual void notice() {}
   // Whether one has appeared beside others since this was asked last.
   virtual bool have_grown() { return false; }
-  // Whether `after` waits for the device, without Python's lock.
-  virtual bool must_synchronize() const { return false; }
   // An event behind everything that was launched. Null: it is all done.
   virtual EventPtr after() { return nullptr; }
   // Whether a fetch may end while its bytes are on their way, behind an event.
@@ -84,8 +82,6 @@ class DeviceStreams final : public Streams {
   }
 
   bool have_grown() override { return std::exchange(have_grown_, false); }
-
-  bool must_synchronize() const override { return is_blind; }
 
   EventPtr after() override {
     notice();

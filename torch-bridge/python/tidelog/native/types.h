@@ -298,7 +298,6 @@ inline PyMethodDef LEDGER_METHODS[] = {
            "How others reach the block's storages, and what is called where a birth exceeds the limit.",
            auto [access, when_full] = arguments_in<2>(given);
            ledger.access = borrowed(access); ledger.when_full = borrowed(when_full)),
-    METHOD("speak_to", METH_O, "The session that hears of its storages.", ledger.connect(SessionCalls(given))),
     METHOD("record_of", METH_VARARGS, "A storage's record; None: it is not ours to move.",
            auto [storage, birth] = arguments_in<2>(given, 1);
            return wrap(ledger.record_of(moves::impl_of(storage), birth != nullptr ? birth_in(birth) : Birth()))),
@@ -388,6 +387,8 @@ inline PyGetSetDef LEDGER_MEMBERS[] = {
      },
      "The size of the host's random state.", nullptr},
     FLAG("asks_device", asks_device, "Whether plain memory on the host may be locked by CUDA."),
+    FLAG("in_cpp", in_cpp, "Whether requests that are usual are done in C++."),
+    FLAG("is_performing", is_performing, "Whether the session calls back."),
     FLAG("maps_memory", maps_memory, "Whether what comes back has memory of Python's, not of torch's."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

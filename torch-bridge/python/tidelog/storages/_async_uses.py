@@ -17,6 +17,8 @@ from tidelog.memory._record import Record, Storage
 from tidelog.storages._ledger import Ledger, borrowed, release_loans
 from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
 
+_POLL_MS = 1
+
 
 class _Use:
     """What one `Work` uses. That keeps the storages alive: their memory counts until it ends, and
@@ -110,6 +112,8 @@ class AsyncUses:
         """Whether there is any."""
         return bool(self._running or self._elsewhere)
 
-    def end_alone(self) -> bool:
-        """Whether waiting helps."""
-        return any(use.ends_alone for use in [*self._running, *self._elsewhere])
+    def wait_ms(self) -> int:
+        """How many milliseconds to wait before they are looked at again: nothing else says when they end. 0: waiting
+        does not help."""
+        helps = self.look() or any(use.ends_alone for use in [*self._running, *self._elsewhere])
+        return _POLL_MS if helps else 0

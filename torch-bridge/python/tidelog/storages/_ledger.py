@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from tidelog.memory._device import Host
 from tidelog.memory._record import Birth, Reach, Record, Storage, nbytes, untyped_storage
 from tidelog.native._built import native
 from tidelog.storages._ops import is_wrapper, living_tensors, memory_of
-
-if TYPE_CHECKING:
-    from tidelog.abi._native import Session
 
 
 class Ledger(Protocol):
@@ -35,13 +32,12 @@ class Ledger(Protocol):
     newborn_moves: bool  # whether they move
     asks_device: bool  # whether plain memory on the host may be locked by CUDA
     maps_memory: bool  # whether what comes back has memory of ours, not of torch's
+    in_cpp: bool  # whether requests of the session that are usual are done in C++
+    is_performing: bool  # whether the session calls back
 
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is called where a birth
         exceeds the limit while all is quiet."""
-
-    def speak_to(self, session: Session) -> None:
-        """The session, once it is open."""
 
     # -- births and deaths
 
