@@ -1,4 +1,4 @@
-"""Sums of gradients while tensors move: in place where nobody else has what is added to."""
+"""Sums of gradients while tensors move: in place where they are without a block."""
 
 import contextlib
 import functools
@@ -151,18 +151,6 @@ def test_a_sum_of_what_functorch_wraps_changes_nothing_that_is_kept(pool):
             for one, other in zip(kept, copies, strict=True):
                 assert torch.equal(unwrapped(one), other)
             kept.clear()
-
-
-def test_autograd_finds_the_mode_where_its_sums_are_not_known(pool, monkeypatch):
-    why = "another torch"
-    monkeypatch.setattr(_built.native(), "why_sums_unknown", lambda: why)
-    seen, is_excluded = [], torch._C._dispatch_tls_is_dispatch_key_excluded
-    with looking(pool) as tide:
-        result = torch.ones(WIDTH, requires_grad=True).sin()
-        result.register_hook(lambda gradient: seen.append(is_excluded(torch._C.DispatchKey.Python)))
-        result.sum().backward()
-        assert tide.stats()["dispatch"]["why_sums_out_of_place"] == why
-    assert seen == [False]
 
 
 class Reused(nn.Module):

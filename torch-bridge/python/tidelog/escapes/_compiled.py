@@ -11,7 +11,6 @@ Where this torch keeps these things elsewhere, the block says so, and compiled f
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import math
@@ -22,7 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
@@ -106,24 +104,17 @@ class _Allocation(Launch):
         return Passing((), makes=True, arguments=3)
 
 
-def are_seen() -> bool:
-    """Whether kernels of compiled functions are seen, as far as is known before any is compiled."""
-    return _hooks is not None and _hooks.missing is None
-
-
 def install(access: Access, say: Callable[[str], None]) -> None:
     """Makes what compiled functions launch ops of a block. `say` tells its user."""
     global _hooks
-    import torch._dynamo.convert_frame as dynamo  # the first op of a dispatch mode imports it anyway
+    import torch._dynamo.convert_frame as dynamo
 
     _leave_out_of_graphs()
     _hooks = hooks = _Hooks(access, say)
     _refuse_what_hides(access)
     names = [name for name in _ASKS_FOR_MODES if hasattr(dynamo, name)]
-    if not names or not hasattr(torch.utils._python_dispatch.TorchDispatchMode, "ignore_compile_internals"):
+    if not names:
         hooks.missing = dynamo.__name__
-    elif not hasattr(dynamo, "CatchErrorsWrapper"):
-        hooks.missing = f"{dynamo.__name__}.CatchErrorsWrapper"
     elif _CODE in sys.modules:
         hooks.find()
     if hooks.missing is not None:
@@ -132,8 +123,6 @@ def install(access: Access, say: Callable[[str], None]) -> None:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
-    if hooks.missing is None:
-        _patches.replace(dynamo.CatchErrorsWrapper, "__call__", lambda original: _compiling(access, original))
 
 
 @functools.cache
@@ -163,21 +152,6 @@ def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
             hooks.complain()
             return True
         return original()
-
-    return wrapper
-
-
-def _compiling(access: Access, original: Wrapper) -> Wrapper:
-    """Dynamo compiles a function. What it makes meanwhile, such as the state of an optimizer whose
-    step it traces, no mode sees; also not inside of DDP, where Dynamo does not see to it itself."""
-    of_ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)
-
-    def wrapper(*args: Any) -> Any:
-        with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
-            compiled = original(*args)
-        if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
-            access.adopt_what_is_new()
-        return compiled
 
     return wrapper
 

@@ -149,6 +149,7 @@ struct Names {
   NAME(forked);
   NAME(funcs);
   NAME(in_cpp);
+  NAME(inside);
   NAME(is_alive);
   NAME(looks_on);
   NAME(made);

@@ -10,8 +10,6 @@
 
 namespace tidelog {
 
-using c10::DispatchKey;
-using c10::DispatchKeySet;
 using torch::jit::Stack;
 
 // Calls `visit` with each tensor of a value; false: it holds something else that has storages, or `visit`
@@ -20,7 +18,7 @@ template <class Visit>
 bool each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    // A number of Python's, as an op of tensors gets it, is no tensor to a mode either.
+    // A number of Python's, as an op of tensors gets it, is no tensor in Python either.
     return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
   }
   if (value.isTensorList() || value.isOptionalTensorList()) {

@@ -15,7 +15,7 @@ from tidelog.memory import _moves
 from tidelog.memory._device import Host
 from tidelog.memory._record import Birth, Reach, Record, Storage, nbytes, untyped_storage
 from tidelog.native._built import native
-from tidelog.storages._ops import is_wrapper, living_tensors, memory_of
+from tidelog.storages._ops import is_wrapper, memory_of
 
 if TYPE_CHECKING:
     from tidelog.abi._native import Session
@@ -204,14 +204,6 @@ def release_loans(records: Sequence[Record]) -> None:
     """The opposite: it uses them no longer."""
     for record in records:
         record.borrow(-1)
-
-
-def adopt_what_lives(ledger: Ledger) -> None:
-    """Adopts every tensor that Python has."""
-    for tensor in living_tensors():
-        adopt(ledger, tensor)
-    if ledger.quiet and ledger.live > ledger.limit:
-        ledger.has_grown()
 
 
 @contextlib.contextmanager

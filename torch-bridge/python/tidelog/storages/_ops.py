@@ -10,15 +10,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog.memory._record import Storage, data_ptr, nbytes, unseen, untyped_storage
 
 OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
 Work: TypeAlias = "torch.distributed.Work"
 # What the hook is asked about, and its facts.
-Op: TypeAlias = "OpOverload | Launch | HigherOrderOperator"
+Op: TypeAlias = "OpOverload | Launch"
 Info: TypeAlias = "OpInfo | LaunchInfo"
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -95,17 +93,6 @@ def is_wrapper(tensor: Tensor) -> bool:
         return storage._tide is None and storage.device.type != "meta" and data_ptr(storage) < 0
     except (NotImplementedError, RuntimeError):
         return True
-
-
-def any_wrapper(args: Args, kwargs: Kwargs) -> bool:
-    """Whether one of an op's arguments is a wrapper."""
-    return any(map(_holds_wrapper, args)) or any(map(_holds_wrapper, kwargs.values()))
-
-
-def _holds_wrapper(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return is_wrapper(value)
-    return isinstance(value, (list, tuple)) and any(map(_holds_wrapper, value))
 
 
 def storages_of(
@@ -266,7 +253,7 @@ class Launch:
         self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        with unseen():
             return self._run(self._kernel, *args, **kwargs)
 
     def __str__(self) -> str:
@@ -285,23 +272,8 @@ class Launch:
         return None
 
 
-class HigherOrder:
-    """An operator that calls functions, such as torch.cond: they are a part of it, as if it were a launch."""
-
-    def __init__(self, func: HigherOrderOperator) -> None:
-        self.name = f"{func.namespace}.{func.name()}"
-
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
-        """The storages that it may write: functions have no schemas."""
-        return storages_of(args, kwargs)
-
-    def expect(self, args: Args) -> int:
-        """Bytes of the new storages that it will make: as many as it is given, before it was seen."""
-        return sum(map(nbytes, set(storages_of(args, {}))))
-
-
 class LaunchInfo:
-    """The same facts of a launch, or of an operator of higher order."""
+    """The same facts of a launch."""
 
     __slots__ = ("_launch", "name", "seed", "text")
 
@@ -310,7 +282,7 @@ class LaunchInfo:
     written = True
     repeats = False
 
-    def __init__(self, launch: Launch | HigherOrder) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.name = launch.name
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
@@ -336,26 +308,22 @@ def info_of(func: Op) -> Info: ...
 def info_of(func: Op) -> Info:
     info = _infos.get(func)
     if info is None:
-        if isinstance(func, HigherOrderOperator):
-            info = LaunchInfo(HigherOrder(func))
-        else:
-            info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
+        info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
         _infos[func] = info
     return info
 
 
 @functools.cache
-def functional_collectives() -> dict[OpOverload, Callable[..., Any]]:
-    """Op -> what makes other ops of it. Called where a dispatch mode is on, these come to the mode:
-    c10d's with their `Work`, which the functional op keeps to itself."""
-    found: dict[OpOverload, Callable[..., Any]] = {}
+def functional_collectives() -> set[OpOverload]:
+    """Ops that are made of others: c10d's with their `Work`, which the functional op keeps to itself."""
+    found: set[OpOverload] = set()
     for namespace in ("_c10d_functional", "_dtensor"):
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith(namespace + "::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
                 packet = getattr(getattr(torch.ops, namespace), name.split("::")[1].split(".")[0])
                 for op in (getattr(packet, overload) for overload in packet.overloads()):
                     if awaits(op) or any(argument.name == "group_name" for argument in op._schema.arguments):
-                        found[op] = functools.partial(op._op_dk, getattr(torch._C.DispatchKey, _COMPOSITE))
+                        found.add(op)
     return found
 
 
