@@ -18,9 +18,11 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Observer observer = observer_of(keys);
     if (observer == Observer::nobody) return beneath_(op, keys, stack);
+    Tensors arguments(*stack, arguments_);
+    if (arguments.have_meta()) return beneath_(op, keys, stack);
     Run run;
-    if (observer == Observer::block && takes(run, *stack) && carry_out(run, stack, [&] { beneath_(op, keys, stack); }))
-      return done(run, results_in(*stack));
+    bool is_ours = observer == Observer::block && takes(run, arguments, [&] { return Numbers(*stack, arguments_); });
+    if (is_ours && carry_out(run, stack, [&] { beneath_(op, keys, stack); })) return done(run, results_in(*stack));
     in_python(observer, op, keys, stack);
     if (run.learns) learn(run, results_in(*stack));
   }
@@ -36,11 +38,6 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
       if (stack->size() != size || !gives_back(run)) throw;
       return false;
     }
-  }
-
-  using Kernel::takes;
-  bool takes(Run& run, const Stack& stack) const {
-    return takes(run, Tensors(stack, arguments_), [&] { return Numbers(stack, arguments_); });
   }
 
   // Where one of them may have a storage that no argument has.

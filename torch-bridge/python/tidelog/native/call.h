@@ -109,15 +109,30 @@ class Call {
       beneath_(op_, keys_, &stack);
     }
     results_ = std::move(stack);
-    result_ = results_.empty() ? borrowed(Py_None) : results_.size() == 1 ? wrap(results_[0]) : tuple_of(results_);
+    result_ = results_.empty() ? borrowed(Py_None) : results_.size() == 1 ? wrap_alias(results_[0]) : wrap(results_);
     return borrowed(result_.get()).release();
   }
 
-  static Held tuple_of(const Stack& values) {
+  static Held wrap(const Stack& values) {
     Held tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
     for (size_t place = 0; place < values.size(); ++place)
-      PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(place), wrap(values[place]).release());
+      PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(place), wrap_alias(values[place]).release());
     return tuple;
+  }
+
+  // Who called the op from C++ may give its result an object in Python of another type, once: it has none yet.
+  static Held wrap_alias(const c10::IValue& value) {
+    if (value.isTensor()) return wrap(alias_of(value.toTensor()));
+    if (!value.isTensorList()) return wrap(value);
+    c10::List<at::Tensor> aliases;
+    for (const c10::IValue& each : value.toListRef()) aliases.push_back(alias_of(each.toTensor()));
+    return wrap(c10::IValue(aliases));
+  }
+
+  static at::Tensor alias_of(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr) return tensor;
+    if (tensor.key_set().has(DispatchKey::Python)) return tensor;
+    return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
   }
 
   static PyObject* run_of(PyObject* self, PyObject*) {

@@ -46,9 +46,17 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.key_set().has(DispatchKey::Python) && !tensor.is_nested();
 }
 
+// Whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it names.
+inline bool has_no_bytes(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
+}
+
 // The tensors of an op's arguments, or of its results. Each is alive as long as those are.
 class Tensors {
  public:
+  Tensors() = default;
+
   // The last `count` values of a stack.
   Tensors(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
@@ -71,6 +79,11 @@ class Tensors {
   bool each(const Visit& visit) const {
     return is_all_ &&
            std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
+  }
+
+  // Whether one of them has no bytes.
+  bool have_meta() const {
+    return std::any_of(found_.begin(), found_.end(), [](const auto& each) { return has_no_bytes(*each.second); });
   }
 
   // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does

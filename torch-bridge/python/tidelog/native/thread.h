@@ -81,7 +81,7 @@ enum class Observer { nobody, block, block_inside, bystander };
 
 inline Observer observer_of(DispatchKeySet keys) {
   if (!Workers::is_open() || where == Where::inside) return Observer::nobody;
-  // What stands for a tensor without bytes has no memory to move: a fake one is such a one here, too.
+  // What has no bytes does not move. Kernels for fake tensors run so, too.
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return Observer::nobody;
   if (Workers::have_this_thread()) return where == Where::between ? Observer::block : Observer::block_inside;
   // One that Python does not know computes a part of an op, and who has Python's lock may wait for it.

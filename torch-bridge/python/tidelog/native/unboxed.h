@@ -81,9 +81,12 @@ struct Unboxed<Op, Return(Arguments...)> final : c10::OperatorKernel {
 
   Return operator()(DispatchKeySet keys, Arguments... arguments) {
     Observer observer = observer_of(keys);
-    if (observer == Observer::nobody) return Op::redispatch(keys & BELOW, std::forward<Arguments>(arguments)...);
+    auto known = std::tie(std::as_const(arguments)...);
+    Tensors tensors = observer != Observer::nobody ? Tensors(known) : Tensors();
+    if (observer == Observer::nobody || tensors.have_meta())
+      return Op::redispatch(keys & BELOW, std::forward<Arguments>(arguments)...);
     Kernel::Run run;
-    if (observer == Observer::block && takes(run, arguments...)) {
+    if (observer == Observer::block && kernel_.takes(run, tensors, [&] { return Numbers(known); })) {
       try {
         Return result = kernel_.carry_out(run, [&]() -> Return { return Op::redispatch(keys & BELOW, arguments...); });
         kernel_.done(run, Tensors(std::tie(std::as_const(result))));
@@ -101,11 +104,6 @@ struct Unboxed<Op, Return(Arguments...)> final : c10::OperatorKernel {
   }
 
  private:
-  bool takes(Kernel::Run& run, const std::remove_reference_t<Arguments>&... arguments) const {
-    auto known = std::tie(arguments...);
-    return kernel_.takes(run, Tensors(known), [&] { return Numbers(known); });
-  }
-
   const c10::OperatorHandle op_;
   const Kernel& kernel_;
   const c10::KernelFunction boxed_;
