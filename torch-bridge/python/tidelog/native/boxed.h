@@ -19,7 +19,7 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
     Observer observer = observer_of(keys);
     if (observer == Observer::nobody) return beneath_(op, keys, stack);
     Tensors arguments(*stack, arguments_);
-    if (arguments.have_meta()) return beneath_(op, keys, stack);
+    if (arguments.have_meta() || makes_meta(*stack)) return beneath_(op, keys, stack);
     Run run;
     bool is_ours = observer == Observer::block && takes(run, arguments, [&] { return Numbers(*stack, arguments_); });
     if (is_ours && carry_out(run, stack, [&] { beneath_(op, keys, stack); })) return done(run, results_in(*stack));
@@ -46,6 +46,13 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
   const Beneath& beneath() const { return beneath_; }
 
  private:
+  // Whether it is a factory that is to make a tensor without bytes.
+  bool makes_meta(const Stack& stack) const {
+    return beneath_.is_here() &&
+           std::any_of(stack.end() - static_cast<ptrdiff_t>(arguments_), stack.end(),
+                       [](const c10::IValue& each) { return each.isDevice() && each.toDevice().is_meta(); });
+  }
+
   static bool makes(const c10::FunctionSchema& schema) {
     const auto& returns = schema.returns();
     return std::any_of(returns.begin(), returns.end(), [](const c10::Argument& each) {
