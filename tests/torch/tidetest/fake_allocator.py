@@ -14,7 +14,7 @@ import torch
 from tidelog.memory import _moves
 from tidelog.memory._record import nbytes
 from tidelog.native._built import native
-from tidelog.storages._ops import storages_in, storages_of
+from tidelog.storages._ops import storages_of
 from tidetest import MIB
 from tidetest.beneath import Beneath
 
@@ -174,8 +174,7 @@ class Allocating(Beneath):
             self._workspace = self.pool.malloc(WORKSPACE)
         result = run()
         known = set(map(_address, storages_of(args, kwargs)))
-        made = []
-        storages_in(result, made)
+        made = storages_of((result,), {})
         for storage in made:
             address, size = _address(storage), nbytes(storage)
             if size and address not in known and address not in self._blocks and storage.device.type == "cpu":

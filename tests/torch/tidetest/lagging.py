@@ -11,7 +11,7 @@ from collections import deque
 import torch
 
 from tidelog.memory._record import data_ptr, nbytes
-from tidelog.storages._ops import storages_in, storages_of
+from tidelog.storages._ops import storages_of
 from tidetest.beneath import Beneath
 
 _SPANS_MAX = 32
@@ -69,8 +69,7 @@ class Lagging(Beneath):
         self._library.fake_reach(stream, *_spans([(*place, None) for place in places.values()]))
         before = {key: ctypes.string_at(*place) for key, place in places.items()}
         result = run()
-        made = []
-        storages_in(result, made)
+        made = storages_of((result,), {})
         fresh = {each._cdata: each for each in made if each._cdata not in used and self._is_ours(each)}
         # What was resized has other memory.
         fresh |= {key: storage for key, storage in used.items() if _place(storage) != places[key] and nbytes(storage)}

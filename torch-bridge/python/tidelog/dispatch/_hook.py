@@ -30,7 +30,7 @@ from tidelog.dispatch._dispatch import Kernels, get_compiler
 from tidelog.dispatch._steps import Plan, Steps
 from tidelog.memory import _record
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, Storage, unseen, untyped_storage
+from tidelog.memory._record import Holder, Record, has_storage, record_in, unseen
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import (
@@ -43,9 +43,10 @@ from tidelog.storages._ops import (
     OpOverload,
     functional_collectives,
     halves,
+    holders_of,
     info_of,
     merged,
-    storages_in,
+    storages,
     storages_of,
 )
 
@@ -127,14 +128,9 @@ class Hook:
             except OutOfMemoryError as error:
                 return self._looked_at(error, func, args, kwargs, run)
             kind = type(result)
-            if kind is Tensor:
-                try:
-                    storage = untyped_storage(result)
-                except RuntimeError:  # sparse: it has none of its own
-                    self._register_all(result, func)
-                    return result
-                if storage._tide is None:
-                    ledger.register(storage, (info := info_of(func)).name, bool(info.written))
+            if kind is Tensor and has_storage(result):
+                if record_in(result) is None:
+                    ledger.register(result, (info := info_of(func)).name, bool(info.written))
             elif kind is not _NONE:
                 self._register_all(result, func)
                 if info_of(func).launches:
@@ -163,7 +159,7 @@ class Hook:
         uses besides comes in."""
         if self._session.forked:
             return self._in_forked_child(args, kwargs, _call_of(func, args, kwargs))
-        uses = {record.id: 0 for record in self._records_of(storages_of(args, kwargs))}
+        uses = {record.id: 0 for record in self._records_of(holders_of(args, kwargs))}
         for record in self._records_of(func.modified(args, kwargs)):
             uses[record.id] = MODIFIES
             self._ledger.modifies(record)
@@ -207,15 +203,13 @@ class Hook:
     def made(self, tensor: Tensor) -> None:
         """An op that did not come here gave this, which has no storage of its own."""
         with unseen():
-            self._records_of(storages_of((tensor,), {}))
+            self._records_of(holders_of((tensor,), {}))
 
     def _register_all(self, result: Any, func: Op) -> None:
-        storages: list[Storage] = []
-        storages_in(result, storages)
         info = info_of(func)
-        for storage in storages:
-            if storage._tide is None:
-                self._ledger.register(storage, info.name, bool(info.written))
+        for holder in holders_of((result,), {}):
+            if record_in(holder) is None:
+                self._ledger.register(holder, info.name, bool(info.written))
 
     # -- a plan is being followed -----------------------------------------------------------------
 
@@ -243,13 +237,8 @@ class Hook:
             steps.next_op = index
             return self._looked_at(error, func, args, kwargs, run)
         kind = type(result)
-        if kind is Tensor:
-            try:
-                storage = untyped_storage(result)
-            except RuntimeError:  # sparse: it has none of its own
-                self._register(result, index, info)
-            else:
-                ledger.record_of(storage, (index, 0, info.name))
+        if kind is Tensor and has_storage(result):
+            ledger.record_of(result, (index, 0, info.name))
         elif kind is not _NONE:
             self._register(result, index, info)
         if needs:
@@ -262,14 +251,13 @@ class Hook:
         """Whether the session need not be asked about what an op uses: all of it is in memory, and none is
         being copied out. Of copies of what it writes it is told later."""
         ledger, clean = self._ledger, False
-        # As `storages_of`, in place: this is done for most ops.
+        # As `holders_of`, in place: this is done for most ops.
         for value in args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                try:
-                    record = untyped_storage(value)._tide
-                except RuntimeError:
-                    break  # sparse: it has none of its own
+                if not has_storage(value):
+                    break
+                record = record_in(value)
                 if record is None or record.ledger is not ledger:
                     return False
                 if record.state:
@@ -283,8 +271,8 @@ class Hook:
                 if clean and info.written:
                     self._modifies_clean(info, args, kwargs)
                 return True
-        for storage in storages_of(args, kwargs):
-            record = storage._tide
+        for holder in holders_of(args, kwargs):
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
                 return False
             if record.state and record.state != _record.CLEAN:
@@ -295,9 +283,10 @@ class Hook:
 
     def _modifies_clean(self, info: Info, args: Args, kwargs: Kwargs) -> None:
         """What an op writes has no copy from here on."""
-        for storage in info.modified(args, kwargs):
-            if storage._tide is not None and storage._tide.state:
-                self._ledger.modified(storage._tide)
+        for holder in info.modified(args, kwargs):
+            record = record_in(holder)
+            if record is not None and record.state:
+                self._ledger.modified(record)
 
     # -- one op, looked at in full ----------------------------------------------------------------
 
@@ -313,11 +302,11 @@ class Hook:
             self._async_uses.look()
         shapes: list[Any] = [info.seed]
         sizes: list[int] = []
-        storages = storages_of(args, kwargs, shapes, sizes)
+        holders = holders_of(args, kwargs, shapes, sizes)
         if info.written and self._ledger.expects_buckets:
-            for storage in info.modified(args, kwargs):
-                self._ledger.record_of_written(storage)
-        records = self._records_of(storages)
+            for holder in info.modified(args, kwargs):
+                self._ledger.record_of_written(holder)
+        records = self._records_of(holders)
         if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
             pieces = halves(args, kwargs)
             if pieces is not None:
@@ -338,7 +327,7 @@ class Hook:
         if index >= 0:
             steps.next_op = index + 1
         if info.resizes:
-            for storage in storages:
+            for storage in storages(holders):
                 self._steps.make_usual(storage)
         try:
             if info.asks_pinned and any(record.state & _record.AWAY for record in records):
@@ -358,8 +347,8 @@ class Hook:
             self._foresight.clear()
         self._foresight[foreseen] = born
         if info.resizes:
-            for storage in storages:
-                self._ledger.measure_again(storage)
+            for holder in holders:
+                self._ledger.measure_again(holder)
         steps.op_ran(index, func, born)
         return result
 
@@ -391,13 +380,13 @@ class Hook:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _records_of(self, storages: Iterable[Storage]) -> list[Record]:
+    def _records_of(self, holders: Iterable[Holder]) -> list[Record]:
         ledger = self._ledger
         records: list[Record] = []
-        for storage in storages:
-            record = storage._tide
+        for holder in holders:
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
-                record = ledger.record_of(storage)
+                record = ledger.record_of(holder)
             if record is not None:
                 records.append(record)
         return records
@@ -409,13 +398,11 @@ class Hook:
     def _register(self, result: Any, index: int, info: Info) -> int:
         """Registers the storages that an op brought into the world; returns their bytes."""
         ledger = self._ledger
-        storages: list[Storage] = []
-        storages_in(result, storages)
         born = 0
-        for slot, storage in enumerate(storages):
-            record = storage._tide
+        for slot, holder in enumerate(holders_of((result,), {})):
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
-                record = ledger.record_of(storage, (index, slot, info.name))
+                record = ledger.record_of(holder, (index, slot, info.name))
                 if record is not None:
                     born += record.size
         return born

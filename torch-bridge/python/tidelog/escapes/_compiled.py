@@ -26,8 +26,8 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog.dispatch._access import Access
 from tidelog.escapes._launches import launch, launching
-from tidelog.memory._record import AWAY, Storage, untyped_storage
-from tidelog.storages._ops import Args, Kwargs, Launch, Passing, storages_in
+from tidelog.memory._record import AWAY, Holder, untyped_storage
+from tidelog.storages._ops import Args, Kwargs, Launch, Passing, holders_in
 
 _CODE = "torch._inductor.codecache"
 _TRITON = "torch._inductor.runtime.triton_heuristics"
@@ -66,13 +66,13 @@ class _Kernel(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         if self._written is None or len(args) != self._count:
             return super().modified(args, kwargs)
-        found: list[Storage] = []
+        found: list[Holder] = []
         for place in self._written:
-            storages_in(args[place], found)
-        storages_in(list(kwargs.values()), found)
+            holders_in(args[place], found)
+        holders_in(list(kwargs.values()), found)
         return found
 
     def passing(self) -> Passing | None:
@@ -90,7 +90,7 @@ class _Allocation(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         return []
 
     def expect(self, args: Args) -> int:
@@ -118,11 +118,18 @@ def install(access: Access, say: Callable[[str], None]) -> None:
     elif _CODE in sys.modules:
         hooks.find()
     if hooks.missing is not None:
+        hooks.run_eagerly()
         _patches.replace(torch, "compile", lambda original: _eagerly(hooks, original))
         if _CODE in sys.modules:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
+
+
+def remove() -> None:
+    """The block has ended."""
+    if _hooks is not None:
+        _hooks.end()
 
 
 @functools.cache
@@ -144,14 +151,15 @@ def _eagerly(hooks: _Hooks, original: Wrapper) -> Wrapper:
 
 
 def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
-    """Dynamo is about to compile a function, if no mode is in its way."""
+    """Dynamo is about to compile a function, if no mode is in its way, or code that is not seen."""
 
     def wrapper() -> Any:
         hooks.find()
-        if hooks.missing is not None:
-            hooks.complain()
-            return True
-        return original()
+        if hooks.missing is None:
+            return original()
+        hooks.run_eagerly()
+        hooks.complain()
+        return True
 
     return wrapper
 
@@ -165,6 +173,18 @@ class _Hooks:
         self._say = say
         self._found = False
         self._said: set[str] = set()
+        self._stance: Any = None  # of torch.compile, as long as it is another one
+
+    def run_eagerly(self) -> None:
+        """What is compiled runs eagerly from here on, whenever it was compiled."""
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        """The block has ended."""
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
     def complain(self) -> None:
         self._say_once(_NOT_SEEN.format(f"no {self.missing} as it was in 2.15"))

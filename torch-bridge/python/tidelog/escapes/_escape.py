@@ -149,6 +149,7 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
 def remove() -> None:
     """Puts every entry point back as it was."""
     _collectives.remove()
+    _compiled.remove()
     _patches.take_back()
 
 

@@ -19,7 +19,16 @@ from tidelog.escapes._forks import tensors_in
 from tidelog.memory._record import AWAY, LEAVING, Record, Storage
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import borrowed, release_loans
-from tidelog.storages._ops import Args, Kwargs, OpOverload, functional_collectives, info_of, memory_of, storages_of
+from tidelog.storages._ops import (
+    Args,
+    Kwargs,
+    OpOverload,
+    functional_collectives,
+    info_of,
+    memory_of,
+    storages,
+    storages_of,
+)
 
 
 class Bystander:
@@ -36,11 +45,11 @@ class Bystander:
             return self._async_uses.launch(func, args, kwargs, run)
         if not self._access.is_live():
             return run()
-        info, storages = info_of(func), storages_of(args, kwargs)
+        info, used = info_of(func), storages_of(args, kwargs)
         self._notice()
-        with borrow(self._access, storages, info.modified(args, kwargs)):
+        with borrow(self._access, used, storages(info.modified(args, kwargs))):
             result = run()
-            self._async_uses.began_elsewhere(info, result, storages)
+            self._async_uses.began_elsewhere(info, result, used)
             return result
 
 

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 else:
     Storage = torch.UntypedStorage
 
+# What has a storage. A storage that Python has met has an object there as long as it lives, and autograd adds nothing to
+# its memory in place any more. So ops are looked at by their tensors.
+Holder: TypeAlias = "torch.Tensor | Storage"
+
 # The methods as torch has them: inside an offload block its classes carry wrappers of these.
 _torch: Any = torch._C
 untyped_storage: Callable[[torch.Tensor], Storage] = _torch.TensorBase.untyped_storage
 nbytes: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.nbytes
 data_ptr: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.data_ptr
 resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
+has_storage: Callable[[torch.Tensor], bool] = _torch._has_storage
 
 
 def unseen() -> AbstractContextManager[None]:
@@ -61,6 +66,16 @@ LEAVING = 2  # resident, a copy is being written
 OUT = 4  # no memory; guarded
 COMING = 8  # memory is there, its bytes are not yet; guarded
 AWAY = OUT | COMING
+
+
+def record_in(holder: Holder) -> Record | None:
+    """The record of its storage. None: no block counts it."""
+    return cast("Record | None", native().record_in(holder))
+
+
+def update_on(holder: Holder) -> Pending | None:
+    """The update that hangs on a storage, and has not run."""
+    return cast("Pending | None", native().update_on(holder))
 
 
 def run_updates(storages: Iterable[Storage]) -> None:

@@ -80,7 +80,7 @@ class Call {
     while (by_position < known.size() && !known[by_position].kwarg_only()) ++by_position;
     Held args = checked(PyTuple_New(static_cast<Py_ssize_t>(by_position)));
     for (size_t place = 0; place < known.size(); ++place) {
-      Held value = wrap(arguments_[place]);
+      Held value = wrap_alias(arguments_[place]);
       if (place < by_position)
         PyTuple_SET_ITEM(args.get(), static_cast<Py_ssize_t>(place), value.release());
       else
@@ -120,13 +120,16 @@ class Call {
     return tuple;
   }
 
-  // Who called the op from C++ may give its result an object in Python of another type, once: it has none yet.
+  // What has no object in Python is none the wiser: who called the op from C++ may give its result one of another type,
+  // once, and autograd asks whether somebody else has a gradient.
   static Held wrap_alias(const c10::IValue& value) {
     if (value.isTensor()) return wrap(alias_of(value.toTensor()));
-    if (!value.isTensorList()) return wrap(value);
-    c10::List<at::Tensor> aliases;
-    for (const c10::IValue& each : value.toListRef()) aliases.push_back(alias_of(each.toTensor()));
-    return wrap(c10::IValue(aliases));
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return wrap(value);
+    auto items = value.toListRef();
+    Held list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
+    for (size_t place = 0; place < items.size(); ++place)
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(place), wrap_alias(items[place]).release());
+    return list;
   }
 
   static at::Tensor alias_of(const at::Tensor& tensor) {

@@ -1,7 +1,9 @@
-// What Python calls of `memory.h`. The first argument of each is a storage.
+// What Python calls of `memory.h`. The first argument of each is a storage, or a tensor that has it: a storage that
+// Python has met has an object there as long as it lives, and autograd adds nothing to its memory in place any more.
 #pragma once
 
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "allocator.h"
 #include "records.h"
@@ -10,6 +12,7 @@
 namespace tidelog::moves {
 
 inline c10::StorageImpl& impl_of(PyObject* storage) {
+  if (THPVariable_Check(storage)) return *THPVariable_Unpack(storage).storage().unsafeGetStorageImpl();
   TORCH_CHECK_TYPE(THPStorage_Check(storage), "expected a storage");
   return *THPStorage_Unpack(storage).unsafeGetStorageImpl();
 }

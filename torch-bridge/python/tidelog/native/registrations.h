@@ -65,10 +65,14 @@ class Registrations final : public c10::OpRegistrationListener {
     return std::exchange(due_, {});
   }
 
-  // One that autograd takes apart becomes others, which come here.
+  // One that is taken apart becomes others, which come here. For some kinds of tensors it may be whole even so.
   static bool is_whole(const c10::OperatorHandle& op) {
-    return !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-           op.schema().arguments().size() <= ARGUMENTS_MAX;
+    if (op.schema().arguments().size() > ARGUMENTS_MAX) return false;
+    if (!op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return true;
+    auto backends = c10::getRuntimeDispatchKeySet(DispatchKey::CompositeExplicitAutograd) |
+                    DispatchKeySet({DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA});
+    return std::any_of(backends.begin(), backends.end(),
+                       [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); });
   }
 
   void add(const c10::OperatorHandle& op) {

@@ -191,6 +191,17 @@ inline PyObject* record_of_storage(PyObject*, PyObject* storage, PyObject*) {
   });
 }
 
+inline PyObject* record_in_block(PyObject*, PyObject* storage) { return record_of_storage(nullptr, storage, nullptr); }
+
+// The update that hangs on a storage, and has not run; None: there is none.
+inline PyObject* update_on(PyObject*, PyObject* storage) {
+  return guarded([&] {
+    c10::StorageImpl& impl = moves::impl_of(storage);
+    if (!Ledger::has_update(impl)) return none();
+    return PyObject_GetAttr(impl.pyobj_slot()->load_pyobj(), names()._tide_update);
+  });
+}
+
 // The same where no block counts it: other threads' uses are noted before one does.
 inline PyObject* record_for(PyObject*, PyObject* storage) {
   return guarded([&] { return wrap(&Records::made_for(moves::impl_of(storage))); });

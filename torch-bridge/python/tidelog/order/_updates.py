@@ -22,13 +22,13 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _patches
 from tidelog._whole import come_again
 from tidelog.dispatch._hook import Hook, Run, apart, compiler
-from tidelog.memory._record import Record, Storage, run_updates, seen
+from tidelog.memory._record import Record, Storage, run_updates, seen, update_on
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ledger import Ledger
-from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, storages_of
+from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, holders_of, storages_of
 
 _NOTHING = contextlib.nullcontext()
 
@@ -227,9 +227,9 @@ class UpdatesHook(Hook):
         return super().inside(func, args, kwargs, run)
 
     def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
-        for storage in storages_of(args, kwargs):
-            if storage._tide_update is not None:
-                storage._tide_update.touch(func)
+        for holder in holders_of(args, kwargs):
+            if (update := update_on(holder)) is not None:
+                update.touch(func)
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         if self._updates.pending:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tidelog.memory import _moves
 from tidelog.memory._device import Host
-from tidelog.memory._record import Birth, Reach, Record, Storage, nbytes, untyped_storage
+from tidelog.memory._record import Birth, Holder, Reach, Record, Storage, nbytes, untyped_storage
 from tidelog.native._built import native
 from tidelog.storages._ops import is_wrapper, memory_of
 
@@ -45,14 +45,14 @@ class Ledger(Protocol):
 
     # -- births and deaths
 
-    def record_of(self, storage: Storage, birth: Birth = None) -> Record | None:
+    def record_of(self, holder: Holder, birth: Birth = None) -> Record | None:
         """The storage's record; one that was never met is registered. None: not ours to move."""
 
-    def record_of_written(self, storage: Storage) -> Record | None:
+    def record_of_written(self, holder: Holder) -> Record | None:
         """The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is
         older than the block: C++ alone has it."""
 
-    def register(self, storage: Storage, birth: Birth, is_written: bool) -> None:
+    def register(self, holder: Holder, birth: Birth, is_written: bool) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is reached."""
 
     def number_of(self, record: Record) -> int:
@@ -99,7 +99,7 @@ class Ledger(Protocol):
     def modified(self, record: Record) -> None:
         """The same by what the session is not asked about: it hears of it before anything else."""
 
-    def measure_again(self, storage: Storage) -> None:
+    def measure_again(self, holder: Holder) -> None:
         """Something may have resized this storage."""
 
     def has_away(self) -> bool:
