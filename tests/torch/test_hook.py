@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import tidelog
-from tidelog.memory._record import CLEAN, SETTLED, unseen
+from tidelog.memory._record import CLEAN, SETTLED, record_in, unseen
 from tidelog.storages._ops import info_of
 from tidetest import MIB, device
 
@@ -64,7 +64,7 @@ def test_what_is_out_is_asked_for_however_it_is_given(pool, form):
         assert settles(tide._hook, READS, args, kwargs)
         assert tensor.untyped_storage()._tide.state == CLEAN
         assert settles(tide._hook, WRITES, args, kwargs)
-        is_written = tensor.untyped_storage()._tide in [each._tide for each in WRITES.modified(args, kwargs)]
+        is_written = tensor.untyped_storage()._tide in [*map(record_in, WRITES.modified(args, kwargs))]
         assert tensor.untyped_storage()._tide.state == (SETTLED if is_written else CLEAN)
 
 

@@ -106,6 +106,7 @@ class Call {
     {
       WithoutGil unlocked;
       c10::impl::ForceDispatchKeyGuard guard(thread_);
+      At inside(Where::inside);
       beneath_(op_, keys_, &stack);
     }
     results_ = std::move(stack);

@@ -111,16 +111,16 @@ PyObject* meet_new_ops(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(where == Where::inside); }
+PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(where() == Where::inside); }
 
 PyObject* finalizers_begin(PyObject*, PyObject*) {
-  bool are_inside = where == Where::inside;
-  if (are_inside) where = Where::in_finalizer;
+  bool are_inside = where() == Where::inside;
+  if (are_inside) move_to(Where::in_finalizer);
   return PyBool_FromLong(are_inside);
 }
 
 PyObject* finalizers_end(PyObject*, PyObject*) {
-  where = Where::inside;
+  move_to(Where::inside);
   Py_RETURN_NONE;
 }
 

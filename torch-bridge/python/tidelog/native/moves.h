@@ -1,5 +1,4 @@
-// What Python calls of `memory.h`. The first argument of each is a storage, or a tensor that has it: a storage that
-// Python has met has an object there as long as it lives, and autograd adds nothing to its memory in place any more.
+// What Python calls of `memory.h`. The first argument of each is a storage.
 #pragma once
 
 #include <torch/csrc/Storage.h>
@@ -12,9 +11,14 @@
 namespace tidelog::moves {
 
 inline c10::StorageImpl& impl_of(PyObject* storage) {
-  if (THPVariable_Check(storage)) return *THPVariable_Unpack(storage).storage().unsafeGetStorageImpl();
   TORCH_CHECK_TYPE(THPStorage_Check(storage), "expected a storage");
   return *THPStorage_Unpack(storage).unsafeGetStorageImpl();
+}
+
+// Of a storage, or a tensor that has one. Of that no storage gets an object in Python: it would have that as long as it
+// lives, and autograd would add nothing to its memory in place.
+inline c10::StorageImpl& impl_in(PyObject* holder) {
+  return THPVariable_Check(holder) ? *THPVariable_Unpack(holder).storage().unsafeGetStorageImpl() : impl_of(holder);
 }
 
 inline Message message_in(PyObject* text) {

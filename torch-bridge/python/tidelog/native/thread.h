@@ -27,16 +27,30 @@ const DispatchKeySet ABOVE =
 // Where a thread is: between two ops, inside one, or in a finalizer of the program that runs inside one.
 enum class Where : uint8_t { between, inside, in_finalizer };
 
-inline thread_local Where where = Where::between;
+// A key that is excluded inside an op, where no tensor and no thread has it. So what an op starts on other threads is
+// inside the op, too: gloo copies what a collective has received on threads that have the state of the caller's.
+constexpr DispatchKey INSIDE = DispatchKey::TESTING_ONLY_GenericMode;
+
+inline thread_local bool in_finalizer = false;
 inline thread_local bool works_for_block = false;  // besides those that `Workers` knows
+
+inline Where where() {
+  if (!c10::impl::tls_is_dispatch_key_excluded(INSIDE)) return Where::between;
+  return in_finalizer ? Where::in_finalizer : Where::inside;
+}
+
+inline void move_to(Where now) {
+  c10::impl::tls_set_dispatch_key_excluded(INSIDE, now != Where::between);
+  in_finalizer = now == Where::in_finalizer;
+}
 
 // Meanwhile this thread is somewhere else.
 class At {
  public:
-  explicit At(Where now) : before_(std::exchange(where, now)) {}
+  explicit At(Where now) : before_(where()) { move_to(now); }
   At(const At&) = delete;
   At& operator=(const At&) = delete;
-  ~At() { where = before_; }
+  ~At() { move_to(before_); }
 
  private:
   const Where before_;
@@ -80,10 +94,12 @@ class Workers {
 enum class Observer { nobody, block, block_inside, bystander };
 
 inline Observer observer_of(DispatchKeySet keys) {
-  if (!Workers::is_open() || where == Where::inside) return Observer::nobody;
+  if (!Workers::is_open()) return Observer::nobody;
+  Where now = where();
+  if (now == Where::inside) return Observer::nobody;
   // What has no bytes does not move. Kernels for fake tensors run so, too.
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return Observer::nobody;
-  if (Workers::have_this_thread()) return where == Where::between ? Observer::block : Observer::block_inside;
+  if (Workers::have_this_thread()) return now == Where::between ? Observer::block : Observer::block_inside;
   // One that Python does not know computes a part of an op, and who has Python's lock may wait for it.
   return PyGILState_GetThisThreadState() != nullptr ? Observer::bystander : Observer::nobody;
 }
