@@ -105,8 +105,9 @@ class Call {
     Stack stack = arguments_;
     {
       WithoutGil unlocked;
+      Where now = where();  // between two ops, if the op is to be taken apart here
       c10::impl::ForceDispatchKeyGuard guard(thread_);
-      At inside(Where::inside);
+      At here(now);
       beneath_(op_, keys_, &stack);
     }
     results_ = std::move(stack);

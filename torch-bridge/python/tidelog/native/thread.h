@@ -27,9 +27,10 @@ const DispatchKeySet ABOVE =
 // Where a thread is: between two ops, inside one, or in a finalizer of the program that runs inside one.
 enum class Where : uint8_t { between, inside, in_finalizer };
 
-// A key that is excluded inside an op, where no tensor and no thread has it. So what an op starts on other threads is
-// inside the op, too: gloo copies what a collective has received on threads that have the state of the caller's.
-constexpr DispatchKey INSIDE = DispatchKey::TESTING_ONLY_GenericMode;
+// A key that is excluded inside an op, where no tensor has it. So what an op starts on other threads is inside the op,
+// too: gloo copies what a collective has received on threads that have the state of the caller's. It is below those of
+// torch's modes and subclasses, which exclude all keys above their own for what they run.
+constexpr DispatchKey INSIDE = DispatchKey::CustomRNGKeyId;
 
 inline thread_local bool in_finalizer = false;
 inline thread_local bool works_for_block = false;  // besides those that `Workers` knows
