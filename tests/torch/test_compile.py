@@ -383,7 +383,9 @@ def test_tuned_kernels_write_what_is_not_an_input():
     assert run(tuner, *tensors, 4, stream=7) == ((*tensors, 4), 7, False)
     (launch,) = access.launches
     assert isinstance(launch, Launch) and launch.name == "kernel triton_poi_fused_add_0"
-    assert _ops.storages(launch.modified((*tensors, 4), {"stream": 7})) == [each.untyped_storage() for each in tensors[1:]]
+    assert _ops.storages(launch.modified((*tensors, 4), {"stream": 7})) == [
+        each.untyped_storage() for each in tensors[1:]
+    ]
     assert run(tuner, *tensors, 4, stream=7, benchmark_run=True) == ((*tensors, 4), 7, True)
     assert len(access.launches) == 1
 
