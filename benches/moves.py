@@ -2,9 +2,9 @@
 
     python benches/moves.py [--rounds 200] [--device fake] [--output json]
 
-Requests are done by turns past Python and in Python, round by round, in one process. Nothing is copied: a stub stands in
-the library's place, hands out the requests and hears that they are done. With `--device fake` the memory is a GPU's: the
-tests' fake CUDA, whose streams and events are real calls of a library in C.
+Requests are done by turns past Python and in Python, round by round, in one process. Nothing is copied: a stub stands
+in the library's place, hands out the requests and hears that they are done. With `--device fake` the memory is a GPU's:
+the tests' fake CUDA, whose streams and events are real calls of a library in C.
 """
 
 import argparse

@@ -468,9 +468,9 @@ class Tide:
                 self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to be
-        timed under the plan, or compared step by step, waits for it between two
-        of them. Where nothing is planned, there is no plan to wait for.
+        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to
+        be timed under the plan, or compared step by step, waits for it between two of them. Where nothing is planned,
+        there is no plan to wait for.
         """
         self._require_open()
         while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):

@@ -40,8 +40,9 @@ def loans_of_this_thread() -> list[Record]:
 
 
 def lacks(record: Record) -> bool:
-    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its memory,
-    also where the block's thread waits to take that."""
+    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its
+    memory, also where the block's thread waits to take that.
+    """
     return bool(record.state & _record.AWAY) and record not in loans_of_this_thread()
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 else:
     Storage = torch.UntypedStorage
 
-# What has a storage. A storage that Python has met has an object there as long as it lives, and autograd adds nothing to
-# its memory in place any more. So ops are looked at by their tensors.
+# What has a storage. A storage that Python has met has an object there as long as it lives, and autograd adds nothing
+# to its memory in place any more. So ops are looked at by their tensors.
 Holder: TypeAlias = "torch.Tensor | Storage"
 
 # The methods as torch has them: inside an offload block its classes carry wrappers of these.

@@ -178,8 +178,9 @@ def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
 
 
 def adopt(ledger: Ledger, tensor: Tensor | None) -> Record | None:
-    """The record of a tensor's storage. None also where there is no storage, or one without memory: torch.compile leaves
-    tensors behind that only stand for others."""
+    """The record of a tensor's storage. None also where there is no storage, or one without memory: torch.compile
+    leaves tensors behind that only stand for others.
+    """
     if tensor is not None and not torch._is_functional_tensor(tensor):
         try:
             storage = untyped_storage(tensor)
@@ -208,9 +209,10 @@ def release_loans(records: Sequence[Record]) -> None:
 
 @contextlib.contextmanager
 def of_a_reducer(ledger: Ledger) -> Iterator[None]:
-    """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer asks, between two ops and
-    in C++, whether the bucket shares memory with it. The guard would refuse that, too; all else that happens to a
-    bucket is an op."""
+    """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer asks, between two ops
+    and in C++, whether the bucket shares memory with it. The guard would refuse that, too; all else that happens to a
+    bucket is an op.
+    """
     ledger.expects_buckets = True
     ledger.newborn_is_guarded = False
     try:
