@@ -17,6 +17,7 @@ import tidelog
 from tidelog.dispatch._hook import Hook
 from tidelog.escapes import _compiled
 from tidelog.memory._record import CLEAN, SETTLED
+from tidelog.storages import _ops
 from tidelog.storages._ops import Launch
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
@@ -348,8 +349,8 @@ def test_signatures_say_what_is_written(tmp_path):
     kernel = _compiled.kernel_of("cpp_fused_a_0", print, signatures["cpp_fused_a_0"])
     tensors = [torch.zeros(4) for _ in range(3)]
     storages = [each.untyped_storage() for each in tensors]
-    assert kernel.modified((*tensors, 3), {}) == [storages[0], storages[2]]
-    assert _compiled.kernel_of("unknown", print, None).modified((*tensors, 3), {}) == storages
+    assert _ops.storages(kernel.modified((*tensors, 3), {})) == [storages[0], storages[2]]
+    assert _ops.storages(_compiled.kernel_of("unknown", print, None).modified((*tensors, 3), {})) == storages
     assert _compiled.signatures_in(types.ModuleType("lost")) == {}
 
 
@@ -382,7 +383,9 @@ def test_tuned_kernels_write_what_is_not_an_input():
     assert run(tuner, *tensors, 4, stream=7) == ((*tensors, 4), 7, False)
     (launch,) = access.launches
     assert isinstance(launch, Launch) and launch.name == "kernel triton_poi_fused_add_0"
-    assert launch.modified((*tensors, 4), {"stream": 7}) == [each.untyped_storage() for each in tensors[1:]]
+    assert _ops.storages(launch.modified((*tensors, 4), {"stream": 7})) == [
+        each.untyped_storage() for each in tensors[1:]
+    ]
     assert run(tuner, *tensors, 4, stream=7, benchmark_run=True) == ((*tensors, 4), 7, True)
     assert len(access.launches) == 1
 

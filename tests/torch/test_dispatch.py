@@ -61,7 +61,6 @@ def train(steps, *, learnt_again_after=None, **options):
                 step()
                 parts.append(tide.stats()["dispatch"]["ops_past_python"] - before)
             tide.await_plan()
-        assert tide.stats()["dispatch"]["why_not"] == ""
         assert not any("left the plan" in notice for notice in tide.stats()["notices"]), tide.stats()["notices"]
     return losses, parts
 
@@ -294,11 +293,8 @@ def profile(tmp_path, by_python):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {"pool": tmp_path / "pool", "memory": 3 * MIB, "staging": MIB // 2, "pool_size": 256 * MIB}
     with tidelog.offload(model, optimizer, **options) as tide:
-        open_kernels = tide._open_kernels
         for number in range(20):
-            if number in by_python:
-                tide._kernels.close()
-            tide._open_kernels = (lambda: None) if number in by_python else open_kernels
+            leave_to_python(tide, number in by_python)
             with tide.step():
                 before = tide.stats()["dispatch"]["ops_past_python"]
                 model(torch.ones(64, 256)).square().mean().backward()

@@ -79,10 +79,3 @@ def test_such_programs_have_the_bits_of_those_without_a_block(pool, function, mo
     assert losses == plain_losses
     for at, (one, other) in enumerate(zip(plain, found, strict=True)):
         assert_same(one, other, f"weight {at}")
-
-
-def test_errors_and_reports_have_their_names(pool):
-    with tidelog.offload(pool=pool, memory=16 * MIB, staging=MIB, pool_size=64 * MIB, mode="reactive"):
-        x = torch.ones(4)
-        result = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
-        assert "cond" in str(result.untyped_storage()._tide.birth)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 import tidelog
-from tidelog.memory._record import CLEAN, SETTLED
+from tidelog.memory._record import CLEAN, SETTLED, record_in, unseen
 from tidelog.storages._ops import info_of
 from tidetest import MIB, device
 
@@ -39,7 +38,7 @@ def sparse_of(tensor):
 
 def settles(hook, info, args, kwargs):
     """Whether an op may run without asking the session; what that does is done."""
-    with _disable_current_modes():  # as where the hook runs
+    with unseen():  # as where the hook runs
         return hook._is_settled(info, args, kwargs)
 
 
@@ -65,7 +64,7 @@ def test_what_is_out_is_asked_for_however_it_is_given(pool, form):
         assert settles(tide._hook, READS, args, kwargs)
         assert tensor.untyped_storage()._tide.state == CLEAN
         assert settles(tide._hook, WRITES, args, kwargs)
-        is_written = tensor.untyped_storage()._tide in [each._tide for each in WRITES.modified(args, kwargs)]
+        is_written = tensor.untyped_storage()._tide in [*map(record_in, WRITES.modified(args, kwargs))]
         assert tensor.untyped_storage()._tide.state == (SETTLED if is_written else CLEAN)
 
 
@@ -76,7 +75,7 @@ def test_of_what_was_written_the_copy_is_not_used_again(pool):
         tide.evict(tensor)
         tide.restore(tensor)
         assert settles(tide._hook, WRITES, (tensor, 2.0), {})
-        with _disable_current_modes():  # as an op that nobody looks at in full
+        with unseen():  # as an op that nobody looks at in full
             tensor.mul_(2)
         before = tide.stats()["totals"]["bytes_written"]
         tide.evict(tensor)
@@ -87,10 +86,10 @@ def test_of_what_was_written_the_copy_is_not_used_again(pool):
 
 def test_what_was_never_met_is_asked_for(pool):
     with block(pool) as tide:
-        with _disable_current_modes():
-            unseen = torch.randn(64)
-        assert not tide._hook._is_settled(READS, (unseen,), {})
-        unseen.mul(2)
+        with unseen():
+            unmet = torch.randn(64)
+        assert not tide._hook._is_settled(READS, (unmet,), {})
+        unmet.mul(2)
 
 
 def test_ops_that_are_always_looked_at():

@@ -263,11 +263,8 @@ def test_training_is_the_same_whoever_moves(pool):
     options = {"pool": pool, "memory": 3 * MIB, "staging": MIB // 2, "pool_size": 256 * MIB}
     losses, moved = [], []
     with tidelog.offload(model, optimizer, **options) as tide:
-        open_kernels = tide._open_kernels
         for number in range(16):
-            tide._open_kernels, tide.ledger.in_cpp = open_kernels, True
-            if number % 3 == 2:
-                leave_to_python(tide)
+            leave_to_python(tide, number % 3 == 2)
             with tide.step():
                 losses.append(next(training))
             moved.append(tide.last_step()["evictions"])

@@ -10,13 +10,13 @@ to it, and after that the allocator gives up.
 import ctypes
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.memory import _moves
 from tidelog.memory._record import nbytes
 from tidelog.native._built import native
-from tidelog.storages._ops import storages_in, storages_of
+from tidelog.storages._ops import storages_of
 from tidetest import MIB
+from tidetest.beneath import Beneath
 
 _SMALLEST, _SMALL, _LARGE = 512, MIB, 10 * MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _ROUND = 2 * MIB, 20 * MIB, 2 * MIB
@@ -119,7 +119,7 @@ def _address(storage):
     return ctypes.c_uint64.from_address(storage._cdata + _POINTER_OFFSET).value
 
 
-class Allocating(TorchDispatchMode):
+class Allocating(Beneath):
     """While it is on, storages take their memory from a pool. It is entered before a block is."""
 
     def __init__(self, pool, guard, monkeypatch):
@@ -169,13 +169,12 @@ class Allocating(TorchDispatchMode):
         if block is not None:
             self.pool.free(block)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def handle(self, func, args, kwargs, run):
         if self._workspace is None and str(func).startswith(_PRODUCTS):
             self._workspace = self.pool.malloc(WORKSPACE)
-        result = func(*args, **(kwargs or {}))
-        known = set(map(_address, storages_of(args, kwargs or {})))
-        made = []
-        storages_in(result, made)
+        result = run()
+        known = set(map(_address, storages_of(args, kwargs)))
+        made = storages_of((result,), {})
         for storage in made:
             address, size = _address(storage), nbytes(storage)
             if size and address not in known and address not in self._blocks and storage.device.type == "cpu":

@@ -1,8 +1,8 @@
 """A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's
 CPU kernels compute on it, while Tidelog's copies are late, in streams, and ordered by events alone.
 
-To torch its streams and events are those of a kind of device that it has no backend for (fake_guard.cpp), so the bridge's
-C++ is the one that runs on a GPU.
+To torch its streams and events are those of a kind of device that it has no backend for (fake_guard.cpp), so the
+bridge's C++ is the one that runs on a GPU.
 """
 
 import contextlib

@@ -9,10 +9,10 @@ import ctypes
 from collections import deque
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.memory._record import data_ptr, nbytes
-from tidelog.storages._ops import storages_in, storages_of
+from tidelog.storages._ops import storages_of
+from tidetest.beneath import Beneath
 
 _SPANS_MAX = 32
 _KERNELS_MAX = 8  # that lag at once
@@ -30,7 +30,7 @@ def _place(storage):
     return data_ptr(storage), nbytes(storage)
 
 
-class Lagging(TorchDispatchMode):
+class Lagging(Beneath):
     """While it is on, ops are kernels that lag on the current stream of `fake`. It is entered before a block is."""
 
     def __init__(self, fake, monkeypatch, duration_ns=0):
@@ -60,18 +60,16 @@ class Lagging(TorchDispatchMode):
         super().__exit__(*error)
         self._fake.guard.memory_end()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def handle(self, func, args, kwargs, run):
         if func.is_view:
-            return func(*args, **kwargs)  # it launches nothing
+            return run()  # it launches nothing
         used = {storage._cdata: storage for storage in storages_of(args, kwargs) if self._is_ours(storage)}
         places = {key: _place(storage) for key, storage in used.items()}
         stream = self._fake.stream.handle
         self._library.fake_reach(stream, *_spans([(*place, None) for place in places.values()]))
         before = {key: ctypes.string_at(*place) for key, place in places.items()}
-        result = func(*args, **kwargs)
-        made = []
-        storages_in(result, made)
+        result = run()
+        made = storages_of((result,), {})
         fresh = {each._cdata: each for each in made if each._cdata not in used and self._is_ours(each)}
         # What was resized has other memory.
         fresh |= {key: storage for key, storage in used.items() if _place(storage) != places[key] and nbytes(storage)}

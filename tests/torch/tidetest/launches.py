@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from tidelog.dispatch._hook import Hook
+from tidelog.native._built import native
 from tidelog.memory._record import OUT
 
 
@@ -22,7 +23,7 @@ def launched(before=lambda hook: None):
 
     def launching(hook, func, *arguments):
         names.append(func.name)
-        if hook._is_on():  # else an op runs, and uses what it uses
+        if not native().is_inside():  # else an op runs, and uses what it uses
             before(hook)
         return launch(hook, func, *arguments)
 

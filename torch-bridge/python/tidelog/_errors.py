@@ -20,8 +20,9 @@ class RankError(Error):
 
 
 class BudgetError(Error, OutOfMemoryError):
-    """One op's own tensors, or what cannot move, exceed the budget. The text gives a budget that is enough, and says what
-    stays. To what looks for a batch size that fits it is an error like torch's own."""
+    """One op's own tensors, or what cannot move, exceed the budget. The text gives a budget that is enough, and says
+    what stays. To what looks for a batch size that fits it is an error like torch's own.
+    """
 
 
 class OrderError(Error):

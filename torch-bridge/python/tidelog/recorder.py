@@ -31,7 +31,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tidelog.memory._record import Storage, untyped_storage
 from tidelog.output._figures import StrPath
-from tidelog.storages._ops import Args, Kwargs, OpOverload, info_of, storages_in, storages_of
+from tidelog.storages._ops import Args, Kwargs, OpOverload, holders_of, info_of, storages, storages_of
 
 FORMAT, VERSION = "tidelog-trace", 1
 
@@ -185,9 +185,8 @@ class Recorder(TorchDispatchMode):
         info = info_of(func)
         result = func(*args, **kwargs)
         shapes: list[Any] = []
-        born: list[Storage] = []
-        used = storages_of(args, kwargs, shapes)
-        storages_in(result, born)
+        used = storages(holders_of(args, kwargs, shapes))
+        born = storages_of((result,), {})
         addresses = {storage._cdata for storage in used}
         born = [s for s in born if s._cdata not in addresses and not self._is_known(s)]
         if func._schema.name in _NO_KERNEL:
@@ -196,7 +195,7 @@ class Recorder(TorchDispatchMode):
             return result
         duration = self._duration(func, args, kwargs, result)
         facts = [*shapes, *_places_of((*args, *kwargs.values()))]
-        self._begin(str(func), duration, used, info.modified(args, kwargs), facts, born)
+        self._begin(str(func), duration, used, storages(info.modified(args, kwargs)), facts, born)
         return result
 
     def _duration(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> int:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import time
-import warnings
 import weakref
 from functools import partial
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from torch.optim import Optimizer
 from tidelog import _errors, _turns
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
-from tidelog.block import _leaving
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._ranks import Ranks
@@ -35,7 +33,7 @@ from tidelog.dispatch._dispatch import Kernels
 from tidelog.dispatch._hook import Hook
 from tidelog.dispatch._performer import Performer
 from tidelog.dispatch._steps import Steps
-from tidelog.escapes import _compiled, _escape, _threads
+from tidelog.escapes import _escape, _threads
 from tidelog.escapes._handlers import Handlers
 from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
@@ -123,16 +121,14 @@ class Tide:
         self._moves_updates = settings.updates != "own"
         hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
         self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
-        self._open_kernels = partial(kernels.open, self._hook, ledger, session)
         self.access = Access(
             *(ledger, session, self._hook, async_uses, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
         bystander = _threads.Bystander(self.access, async_uses, self.steps.notice)
-        self._handlers = Handlers(
-            self.access, self._hook, bystander, lambda: kernels.is_busy() or self.updates.is_ahead()
-        )
+        self._open_kernels = partial(kernels.open, self._hook, bystander, ledger, session)
+        self._handlers = Handlers(self.access, kernels, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, self.steps.budget_reached)
         self._recompute = None
@@ -146,7 +142,6 @@ class Tide:
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
         self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
-        self._stop_watching: Callable[[], None] = lambda: None
         self._at_work = contextlib.ExitStack()
         self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
 
@@ -187,10 +182,9 @@ class Tide:
         try:
             _logging.block_begins(self.budget, self.session.stats())
             _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
-            Hook.sees_kernels = _compiled.are_seen()
             access = self.access
             _turns.begin(lambda: not access.is_elsewhere(), access.workers, self._kernels.is_under_way)
-            self._stop_watching = _threads.watch(self.access, self._async_uses, self.steps.notice)
+            _threads.watch_futures(access)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
             before = _heap.anonymous_bytes()
@@ -207,9 +201,8 @@ class Tide:
             with contextlib.ExitStack() as entered:
                 entered.enter_context(self.loop)
                 self._open_kernels()
-                entered.enter_context(self._hook)
                 if self._moves_updates:
-                    self.updates.begin(self._hook)
+                    self.updates.begin()
                 if self._recompute is not None:
                     self._at_work.callback(self._recompute.close)
                     self._recompute.begin()
@@ -267,7 +260,6 @@ class Tide:
     ) -> Literal[False]:
         self._require_its_turn()
         failure = self.updates.end()
-        inside = _leaving.leave(self._hook)
         self._kernels.close()
         self.loop.__exit__()
         if self.session.forked:
@@ -281,12 +273,6 @@ class Tide:
                 self.report(self._settings.report)
         finally:
             self._end_block()
-        if inside:
-            warnings.warn(
-                f"the offload block was left before {', '.join(type(each).__name__ for each in inside)}, entered inside "
-                "of it: leave first what was entered last.",
-                stacklevel=3,
-            )
         self._ranks.explain(error)
         if failure is not None and kind is None:
             raise failure
@@ -314,7 +300,6 @@ class Tide:
             self.access.is_open = False
             self._async_uses.forget()
             self._names.forget()
-            self._stop_watching()
             _turns.end()
             self._at_work.close()
             self._heap.end()
@@ -483,9 +468,9 @@ class Tide:
                 self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to be
-        timed under the plan, or compared step by step, waits for it between two
-        of them. Where nothing is planned, there is no plan to wait for.
+        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to
+        be timed under the plan, or compared step by step, waits for it between two of them. Where nothing is planned,
+        there is no plan to wait for.
         """
         self._require_open()
         while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):

@@ -1,1 +1,1 @@
-"""The dispatch mode: what is done before and after every op."""
+"""What is done before and after every op."""

@@ -21,7 +21,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
 from tidelog.memory._record import Hold, Record, Storage, run_updates
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger, adopt, adopt_what_lives, borrowed, of_a_reducer
+from tidelog.storages._ledger import Ledger, adopt, borrowed, of_a_reducer
 from tidelog.storages._ops import Args, Kwargs, Launch
 
 # Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.
@@ -40,8 +40,9 @@ def loans_of_this_thread() -> list[Record]:
 
 
 def lacks(record: Record) -> bool:
-    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its memory,
-    also where the block's thread waits to take that."""
+    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its
+    memory, also where the block's thread waits to take that.
+    """
     return bool(record.state & _record.AWAY) and record not in loans_of_this_thread()
 
 
@@ -193,15 +194,6 @@ class Access:
             self._hook.touch(ours)
             self.await_copies()
             return borrowed(storages)
-
-    @whole
-    def adopt_what_is_new(self) -> None:
-        """Tensors were made where the hook is off: from now on they count, and room is made for them."""
-        adopt_what_lives(self._ledger)
-        if self._ledger.quiet:
-            self._ledger.note_peak()
-        else:
-            self._hook.end_touch()
 
     @whole
     def wrote(self, storage: Storage) -> None:

@@ -1,4 +1,4 @@
-"""The dispatch mode: every op of the block passes here, before and after it runs.
+"""The hook: ops of the block that are not usual pass here, before and after they run.
 
 Three paths, by how much must be known. Correctness never depends on which one is taken:
 
@@ -14,12 +14,12 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import OutOfMemoryError, Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _turns
 from tidelog._errors import BudgetError
@@ -30,7 +30,7 @@ from tidelog.dispatch._dispatch import Kernels, get_compiler
 from tidelog.dispatch._steps import Plan, Steps
 from tidelog.memory import _record
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, Storage, untyped_storage
+from tidelog.memory._record import Holder, Record, has_storage, record_in, unseen
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import (
@@ -41,26 +41,24 @@ from tidelog.storages._ops import (
     Launch,
     Op,
     OpOverload,
-    any_wrapper,
     functional_collectives,
     halves,
+    holders_of,
     info_of,
     merged,
-    storages_in,
+    storages,
     storages_of,
 )
 
 _NONE = type(None)
-_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
-_is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
-_PYTHON_KEY: object = torch._C.DispatchKey.Python
+# Has torch run an op.
+Run: TypeAlias = Callable[[], Any]
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 # CUDA has no memory for an op: room for so many times what it needs is made, try by try.
 _ROOM_TIMES = (2, 8, 32)
 # What torch.compile looks at entered frames with now.
-compiler: Callable[[], object] = get_compiler or _NONE
+compiler: Callable[[], object] = get_compiler
 _NO_KWARGS: Kwargs = {}
 _HERE = contextlib.nullcontext()
 
@@ -72,11 +70,10 @@ def apart() -> Callable[..., Any]:
     return call
 
 
-class Hook(TorchDispatchMode):
+class Hook:
     """Asks the session before each op and reports to it afterwards."""
 
-    sees_kernels = False  # of torch.compile; the block says so
-    supports_higher_order_operators = True  # torch asks; otherwise it refuses them
+    in_cpp = True  # whether usual ops do not come here
 
     def __init__(
         self,
@@ -87,7 +84,6 @@ class Hook(TorchDispatchMode):
         async_uses: AsyncUses,
         kernels: Kernels,
     ) -> None:
-        super().__init__()
         self._ledger = ledger
         self._session = session
         self._steps = steps
@@ -103,59 +99,44 @@ class Hook(TorchDispatchMode):
         # (op, shapes, sizes) -> bytes of its new outputs, when last seen
         self._foresight: dict[tuple[int, ...], int] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch asks whether to wrap `__torch_dispatch__` in what keeps torch.compile away from it, which
-        costs as much as all the rest here. It keeps it away itself, where there is anything to keep."""
-        return get_compiler is None
-
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __call__(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
+        """Called by the op's kernel. `run` has torch run it with these arguments."""
         if compiler() is not None:
-            return apart()(self.__torch_dispatch__, func, types, args, kwargs)
+            return apart()(self.__call__, func, args, kwargs, run)
         if waiting:
             give_way(sys._getframe(1), works=True)
         # As `whole` does it, which would cost a call more.
         collects = is_collecting()
         try:
             stop_collecting()
-            return self._dispatched(func, types, args, kwargs)
+            return self._seen(func, args, kwargs, run)
         finally:
             if collects:
                 collect()
             if held:
                 [*map(come_again, take_held())]
 
-    is_whole(__torch_dispatch__)
-    _turns.is_middle(__torch_dispatch__.__code__, of_any_thread=True)
+    is_whole(__call__)
+    _turns.is_middle(__call__.__code__, of_any_thread=True)
 
-    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    def _seen(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
         ledger = self._ledger
-        if types and any_wrapper(args, kwargs or {}):
-            return NotImplemented  # of the ops that it becomes, each comes here
         if ledger.quiet:
             self._kernels.adopt(func)
             try:
-                result = func(*args, **kwargs) if kwargs else func(*args)
+                result = run()
             except OutOfMemoryError as error:
-                return self._looked_at(error, func, args, kwargs or {})
+                return self._looked_at(error, func, args, kwargs, run)
             kind = type(result)
-            if kind is Tensor:
-                try:
-                    storage = untyped_storage(result)
-                except RuntimeError:  # sparse: it has none of its own
-                    self._register_all(result, func)
-                    return result
-                if storage._tide is None:
-                    ledger.register(storage, (info := info_of(func)).name, bool(info.written))
+            if kind is Tensor and has_storage(result):
+                if record_in(result) is None:
+                    ledger.register(result, (info := info_of(func)).name, bool(info.written))
             elif kind is not _NONE:
                 self._register_all(result, func)
                 if info_of(func).launches:
-                    self._async_uses.began(info_of(func), args, kwargs or {}, result)
+                    self._async_uses.began(info_of(func), args, kwargs, result)
             return result
-        plan = self._steps.plan
-        if plan is not None:
-            return self._watchful(plan, func, args, kwargs or _NO_KWARGS)
-        return self._op(func, args, kwargs or _NO_KWARGS)
+        return self._op(func, args, kwargs, run)
 
     @whole
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
@@ -168,18 +149,17 @@ class Hook(TorchDispatchMode):
         return self._launch(func, args, kwargs) if kwargs else self._kernels.launch(func, args, self._launch)
 
     def _launch(self, func: Launch, args: Args, kwargs: Kwargs = _NO_KWARGS) -> Any:
-        return self._op(func, args, kwargs) if self._is_on() else self._nested(func, args, kwargs)
-
-    def _is_on(self) -> bool:
-        """Whether an op would come here now. In an op, none does."""
-        return any(_mode_at(place) is self for place in range(_count_modes())) and not _is_excluded(_PYTHON_KEY)
+        if self._kernels.is_inside():
+            return self._nested(func, args, kwargs)
+        with unseen():
+            return self._op(func, args, kwargs, _call_of(func, args, kwargs))
 
     def _nested(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """A launch inside a running op is a part of it: what the op uses stays, and what the launch
         uses besides comes in."""
         if self._session.forked:
-            return self._in_forked_child(func, args, kwargs)
-        uses = {record.id: 0 for record in self._records_of(storages_of(args, kwargs))}
+            return self._in_forked_child(args, kwargs, _call_of(func, args, kwargs))
+        uses = {record.id: 0 for record in self._records_of(holders_of(args, kwargs))}
         for record in self._records_of(func.modified(args, kwargs)):
             uses[record.id] = MODIFIES
             self._ledger.modifies(record)
@@ -187,65 +167,58 @@ class Hook(TorchDispatchMode):
             self.touch(uses)
         return func(*args, **kwargs)
 
-    def inside(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def inside(self, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
         """An op in the middle of another, or of a request."""
         if self._ledger.quiet:  # it stays so: nobody knows what the op around uses, and that must not leave
-            return func(*args, **kwargs)
+            return run()
         if self._session.forked:
-            return self._in_forked_child(func, args, kwargs)
+            return self._in_forked_child(args, kwargs, run)
         uses = self._uses
         try:
             self._uses = {}
             with self._steps.inside():
-                return self._observed_here(func, info_of(func), args, kwargs)
+                return self._observed_here(func, info_of(func), args, kwargs, run)
         finally:
             self._uses = uses
 
-    def _op(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def _op(self, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
         plan = self._steps.plan  # None in a child of a fork
         if plan is not None:
-            return self._watchful(plan, func, args, kwargs)
+            return self._watchful(plan, func, args, kwargs, run)
         if self._session.forked:
-            return self._in_forked_child(func, args, kwargs)
-        return self._observed(func, info_of(func), args, kwargs)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Whether torch.compile has an effect inside the block: not where its kernels would not be
-        seen. Torch asks."""
-        return cls.sees_kernels
+            return self._in_forked_child(args, kwargs, run)
+        return self._observed(func, info_of(func), args, kwargs, run)
 
     def expect_collectives(self) -> None:
         """The program is distributed. Any other is spared a look at each op."""
         self.__class__ = DistributedHook
 
-    def _in_forked_child(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def _in_forked_child(self, args: Args, kwargs: Kwargs, run: Run) -> Any:
         """Memory that the fork copied is as good as any; what was out stays with the parent."""
         for storage in storages_of(args, kwargs):
             if storage._tide is not None:
                 _record.refuse_in_child(storage._tide)
-        return func(*args, **kwargs)
+        return run()
 
     def made(self, tensor: Tensor) -> None:
         """An op that did not come here gave this, which has no storage of its own."""
-        self._records_of(storages_of((tensor,), {}))
+        with unseen():
+            self._records_of(holders_of((tensor,), {}))
 
     def _register_all(self, result: Any, func: Op) -> None:
-        storages: list[Storage] = []
-        storages_in(result, storages)
         info = info_of(func)
-        for storage in storages:
-            if storage._tide is None:
-                self._ledger.register(storage, info.name, bool(info.written))
+        for holder in holders_of((result,), {}):
+            if record_in(holder) is None:
+                self._ledger.register(holder, info.name, bool(info.written))
 
     # -- a plan is being followed -----------------------------------------------------------------
 
-    def _watchful(self, plan: Plan, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def _watchful(self, plan: Plan, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
         ledger, steps = self._ledger, self._steps
         index = steps.next_op
         if func is not plan.funcs[index]:
             steps.leave_plan(func)
-            return self._observed(func, info_of(func), args, kwargs)
+            return self._observed(func, info_of(func), args, kwargs, run)
         info, needs = plan.infos[index], plan.needs[index]
         if (
             info.special
@@ -255,22 +228,17 @@ class Hook(TorchDispatchMode):
             or (ledger.counted + needs > ledger.limit and ledger.live + needs > ledger.limit)
             or not self._is_settled(info, args, kwargs)
         ):
-            return self._observed(func, info, args, kwargs)
+            return self._observed(func, info, args, kwargs, run)
         steps.next_op = index + 1
         steps.notice()
         try:
-            result = func(*args, **kwargs)
+            result = run()
         except OutOfMemoryError as error:
             steps.next_op = index
-            return self._looked_at(error, func, args, kwargs)
+            return self._looked_at(error, func, args, kwargs, run)
         kind = type(result)
-        if kind is Tensor:
-            try:
-                storage = untyped_storage(result)
-            except RuntimeError:  # sparse: it has none of its own
-                self._register(result, index, info)
-            else:
-                ledger.record_of(storage, (index, 0, info.name))
+        if kind is Tensor and has_storage(result):
+            ledger.record_of(result, (index, 0, info.name))
         elif kind is not _NONE:
             self._register(result, index, info)
         if needs:
@@ -283,14 +251,13 @@ class Hook(TorchDispatchMode):
         """Whether the session need not be asked about what an op uses: all of it is in memory, and none is
         being copied out. Of copies of what it writes it is told later."""
         ledger, clean = self._ledger, False
-        # As `storages_of`, in place: this is done for most ops.
+        # As `holders_of`, in place: this is done for most ops.
         for value in args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                try:
-                    record = untyped_storage(value)._tide
-                except RuntimeError:
-                    break  # sparse: it has none of its own
+                if not has_storage(value):
+                    break
+                record = record_in(value)
                 if record is None or record.ledger is not ledger:
                     return False
                 if record.state:
@@ -304,8 +271,8 @@ class Hook(TorchDispatchMode):
                 if clean and info.written:
                     self._modifies_clean(info, args, kwargs)
                 return True
-        for storage in storages_of(args, kwargs):
-            record = storage._tide
+        for holder in holders_of(args, kwargs):
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
                 return False
             if record.state and record.state != _record.CLEAN:
@@ -316,33 +283,34 @@ class Hook(TorchDispatchMode):
 
     def _modifies_clean(self, info: Info, args: Args, kwargs: Kwargs) -> None:
         """What an op writes has no copy from here on."""
-        for storage in info.modified(args, kwargs):
-            if storage._tide is not None and storage._tide.state:
-                self._ledger.modified(storage._tide)
+        for holder in info.modified(args, kwargs):
+            record = record_in(holder)
+            if record is not None and record.state:
+                self._ledger.modified(record)
 
     # -- one op, looked at in full ----------------------------------------------------------------
 
-    def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
+    def _observed(self, func: Op, info: Info, args: Args, kwargs: Kwargs, run: Run) -> Any:
         if self._steps.is_performing():
-            return self.inside(func, args, kwargs)
-        return self._observed_here(func, info, args, kwargs)
+            return self.inside(func, args, kwargs, run)
+        return self._observed_here(func, info, args, kwargs, run)
 
-    def _observed_here(self, func: Op, info: Info, args: Args, kwargs: Kwargs) -> Any:
+    def _observed_here(self, func: Op, info: Info, args: Args, kwargs: Kwargs, run: Run) -> Any:
         steps = self._steps
         self._kernels.adopt(func)
         if self._async_uses:
             self._async_uses.look()
         shapes: list[Any] = [info.seed]
         sizes: list[int] = []
-        storages = storages_of(args, kwargs, shapes, sizes)
+        holders = holders_of(args, kwargs, shapes, sizes)
         if info.written and self._ledger.expects_buckets:
-            for storage in info.modified(args, kwargs):
-                self._ledger.record_of_written(storage)
-        records = self._records_of(storages)
+            for holder in info.modified(args, kwargs):
+                self._ledger.record_of_written(holder)
+        records = self._records_of(holders)
         if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
             pieces = halves(args, kwargs)
             if pieces is not None:
-                return merged([self._observed_here(func, info, *piece) for piece in pieces])
+                return merged([self._observed_here(func, info, *piece, _call_of(func, *piece)) for piece in pieces])
 
         uses = {} if info.looks and info.leaves_out(args) else {record.id: 0 for record in records}
         if info.written:
@@ -359,15 +327,15 @@ class Hook(TorchDispatchMode):
         if index >= 0:
             steps.next_op = index + 1
         if info.resizes:
-            for storage in storages:
+            for storage in storages(holders):
                 self._steps.make_usual(storage)
         try:
             if info.asks_pinned and any(record.state & _record.AWAY for record in records):
                 result: Any = False  # torch would look at memory that is not there; page-locked memory never moves
             else:
-                result = func(*args, **kwargs)
+                result = run()
         except OutOfMemoryError as error:
-            result = self._again_with_room(error, func, args, kwargs, needs)
+            result = self._again_with_room(error, func, needs, run)
         finally:
             self._uses = {}
         born = self._register(result, index, info)
@@ -379,28 +347,28 @@ class Hook(TorchDispatchMode):
             self._foresight.clear()
         self._foresight[foreseen] = born
         if info.resizes:
-            for storage in storages:
-                self._ledger.measure_again(storage)
+            for holder in holders:
+                self._ledger.measure_again(holder)
         steps.op_ran(index, func, born)
         return result
 
     # -- an op for which CUDA had no memory, though the budget had ---------------------------------
 
-    def _looked_at(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def _looked_at(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
         """Runs an op again that was not looked at, this time in full."""
         self._refuse_second_run(error, func)
         if self._ledger.quiet:
             self._steps.budget_reached()
-        return self._observed(func, info_of(func), args, kwargs)
+        return self._observed(func, info_of(func), args, kwargs, run)
 
-    def _again_with_room(self, error: OutOfMemoryError, func: Op, args: Args, kwargs: Kwargs, needs: int) -> Any:
+    def _again_with_room(self, error: OutOfMemoryError, func: Op, needs: int, run: Run) -> Any:
         """Room that is in pieces may not do: more leaves then, in the end nearly all that the op does not
         use."""
         self._refuse_second_run(error, func)
         for times in _ROOM_TIMES:
             self._steps.make_room(error, func, self._uses, needs, times)
             try:
-                return func(*args, **kwargs)
+                return run()
             except OutOfMemoryError as again:
                 self._refuse_second_run(again, func)
                 error = again
@@ -412,13 +380,13 @@ class Hook(TorchDispatchMode):
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _records_of(self, storages: Iterable[Storage]) -> list[Record]:
+    def _records_of(self, holders: Iterable[Holder]) -> list[Record]:
         ledger = self._ledger
         records: list[Record] = []
-        for storage in storages:
-            record = storage._tide
+        for holder in holders:
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
-                record = ledger.record_of(storage)
+                record = ledger.record_of(holder)
             if record is not None:
                 records.append(record)
         return records
@@ -430,13 +398,11 @@ class Hook(TorchDispatchMode):
     def _register(self, result: Any, index: int, info: Info) -> int:
         """Registers the storages that an op brought into the world; returns their bytes."""
         ledger = self._ledger
-        storages: list[Storage] = []
-        storages_in(result, storages)
         born = 0
-        for slot, storage in enumerate(storages):
-            record = storage._tide
+        for slot, holder in enumerate(holders_of((result,), {})):
+            record = record_in(holder)
             if record is None or record.ledger is not ledger:
-                record = ledger.record_of(storage, (index, slot, info.name))
+                record = ledger.record_of(holder, (index, slot, info.name))
                 if record is not None:
                     born += record.size
         return born
@@ -473,10 +439,14 @@ class DistributedHook(Hook):
 
     _functional = functional_collectives()
 
-    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    def _seen(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
         if func not in self._functional:
-            return super()._dispatched(func, types, args, kwargs)
-        return self._async_uses.launch(self, func, args, kwargs or {})
+            return super()._seen(func, args, kwargs, run)
+        return self._async_uses.launch(func, args, kwargs, run)
+
+
+def _call_of(func: Op, args: Args, kwargs: Kwargs) -> Run:
+    return partial(func, *args, **kwargs)
 
 
 def _fingerprint(shapes: list[Any], records: list[Record]) -> int:

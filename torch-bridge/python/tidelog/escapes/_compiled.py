@@ -11,7 +11,6 @@ Where this torch keeps these things elsewhere, the block says so, and compiled f
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import math
@@ -22,14 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog.dispatch._access import Access
 from tidelog.escapes._launches import launch, launching
-from tidelog.memory._record import AWAY, Storage, untyped_storage
-from tidelog.storages._ops import Args, Kwargs, Launch, Passing, storages_in
+from tidelog.memory._record import AWAY, Holder, untyped_storage
+from tidelog.storages._ops import Args, Kwargs, Launch, Passing, holders_in
 
 _CODE = "torch._inductor.codecache"
 _TRITON = "torch._inductor.runtime.triton_heuristics"
@@ -68,13 +66,13 @@ class _Kernel(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         if self._written is None or len(args) != self._count:
             return super().modified(args, kwargs)
-        found: list[Storage] = []
+        found: list[Holder] = []
         for place in self._written:
-            storages_in(args[place], found)
-        storages_in(list(kwargs.values()), found)
+            holders_in(args[place], found)
+        holders_in(list(kwargs.values()), found)
         return found
 
     def passing(self) -> Passing | None:
@@ -92,7 +90,7 @@ class _Allocation(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         return []
 
     def expect(self, args: Args) -> int:
@@ -106,34 +104,32 @@ class _Allocation(Launch):
         return Passing((), makes=True, arguments=3)
 
 
-def are_seen() -> bool:
-    """Whether kernels of compiled functions are seen, as far as is known before any is compiled."""
-    return _hooks is not None and _hooks.missing is None
-
-
 def install(access: Access, say: Callable[[str], None]) -> None:
     """Makes what compiled functions launch ops of a block. `say` tells its user."""
     global _hooks
-    import torch._dynamo.convert_frame as dynamo  # the first op of a dispatch mode imports it anyway
+    import torch._dynamo.convert_frame as dynamo
 
     _leave_out_of_graphs()
     _hooks = hooks = _Hooks(access, say)
     _refuse_what_hides(access)
     names = [name for name in _ASKS_FOR_MODES if hasattr(dynamo, name)]
-    if not names or not hasattr(torch.utils._python_dispatch.TorchDispatchMode, "ignore_compile_internals"):
+    if not names:
         hooks.missing = dynamo.__name__
-    elif not hasattr(dynamo, "CatchErrorsWrapper"):
-        hooks.missing = f"{dynamo.__name__}.CatchErrorsWrapper"
     elif _CODE in sys.modules:
         hooks.find()
     if hooks.missing is not None:
+        hooks.run_eagerly()
         _patches.replace(torch, "compile", lambda original: _eagerly(hooks, original))
         if _CODE in sys.modules:
             hooks.complain()
     for name in names:
         _patches.replace(dynamo, name, lambda original: _asked_for_modes(hooks, original))
-    if hooks.missing is None:
-        _patches.replace(dynamo.CatchErrorsWrapper, "__call__", lambda original: _compiling(access, original))
+
+
+def remove() -> None:
+    """The block has ended."""
+    if _hooks is not None:
+        _hooks.end()
 
 
 @functools.cache
@@ -155,29 +151,15 @@ def _eagerly(hooks: _Hooks, original: Wrapper) -> Wrapper:
 
 
 def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
-    """Dynamo is about to compile a function, if no mode is in its way."""
+    """Dynamo is about to compile a function, if no mode is in its way, or code that is not seen."""
 
     def wrapper() -> Any:
         hooks.find()
-        if hooks.missing is not None:
-            hooks.complain()
-            return True
-        return original()
-
-    return wrapper
-
-
-def _compiling(access: Access, original: Wrapper) -> Wrapper:
-    """Dynamo compiles a function. What it makes meanwhile, such as the state of an optimizer whose
-    step it traces, no mode sees; also not inside of DDP, where Dynamo does not see to it itself."""
-    of_ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)
-
-    def wrapper(*args: Any) -> Any:
-        with contextlib.nullcontext() if of_ddp() is None else _disable_current_modes():
-            compiled = original(*args)
-        if getattr(compiled, "guarded_code", None) is not None and access.is_live() and not access.is_elsewhere():
-            access.adopt_what_is_new()
-        return compiled
+        if hooks.missing is None:
+            return original()
+        hooks.run_eagerly()
+        hooks.complain()
+        return True
 
     return wrapper
 
@@ -191,6 +173,18 @@ class _Hooks:
         self._say = say
         self._found = False
         self._said: set[str] = set()
+        self._stance: Any = None  # of torch.compile, as long as it is another one
+
+    def run_eagerly(self) -> None:
+        """What is compiled runs eagerly from here on, whenever it was compiled."""
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        """The block has ended."""
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
     def complain(self) -> None:
         self._say_once(_NOT_SEEN.format(f"no {self.missing} as it was in 2.15"))

@@ -1,8 +1,8 @@
 """Accesses that do not go through the dispatcher: bring the bytes back first, and pin where an
 alias stays.
 
-torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that the
-dispatch mode could see. While a block is open, the methods they go through are wrapped. What is
+torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that a
+kernel could see. While a block is open, the methods they go through are wrapped. What is
 not wrapped meets the access guard: an error that names the tensor, never old bytes.
 """
 
@@ -33,10 +33,8 @@ from tidelog.escapes import (
     _loading,
     _pools,
     _profilers,
-    _scalars,
 )
 from tidelog.escapes._launches import meaning_of_pointers, pointers_mean
-from tidelog.escapes._nested import is_in_op
 from tidelog.escapes._threads import borrow
 from tidelog.memory._record import (
     AWAY,
@@ -122,7 +120,6 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     _launches.install(access)
     _loading.install(access)
     _forks.install(access)
-    _scalars.install(access)
     for name in _SCRIPT_SAVES:
         _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)
@@ -152,7 +149,7 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
 def remove() -> None:
     """Puts every entry point back as it was."""
     _collectives.remove()
-    _scalars.remove()
+    _compiled.remove()
     _patches.take_back()
 
 
@@ -253,7 +250,8 @@ def _modified(access: Access, *storages: Storage) -> None:
 
 
 def _assigning(access: Access, original: Wrapper) -> Wrapper:
-    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here."""
+    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here.
+    """
     assigns = _assigning_a_number(access, original)
 
     def wrapper(tensor: Tensor, index: Any, value: Any) -> Any:
@@ -367,7 +365,7 @@ def _meaning(caller: FrameType) -> str | None:
     asks = caller.f_back if caller.f_code.co_name == "_data_ptr" else None  # of the storage that has this one
     if asks is not None and asks.f_code.co_name in _ASKS_PRESENCE and asks.f_globals is vars(torch.serialization):
         return "presence"
-    return meaning_of_pointers() or ("momentary" if is_in_op(caller) else None)
+    return meaning_of_pointers() or ("momentary" if native().is_inside() else None)
 
 
 def _within(meaning: str, original: Wrapper) -> Wrapper:

@@ -20,7 +20,7 @@ from tidelog import _patches
 from tidelog._patches import Wrapper
 from tidelog.dispatch._access import Access
 from tidelog.escapes._threads import borrow
-from tidelog.storages._ops import Args, Kwargs, Launch, storages_of
+from tidelog.storages._ops import Args, Kwargs, Launch, storages, storages_of
 
 _scope = threading.local()
 
@@ -44,7 +44,7 @@ def meaning_of_pointers() -> str | None:
 def launch(access: Access, func: Launch, args: Args, kwargs: Kwargs) -> Any:
     """Launches a kernel, whatever thread this is."""
     if access.is_elsewhere() and access.is_live():
-        with borrow(access, storages_of(args, kwargs), func.modified(args, kwargs)):
+        with borrow(access, storages_of(args, kwargs), storages(func.modified(args, kwargs))):
             return func(*args, **kwargs)
     return access.launch(func, args, kwargs)
 

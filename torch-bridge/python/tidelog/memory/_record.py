@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 
 from tidelog import _errors
+from tidelog.native._built import loaded, native
 
 if TYPE_CHECKING:
 
@@ -23,16 +25,36 @@ if TYPE_CHECKING:
 else:
     Storage = torch.UntypedStorage
 
+# What has a storage. A storage that Python has met has an object there as long as it lives, and autograd adds nothing
+# to its memory in place any more. So ops are looked at by their tensors.
+Holder: TypeAlias = "torch.Tensor | Storage"
+
 # The methods as torch has them: inside an offload block its classes carry wrappers of these.
 _torch: Any = torch._C
 untyped_storage: Callable[[torch.Tensor], Storage] = _torch.TensorBase.untyped_storage
 nbytes: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.nbytes
 data_ptr: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.data_ptr
 resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
+has_storage: Callable[[torch.Tensor], bool] = _torch._has_storage
 
-# Ops are seen by no mode while this is entered. It is C's: Ctrl-C finds them seen before it or after it, where torch's
-# `_disable_current_modes`, cut short, would leave the thread without its modes.
-unseen = torch._C._DisableTorchDispatch
+
+def unseen() -> AbstractContextManager[None]:
+    """Ops of this thread come neither to a block nor to a mode meanwhile. It is C's: Ctrl-C finds them seen before it
+    or after it.
+    """
+    module = loaded()
+    return cast("AbstractContextManager[None]", module.Unseen() if module else torch._C._DisableTorchDispatch())
+
+
+def between_ops() -> AbstractContextManager[None]:
+    """Ops of this thread are seen meanwhile, also inside an op."""
+    return cast("AbstractContextManager[None]", native().Between())
+
+
+def seen() -> AbstractContextManager[None]:
+    """Ops of this thread come to the block meanwhile, also inside an op and in another thread."""
+    return cast("AbstractContextManager[None]", native().Seen())
+
 
 # What made a storage: an op's index in its step, which of its results it is, and the op's name; or the name alone.
 Birth: TypeAlias = "tuple[int, int, str] | str | None"
@@ -44,6 +66,16 @@ LEAVING = 2  # resident, a copy is being written
 OUT = 4  # no memory; guarded
 COMING = 8  # memory is there, its bytes are not yet; guarded
 AWAY = OUT | COMING
+
+
+def record_in(holder: Holder) -> Record | None:
+    """The record of its storage. None: no block counts it."""
+    return cast("Record | None", native().record_in(holder))
+
+
+def update_on(holder: Holder) -> Pending | None:
+    """The update that hangs on a storage, and has not run."""
+    return cast("Pending | None", native().update_on(holder))
 
 
 def run_updates(storages: Iterable[Storage]) -> None:

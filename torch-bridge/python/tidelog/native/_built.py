@@ -70,6 +70,11 @@ def native() -> Any:
     return _loaded[0]
 
 
+def loaded() -> Any:
+    """The module where something has needed it so far; None: nothing has."""
+    return _loaded[0] if _loaded else None
+
+
 def _instead() -> str:
     """What would do without a compiler."""
     found = (_BUILT_FOR.match(each.name) for each in _PREBUILT.glob("*.so"))

@@ -1,13 +1,11 @@
 // The offload block that is open, as ops need it.
 #pragma once
 
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/PyInterpreter.h>
-
 #include <memory>
 #include <vector>
 
 #include "session.h"
+#include "thread.h"
 
 namespace tidelog {
 
@@ -23,8 +21,9 @@ struct Block {
     bool follows, profiles;
   };
 
-  Block(PyObject* hook, PyObject* ledger, const volatile uint32_t* attention, bool hides_mode)
+  Block(PyObject* hook, PyObject* bystander, PyObject* ledger, const volatile uint32_t* attention)
       : hook(borrowed(hook)),
+        bystander(borrowed(bystander)),
         ledger_object(borrowed(ledger)),
         ledger(types::ledger_in(ledger)),
         steps(attribute(hook, names()._steps)),
@@ -35,7 +34,7 @@ struct Block {
         session(attribute(hook, names()._session), this->ledger, attribute(steps.get(), names()._performer)),
         place(place_of(steps.get())),
         attention(attention),
-        hides_mode(hides_mode) {}
+        in_cpp(is_true(hook, names().in_cpp)) {}
 
   static volatile Place* place_of(PyObject* steps) {
     Py_buffer view;
@@ -64,7 +63,8 @@ struct Block {
     call(heap.get(), names().allocated, checked(PyLong_FromLongLong(allocated.exchange(0))).get());
   }
 
-  const Held hook;
+  const Held hook;       // called with an op of the block's that is for Python
+  const Held bystander;  // the same with one of another thread
   const Held ledger_object;
   Ledger& ledger;
   const Held steps;
@@ -74,7 +74,7 @@ struct Block {
   const LibrarySession session;
   volatile Place* const place;
   const volatile uint32_t* attention;  // not 0 while completions wait
-  const bool hides_mode;               // whether autograd finds no mode, also where tensors move
+  const bool in_cpp;                   // whether usual ops are not for Python
 
   // Of the op that runs and was looked at in full here: what it uses stays where it is while its kernel brings
   // something else back.
@@ -101,10 +101,6 @@ std::shared_ptr<Block>& open_block() {
   return *block;
 }
 
-// The same for looks without Python's lock: whether there is one, and its mode where autograd shall not find that.
-std::atomic<bool> is_open{false};
-std::atomic<PyObject*> hidden_mode{nullptr};
-
 PyObject* get_compiler = nullptr;  // says what torch.compile looks at entered frames with now
 
 // Whether it looks at any.
@@ -116,17 +112,6 @@ bool has_compiler() {
   return checked(is_direct ? PyCFunction_GET_FUNCTION(get_compiler)(PyCFunction_GET_SELF(get_compiler), no_arguments)
                            : PyObject_CallNoArgs(get_compiler))
              .get() != Py_None;
-}
-
-// The only mode of this thread; null: there is none, or others see ops in Python.
-PyObject* mode_of_this_thread() {
-  using Modes = c10::impl::TorchDispatchModeTLS;
-  return Modes::stack_len() == 1 ? Modes::get_stack_at(0)->ptr(getPyInterpreter()) : nullptr;
-}
-
-std::shared_ptr<Block> block_of_this_thread() {
-  const auto& block = open_block();
-  return block && mode_of_this_thread() == block->hook.get() ? block : nullptr;
 }
 
 // Whether an update that has not run hangs on a storage.

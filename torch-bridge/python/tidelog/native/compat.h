@@ -1,25 +1,8 @@
-// What differs between the versions of torch and cannot be asked for by name, which the rest does where it uses it. And
-// what those of the C and C++ libraries lack that a prebuilt module may meet.
+// What a prebuilt module needs of the C and C++ libraries, where those that it meets lack it.
 #pragma once
-
-#include <sys/syscall.h>
-#include <torch/version.h>
-#include <unistd.h>
 
 #include <sstream>
 #include <string>
-
-namespace tidelog {
-
-// Those whose engine of autograd is known: when it adds gradients up in place, and what it holds meanwhile. It is no
-// interface of torch's, so in a version that was not tried sums are out of place where tensors move, and
-// `stats()["dispatch"]` says so.
-constexpr bool knows_engine(int major, int minor) { return major == 2 && minor >= 10 && minor <= 15; }
-
-// As `gettid` of glibc 2.30.
-inline pid_t thread_of_kernel() { return static_cast<pid_t>(syscall(SYS_gettid)); }
-
-}  // namespace tidelog
 
 // A prebuilt module is for glibc 2.28, and the libstdc++ that is as old.
 #if defined(TIDELOG_PREBUILT) && defined(__GLIBCXX__)

@@ -1,9 +1,6 @@
 // What is decided of an op that may go past Python, as `_hook.py` decides it.
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include "backward.h"
 #include "question.h"
 
 namespace tidelog {
@@ -38,15 +35,32 @@ class UnderWay {
 // How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
-  // `repeats`: an op that has failed may run again, as it changes nothing.
-  Kernel(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool makes, bool repeats)
-      : func_(borrowed(func)),
-        makes_(makes),
-        name_(interned(types::string_in(name))),
-        written_(written),
-        seed_(seed),
-        looks_(looks),
-        repeats_(repeats) {}
+  // What Python knows of them.
+  struct Facts {
+    Facts(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool is_product, bool repeats)
+        : func(borrowed(func)),
+          name(interned(types::string_in(name))),
+          written(written),
+          seed(seed),
+          looks(looks),
+          is_product(is_product),
+          repeats(repeats) {}
+
+    const Held func;                // the overload or the launch, in Python
+    const std::string* const name;  // of the op; lives for good
+    const uint64_t written;         // bit i: it writes argument i
+    const uint64_t seed;            // stands for the op in fingerprints
+    const Looks looks;
+    const bool is_product;  // it writes a product of its last two matrices
+    const bool repeats;     // where it has failed it may run again, as it changes nothing
+  };
+
+  explicit Kernel(bool makes) : makes_(makes) {}
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  // Has usual ops go past Python from here on. Called with Python's lock held.
+  void adopt(std::unique_ptr<const Facts> facts) { facts_ = std::move(facts); }
 
   enum class Path { python, quiet, planned, observed };
 
@@ -67,10 +81,10 @@ class Kernel {
   // `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
-    if (!is_open.load(std::memory_order_relaxed)) return false;
     Gil gil;
-    if (Whole::depth != 0) return false;  // in the middle of another, or of a request
+    if (!facts_ || Whole::depth != 0) return false;  // unknown, or in the middle of another, or of a request
     if (PyList_GET_SIZE(Whole::waiting) != 0) return false;
+    if (facts_->is_product && !arguments.are_of_product()) return false;
     Whole whole;
     if (!passes(run, arguments)) {
       if (!run.block || !begins(run, arguments, make_numbers())) return false;
@@ -84,6 +98,7 @@ class Kernel {
   template <class Redispatch>
   std::invoke_result_t<Redispatch> carry_out(const Run& run, const Redispatch& redispatch) const {
     ++passed;
+    At inside(Where::inside);
     try {
       return redispatch();
     } catch (...) {
@@ -94,7 +109,7 @@ class Kernel {
 
   // Whether Python does the op again, which makes room first: the device had no memory for it.
   bool gives_back(Run& run) const {
-    if (!repeats_) return false;
+    if (!facts_->repeats) return false;
     Gil gil;
     run.under_way.ends();
     run.learns = false;
@@ -118,19 +133,19 @@ class Kernel {
   }
 
  protected:
-  const Held func_;  // the overload or the launch, in Python
+  std::unique_ptr<const Facts> facts_;  // null: all are for Python
   const bool makes_;  // whether a result may have a storage that no argument has
 
  private:
   // Whether an op writes this argument.
-  bool writes(size_t position) const { return (written_ >> position & 1) != 0; }
+  bool writes(size_t position) const { return (facts_->written >> position & 1) != 0; }
 
   // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
   // the op is for Python.
   bool passes(Run& run, const Tensors& arguments) const {
-    auto block = block_of_this_thread();
+    auto block = open_block();
     // Frames that are entered from here on would be compiled.
-    if (!block || has_compiler()) return false;
+    if (!block || !block->in_cpp || has_compiler()) return false;
     run.block = std::move(block);
     if (!run.block->ledger.quiet) {
       if (!is_as_planned(run, arguments)) return false;
@@ -219,19 +234,18 @@ class Kernel {
   // As `Hook._observed`, up to where the op runs.
   bool begins(Run& run, const Tensors& arguments, const Numbers& numbers) const {
     Block& block = *run.block;
-    c10::impl::ForceDispatchKeyGuard guard(with_mode(c10::impl::tls_local_dispatch_key_set()));
-    if (looks_ == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
+    if (facts_->looks == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
     if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
     run.index = block.place->next_op;
     if (block.place->follows && !(block.follows() && is_expected(block, run.index))) return false;
 
-    Question question(seed_);
+    Question question(facts_->seed);
     run.used.clear();
-    bool leaves_out = looks_ == Looks::always;
+    bool leaves_out = facts_->looks == Looks::always;
     bool is_usual = arguments.each([&](size_t position, const at::Tensor& tensor) {
       if (!question.add(block, tensor, writes(position))) return false;
       run.used.push_back(tensor.storage().unsafeGetStorageImpl());
-      if (looks_ == Looks::at_shape && position == 0) leaves_out = numbers.has_second(tensor.sizes());
+      if (facts_->looks == Looks::at_shape && position == 0) leaves_out = numbers.has_second(tensor.sizes());
       return true;
     });
     if (!is_usual) return false;
@@ -245,7 +259,7 @@ class Kernel {
     int64_t needs = foreseen->second;
     block.uses = question.uses();
     try {
-      block.session.begin_op(run.index, fingerprint, name_->c_str(), question.uses(), needs);
+      block.session.begin_op(run.index, fingerprint, facts_->name->c_str(), question.uses(), needs);
       block.ledger.launches();
       if (run.index >= 0 && block.place->profiles) block.ledger.streams().op_begins(run.index);
     } catch (...) {
@@ -264,7 +278,6 @@ class Kernel {
   void ends(const Run& run, const Tensors& results) const {
     Gil gil;
     Whole whole;
-    c10::impl::ForceDispatchKeyGuard guard(with_mode(c10::impl::tls_local_dispatch_key_set()));
     Block& block = *run.block;
     block.end_uses();
     int64_t slot = 0, born = bytes_made(run, results);
@@ -285,7 +298,7 @@ class Kernel {
   // As `Steps.profiled`.
   void profiled(const Block& block, int64_t index, int64_t born) const {
     if (!block.place->profiles) return;
-    put_last(block.funcs.get(), index, func_.get());
+    put_last(block.funcs.get(), index, facts_->func.get());
     put_last(block.needs_seen.get(), index, checked(PyLong_FromLongLong(born)).get());
     block.ledger.streams().op_ran();
   }
@@ -319,7 +332,7 @@ class Kernel {
     Record* known = Records::of(storage);
     if (known != nullptr && known->ledger == &run.block->ledger) return true;
     if (known != nullptr || storage.pyobj_slot()->load_pyobj() != nullptr || !Records::can_own(storage)) return false;
-    run.block->ledger.born(storage, Birth{name_, run.index, slot});
+    run.block->ledger.born(storage, Birth{facts_->name, run.index, slot});
     return true;
   }
 
@@ -328,7 +341,7 @@ class Kernel {
     if (!is_plain(tensor))  // a sparse one has others for its memory
       call(run.block->hook.get(), names().made, checked(THPVariable_Wrap(tensor)).get());
     else
-      run.block->ledger.record_of(*tensor.storage().unsafeGetStorageImpl(), Birth{name_, run.index, slot});
+      run.block->ledger.record_of(*tensor.storage().unsafeGetStorageImpl(), Birth{facts_->name, run.index, slot});
   }
 
   static void tell(const Run& run) {
@@ -341,12 +354,6 @@ class Kernel {
     Run now = run;
     if (!has_room(now, 0)) call(block.steps.get(), names().end_op);
   }
-
-  const std::string* const name_;  // of the op; lives for good
-  const uint64_t written_;  // bit i: it writes argument i
-  const uint64_t seed_;     // stands for the op in fingerprints
-  const Looks looks_;
-  const bool repeats_;
 };
 
 }  // namespace tidelog

@@ -10,18 +10,19 @@ namespace tidelog {
 class Launch final : public Kernel {
  public:
   // `arguments`: how many each has.
-  Launch(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, bool makes, size_t arguments)
-      : Kernel(func, name, written, seed, Looks::never, makes, /*repeats=*/false), arguments_(arguments) {}
+  Launch(std::unique_ptr<const Facts> facts, bool makes, size_t arguments) : Kernel(makes), arguments_(arguments) {
+    adopt(std::move(facts));
+  }
 
   // Launches it, or has Python do so.
   Held operator()(PyObject* arguments, PyObject* python) const {
     Run run;
     if (!takes(run, arguments)) {
-      Held result = checked(PyObject_CallFunctionObjArgs(python, func_.get(), arguments, nullptr));
+      Held result = checked(PyObject_CallFunctionObjArgs(python, facts_->func.get(), arguments, nullptr));
       if (run.learns) learn(run, results_in(result));
       return result;
     }
-    Held result = carry_out(run, [&] { return checked(PyObject_Call(func_.get(), arguments, nullptr)); });
+    Held result = carry_out(run, [&] { return checked(PyObject_Call(facts_->func.get(), arguments, nullptr)); });
     done(run, results_in(result));
     return result;
   }
@@ -29,7 +30,7 @@ class Launch final : public Kernel {
  private:
   bool takes(Run& run, PyObject* arguments) const {
     // In an op it is a part of that.
-    if (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python)) return false;
+    if (observer_of(DispatchKeySet()) != Observer::block) return false;
     if (static_cast<size_t>(PyTuple_GET_SIZE(arguments)) != arguments_) return false;
     c10::ArrayRef<PyObject*> values(reinterpret_cast<PyTupleObject*>(arguments)->ob_item, arguments_);
     return Kernel::takes(run, Tensors(values), [&] { return Numbers(values); });

@@ -1,17 +1,17 @@
-// Usual ops, without Python.
+// Every op of a block, and of other threads while there is one.
 //
-// Torch hands every op to a dispatch mode in Python, which costs two to five microseconds an op, more than many ops
-// take. For the ops of a program this module registers kernels of its own for the dispatch key `Python`. A kernel does
-// what `Hook.__torch_dispatch__` would do on its three paths, which `_hook.py` describes; wherever it is not sure, it
-// calls what torch has there, and by that the mode. So all that is decided here is decided in `_hook.py` too, in the
-// same way. Memory that a session asks for is given and taken here, too (`performer.h`). Without a block the kernels
-// only call what torch has there.
+// For each op this module registers a kernel at the key `BackendSelect`, below autograd and above what computes. To do
+// all that is to be done there in Python would cost two to five microseconds an op, more than many ops take. So a
+// kernel does what `Hook` would do on its three paths, which `_hook.py` describes; wherever it is not sure, it calls
+// that. So all that is decided here is decided in `_hook.py` too, in the same way. Memory that a session asks for is
+// given and taken here, too (`performer.h`). Without a block the kernels only call what torch has beneath them.
 
 #include <unordered_map>
 
+#include "compat.h"
+#include "guards.h"
 #include "launch.h"
-#include "operators.h"
-#include "scalar.h"
+#include "registrations.h"
 
 using namespace tidelog;
 
@@ -28,38 +28,6 @@ auto& launches() {
   return *all;
 }
 
-auto& registrations() {
-  static auto* all = new std::vector<c10::RegistrationHandleRAII>;
-  return *all;
-}
-
-c10::KernelFunction kernel_where_hidden(const c10::OperatorHandle& op, const Boxed& kernel, MakeUnboxed* unboxed) {
-  using c10::KernelFunction;
-  auto otherwise = KernelFunction::makeFromBoxedFunctor(std::make_unique<HandOn>(/*knows_sums=*/true));
-  if (is_sum(op))
-    return KernelFunction::makeFromUnboxedFunctor<false, Sum>(std::make_unique<Sum>(op, kernel, std::move(otherwise)));
-  if (unboxed) return unboxed(op, kernel, DispatchKey::Fake, std::move(otherwise));
-  return KernelFunction::makeFromBoxedFunctor(std::make_unique<PassingBoxed>(kernel, std::move(otherwise)));
-}
-
-void register_kernels(const c10::OperatorHandle& op, std::unique_ptr<Boxed> kernel) {
-  auto add = [&](DispatchKey key, c10::KernelFunction function) {
-    registrations().push_back(c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(function),
-                                                                        std::nullopt, nullptr, "tidelog"));
-  };
-  const Boxed& known = *kernel;
-  MakeUnboxed* unboxed = unboxed_kernels_of(op.operator_name());
-  auto boxed = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
-  add(DispatchKey::Python, unboxed ? unboxed(op, known, DispatchKey::Python, boxed) : boxed);
-  // One that autograd takes apart hands on others.
-  bool is_whole = !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-  if (!is_whole || !can_run_without_mode() || op.hasKernelForDispatchKey(DispatchKey::Fake)) return;
-  // This first: where it is called, another thread may have met what torch has for the next key.
-  add(DispatchKey::Fake, kernel_where_hidden(op, known, unboxed));
-  auto hide = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hide>());
-  add(DispatchKey::PythonTLSSnapshot, unboxed ? unboxed(op, known, DispatchKey::PythonTLSSnapshot, hide) : hide);
-}
-
 // -- what Python calls --------------------------------------------------------------------------------
 
 PyObject* adopt(PyObject*, PyObject* args) {
@@ -71,14 +39,11 @@ PyObject* adopt(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OUssKKipp", &func, &text, &name, &overload, &written, &seed, &looks, &is_product,
                         &repeats))
     return nullptr;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto op = dispatcher.findSchema({name, overload});
-  if (kernels().count(func) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::Python)) Py_RETURN_FALSE;
-  if (op->schema().arguments().size() > 64) Py_RETURN_FALSE;
-  auto kernel = std::make_unique<Boxed>(*op, func, text, written, seed, static_cast<Looks>(looks), is_product, repeats);
-  kernels().emplace(func, kernel.get());
-  register_kernels(*op, std::move(kernel));
-  Py_RETURN_TRUE;
+  Boxed* kernel = Registrations::all().kernel_of({name, overload});
+  if (kernel != nullptr && kernels().emplace(func, kernel).second)
+    kernel->adopt(
+        std::make_unique<Kernel::Facts>(func, text, written, seed, static_cast<Looks>(looks), is_product, repeats));
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
@@ -90,7 +55,9 @@ PyObject* adopt_launch(PyObject*, PyObject* args) {
   Py_ssize_t arguments;
   if (!PyArg_ParseTuple(args, "OUKKpn", &func, &name, &written, &seed, &makes, &arguments)) return nullptr;
   if (kernels().count(func) == 0) {
-    auto* launch = new Launch(func, name, written, seed, makes, arguments);
+    auto facts = std::make_unique<Kernel::Facts>(func, name, written, seed, Looks::never, /*is_product=*/false,
+                                                 /*repeats=*/false);
+    auto* launch = new Launch(std::move(facts), makes, arguments);
     kernels().emplace(func, launch);
     launches().emplace(func, launch);
   }
@@ -111,9 +78,8 @@ PyObject* launch(PyObject*, PyObject* args) {
 
 PyObject* open(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *hook, *ledger, *compiler, *attention, *held, *waiting;
-  int hides_mode;
-  if (!PyArg_ParseTuple(args, "OOOO!pO!O!", &hook, &ledger, &compiler, &PyMemoryView_Type, &attention, &hides_mode,
+  PyObject *hook, *bystander, *ledger, *compiler, *attention, *held, *waiting;
+  if (!PyArg_ParseTuple(args, "OOOOO!O!O!", &hook, &bystander, &ledger, &compiler, &PyMemoryView_Type, &attention,
                         &PyList_Type, &held, &PyList_Type, &waiting))
     return nullptr;
   Whole::held = borrowed(held).release();
@@ -122,20 +88,48 @@ PyObject* open(PyObject*, PyObject* args) {
   Py_INCREF(compiler);
   get_compiler = compiler;
   auto waits = static_cast<const volatile uint32_t*>(PyMemoryView_GET_BUFFER(attention)->buf);
-  open_block() = std::shared_ptr<Block>(new Block(hook, ledger, waits, hides_mode), End());
-  is_open = true;
-  hidden_mode = hides_mode ? hook : nullptr;
+  Registrations::all().bring_up_to_date();
+  open_block() = std::shared_ptr<Block>(new Block(hook, bystander, ledger, waits), End());
+  Workers::begin();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* close(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  is_open = false;
-  hidden_mode = nullptr;
+  Workers::end();
   open_block() = nullptr;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
+}
+
+PyObject* meet_new_ops(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  Registrations::all().bring_up_to_date();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(where() == Where::inside); }
+
+PyObject* finalizers_begin(PyObject*, PyObject*) {
+  bool are_inside = where() == Where::inside;
+  if (are_inside) move_to(Where::in_finalizer);
+  return PyBool_FromLong(are_inside);
+}
+
+PyObject* finalizers_end(PyObject*, PyObject*) {
+  move_to(Where::inside);
+  Py_RETURN_NONE;
+}
+
+PyObject* works(PyObject*, PyObject* does) {
+  works_for_block = does == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject* works_here(PyObject*, PyObject*) {
+  return PyBool_FromLong(Workers::is_open() && Workers::have_this_thread());
 }
 
 PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0); }
@@ -188,86 +182,8 @@ PyObject* follow(PyObject*, PyObject* plan) {
   END_HANDLE_TH_ERRORS
 }
 
-// Calls the first argument with the others, with other keys on this thread.
-PyObject* call_with(ThreadKeys keys, PyObject* args, PyObject* kwargs) {
-  Held function = checked(PySequence_GetItem(args, 0));
-  Held others = checked(PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)));
-  c10::impl::ForceDispatchKeyGuard guard(keys);
-  return checked(PyObject_Call(function.get(), others.get(), kwargs)).release();
-}
-
-PyObject* run_backward(PyObject*, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
-  auto block = block_of_this_thread();
-  if (block && !keys.excluded_.has(DispatchKey::Python) && (block->hides_mode || block->ledger.quiet) &&
-      can_run_without_mode())
-    keys = without_mode(keys);
-  return call_with(keys, args, kwargs);
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* run_with_mode(PyObject*, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
-  return call_with(keys.included_.has(DispatchKey::Fake) ? with_mode(keys) : keys, args, kwargs);
-  END_HANDLE_TH_ERRORS
-}
-
-// A compiled function is about to run, and puts the keys back afterwards that `save` notes. No frame of Python may be
-// between: torch would compile it.
-PyObject* enter_compiled(PyObject*, PyObject* save) {
-  HANDLE_TH_ERRORS
-  Held saved = checked(PyObject_CallNoArgs(save));
-  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
-  if (keys.included_.has(DispatchKey::Fake)) c10::impl::_force_tls_local_dispatch_key_set(with_mode(keys));
-  return saved.release();
-  END_HANDLE_TH_ERRORS
-}
-
-// The same where torch notes no keys: it calls one function before the compiled one, and another in any case after it.
-thread_local std::vector<ThreadKeys> noted;
-
-PyObject* enter_noted(PyObject*, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  ThreadKeys keys = c10::impl::tls_local_dispatch_key_set();
-  Held result = checked(call_with(keys, args, kwargs));
-  noted.push_back(keys);
-  if (keys.included_.has(DispatchKey::Fake)) c10::impl::_force_tls_local_dispatch_key_set(with_mode(keys));
-  return result.release();
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* leave_noted(PyObject*, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  Held result = checked(call_with(c10::impl::tls_local_dispatch_key_set(), args, kwargs));
-  if (!noted.empty()) {  // empty: the function was called before the block began
-    c10::impl::_force_tls_local_dispatch_key_set(noted.back());
-    noted.pop_back();
-  }
-  return result.release();
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* why_sums_unknown(PyObject*, PyObject*) {
-  if (AutogradEngine::is_known) return PyUnicode_FromString("");
-  return PyUnicode_FromFormat("what autograd's engine of torch %s does with this C library is not known",
-                              TORCH_VERSION);
-}
-
-PyObject* watch_scalars(PyObject*, PyObject* function) {
-  HANDLE_TH_ERRORS
-  tidelog::watch_scalars(function);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyCFunction with_keywords(PyCFunctionWithKeywords function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 PyMethodDef METHODS[] = {
-    {"adopt", adopt, METH_VARARGS, "Registers a kernel for an op; returns whether it has one now."},
+    {"adopt", adopt, METH_VARARGS, "Has an op go past Python where that changes nothing."},
     {"adopt_launch", adopt_launch, METH_VARARGS, "Knows what is launched from here on."},
     {"launch", launch, METH_VARARGS, "Launches it as an op, or has a function do so."},
     {"open", open, METH_VARARGS, "A block begins."},
@@ -276,22 +192,21 @@ PyMethodDef METHODS[] = {
     {"running_uses", running_uses, METH_NOARGS, "What the op uses that runs and was looked at in full here."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
     {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
-    {"why_sums_unknown", why_sums_unknown, METH_NOARGS, "Why autograd's sums cannot be told from others, if so."},
+    {"record_in", types::record_in_block, METH_O, "The record of a storage; None: no block counts it."},
+    {"update_on", types::update_on, METH_O,
+     "The update that hangs on a storage, and has not run; None: there is none."},
     {"record_for", types::record_for, METH_O,
      "The record of a storage; it is made, in no ledger, where there is none."},
     {"passed", passed_ops, METH_NOARGS, "How many ops did not go through Python so far."},
     {"performed", performed_requests, METH_NOARGS, "How many requests were not done in Python so far."},
-    {"run_backward", with_keywords(run_backward), METH_VARARGS | METH_KEYWORDS,
-     "Calls what runs autograd's engine, which finds no mode."},
-    {"run_with_mode", with_keywords(run_with_mode), METH_VARARGS | METH_KEYWORDS,
-     "Calls what finds the mode there, too."},
-    {"enter_compiled", enter_compiled, METH_O,
-     "Notes the keys of this thread by a function, and finds the mode again."},
-    {"enter_noted", with_keywords(enter_noted), METH_VARARGS | METH_KEYWORDS,
-     "Calls a function, notes the keys of this thread, and finds the mode again."},
-    {"leave_noted", with_keywords(leave_noted), METH_VARARGS | METH_KEYWORDS,
-     "Puts back the keys that were noted last, and calls a function."},
-    {"watch_scalars", watch_scalars, METH_O, "Has a function bring back what C++ reads a number of."},
+    {"meet_new_ops", meet_new_ops, METH_NOARGS, "Ops may have come: each has a kernel from here on."},
+    {"is_inside", is_inside, METH_NOARGS, "Whether this thread is inside an op."},
+    {"finalizers_begin", finalizers_begin, METH_NOARGS,
+     "Finalizers begin to run in this thread; returns whether it is inside an op, which `finalizers_end` has to "
+     "follow."},
+    {"finalizers_end", finalizers_end, METH_NOARGS, "They have run, inside an op."},
+    {"works", works, METH_O, "Whether this thread works for the block, whatever torch says."},
+    {"works_here", works_here, METH_NOARGS, "Whether it works for the block that is open."},
     {"follow", follow, METH_O, "The block follows this plan in steps that follow one; None: there is none."},
     {"take", moves::take, METH_VARARGS, "Frees a storage's memory, and guards it."},
     {"empty", moves::empty, METH_VARARGS, "The same, and its size is 0 then."},
@@ -313,11 +228,12 @@ PyMODINIT_FUNC PyInit__tidelog_native() {
     PyErr_SetString(PyExc_ImportError, "this Python hashes tuples in another way");
     return nullptr;
   }
-  if (types::ready() < 0) return nullptr;
+  if (types::ready() < 0 || types::ready_guards() < 0) return nullptr;
   PyObject* module = PyModule_Create(&MODULE);
   if (module == nullptr) return nullptr;
   for (auto [name, type] : {std::pair("Ledger", &types::LEDGER), std::pair("RecordOf", &types::RECORD_OF),
-                            std::pair("Streams", &types::STREAMS)})
+                            std::pair("Streams", &types::STREAMS), std::pair("Unseen", &types::UNSEEN),
+                            std::pair("Between", &types::BETWEEN), std::pair("Seen", &types::SEEN)})
     if (PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) < 0) {
       Py_DECREF(module);
       return nullptr;

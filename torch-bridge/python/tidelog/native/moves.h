@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "allocator.h"
 #include "records.h"
@@ -12,6 +13,12 @@ namespace tidelog::moves {
 inline c10::StorageImpl& impl_of(PyObject* storage) {
   TORCH_CHECK_TYPE(THPStorage_Check(storage), "expected a storage");
   return *THPStorage_Unpack(storage).unsafeGetStorageImpl();
+}
+
+// Of a storage, or a tensor that has one. Of that no storage gets an object in Python: it would have that as long as it
+// lives, and autograd would add nothing to its memory in place.
+inline c10::StorageImpl& impl_in(PyObject* holder) {
+  return THPVariable_Check(holder) ? *THPVariable_Unpack(holder).storage().unsafeGetStorageImpl() : impl_of(holder);
 }
 
 inline Message message_in(PyObject* text) {

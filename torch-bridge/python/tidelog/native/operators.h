@@ -61,13 +61,13 @@ namespace tidelog {
   OP(where_self) OP(zeros_like)
 // clang-format on
 
-// How its kernels are made.
-using MakeUnboxed = c10::KernelFunction(const c10::OperatorHandle&, const Kernel&, DispatchKey, c10::KernelFunction);
+// How its kernel is made.
+using MakeUnboxed = c10::KernelFunction(const c10::OperatorHandle&, const Kernel&, c10::KernelFunction);
 
 // Null: the operator has none.
-MakeUnboxed* unboxed_kernels_of(const c10::OperatorName& name) {
+MakeUnboxed* unboxed_kernel_of(const c10::OperatorName& name) {
   using All = std::unordered_map<c10::OperatorName, MakeUnboxed*>;
-#define OP(op) {{at::_ops::op::name, at::_ops::op::overload_name}, Kernels<at::_ops::op>::passing},
+#define OP(op) {{at::_ops::op::name, at::_ops::op::overload_name}, Unboxed<at::_ops::op>::make},
   static const auto* all = new All{TIDELOG_OPERATORS};
 #undef OP
   auto found = all->find(name);

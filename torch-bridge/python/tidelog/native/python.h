@@ -150,6 +150,8 @@ struct Names {
   NAME(evict);
   NAME(forked);
   NAME(funcs);
+  NAME(in_cpp);
+  NAME(inside);
   NAME(is_alive);
   NAME(looks_on);
   NAME(made);

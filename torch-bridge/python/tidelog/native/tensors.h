@@ -10,8 +10,6 @@
 
 namespace tidelog {
 
-using c10::DispatchKey;
-using c10::DispatchKeySet;
 using torch::jit::Stack;
 
 // Calls `visit` with each tensor of a value; false: it holds something else that has storages, or `visit`
@@ -20,7 +18,7 @@ template <class Visit>
 bool each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    // A number of Python's, as an op of tensors gets it, is no tensor to a mode either.
+    // A number of Python's, as an op of tensors gets it, is no tensor in Python either.
     return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
   }
   if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -48,9 +46,17 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.key_set().has(DispatchKey::Python) && !tensor.is_nested();
 }
 
+// Whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it names.
+inline bool has_no_bytes(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
+}
+
 // The tensors of an op's arguments, or of its results. Each is alive as long as those are.
 class Tensors {
  public:
+  Tensors() = default;
+
   // The last `count` values of a stack.
   Tensors(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
@@ -73,6 +79,11 @@ class Tensors {
   bool each(const Visit& visit) const {
     return is_all_ &&
            std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
+  }
+
+  // Whether one of them has no bytes.
+  bool have_meta() const {
+    return std::any_of(found_.begin(), found_.end(), [](const auto& each) { return has_no_bytes(*each.second); });
   }
 
   // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does

@@ -186,8 +186,19 @@ inline PyMethodDef RECORD_METHODS[] = {
 inline PyObject* record_of_storage(PyObject*, PyObject* storage, PyObject*) {
   return guarded([&]() -> PyObject* {
     if (storage == nullptr || storage == Py_None) return none();
-    Record* record = Records::of(moves::impl_of(storage));
+    Record* record = Records::of(moves::impl_in(storage));
     return record != nullptr && record->ledger != nullptr ? wrap(record) : none();
+  });
+}
+
+inline PyObject* record_in_block(PyObject*, PyObject* storage) { return record_of_storage(nullptr, storage, nullptr); }
+
+// The update that hangs on a storage, and has not run; None: there is none.
+inline PyObject* update_on(PyObject*, PyObject* storage) {
+  return guarded([&] {
+    c10::StorageImpl& impl = moves::impl_in(storage);
+    if (!Ledger::has_update(impl)) return none();
+    return PyObject_GetAttr(impl.pyobj_slot()->load_pyobj(), names()._tide_update);
   });
 }
 
@@ -300,12 +311,12 @@ inline PyMethodDef LEDGER_METHODS[] = {
            ledger.access = borrowed(access); ledger.when_full = borrowed(when_full)),
     METHOD("record_of", METH_VARARGS, "A storage's record; None: it is not ours to move.",
            auto [storage, birth] = arguments_in<2>(given, 1);
-           return wrap(ledger.record_of(moves::impl_of(storage), birth != nullptr ? birth_in(birth) : Birth()))),
+           return wrap(ledger.record_of(moves::impl_in(storage), birth != nullptr ? birth_in(birth) : Birth()))),
     METHOD("record_of_written", METH_O, "The same of a storage that an op writes.",
-           return wrap(ledger.record_of_written(moves::impl_of(given)))),
+           return wrap(ledger.record_of_written(moves::impl_in(given)))),
     METHOD("register", METH_VARARGS, "Counts an op's new storage while all is quiet.",
            auto [storage, birth, is_written] = arguments_in<3>(given);
-           ledger.born_quietly(moves::impl_of(storage), birth_in(birth), truth_in(is_written))),
+           ledger.born_quietly(moves::impl_in(storage), birth_in(birth), truth_in(is_written))),
     METHOD("has_grown", METH_NOARGS, "More may be in memory than ever, while all is quiet.", ledger.has_grown()),
     METHOD("number_of", METH_O, "The number by which the session knows a storage.",
            return number(ledger.number_of(record_in(given)))),
@@ -338,7 +349,7 @@ inline PyMethodDef LEDGER_METHODS[] = {
            ledger.modifies(record_in(given))),
     METHOD("modified", METH_O, "The same by what it is not asked about.", ledger.modified(record_in(given))),
     METHOD("measure_again", METH_O, "Something may have resized this storage.",
-           ledger.measure_again(moves::impl_of(given))),
+           ledger.measure_again(moves::impl_in(given))),
     METHOD("has_away", METH_NOARGS, "Whether any storage has no memory, or not its bytes yet.",
            return boolean(ledger.has_away())),
     METHOD("movable", METH_O, "Whether a storage's memory is torch's own to give and take.",

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/add_ops.h>
 
 #include "boxed.h"
 
@@ -70,81 +69,44 @@ void each_number(const at::OptionalArrayRef<Value>& values, const Visit& visit) 
   if (values) each_number(*values, visit);
 }
 
-// An op's kernels. `Op`: torch's description of it, of the namespace `at::_ops`.
+// An op's kernel. `Op`: torch's description of it, of the namespace `at::_ops`.
 template <class Op, class Schema = typename Op::schema>
-struct Kernels;
+struct Unboxed;
 
 template <class Op, class Return, class... Arguments>
-struct Kernels<Op, Return(Arguments...)> {
-  // For the key that an op meets first, for `Python`, and for the one by which ops come where the mode is hidden. In
-  // one, as each is compiled with a kernel for stacks besides.
-  struct Passing final : c10::OperatorKernel {
-    Passing(const c10::OperatorHandle& op, const Kernel& kernel, DispatchKey key, c10::KernelFunction otherwise)
-        : op_(op),
-          kernel_(kernel),
-          otherwise_(std::move(otherwise)),
-          key_(key),
-          below_(DispatchKeySet::FULL_AFTER, key) {}
+struct Unboxed<Op, Return(Arguments...)> final : c10::OperatorKernel {
+  // `boxed`: of the same op. It lives as long as the process.
+  Unboxed(const c10::OperatorHandle& op, const Kernel& kernel, c10::KernelFunction boxed)
+      : op_(op), kernel_(kernel), boxed_(std::move(boxed)) {}
 
-    Return operator()(DispatchKeySet keys, Arguments... arguments) {
-      if (key_ == DispatchKey::PythonTLSSnapshot) {  // as `Hide`
-        Hidden hidden(keys);
-        return Op::redispatch(hidden.keys(), std::forward<Arguments>(arguments)...);
+  Return operator()(DispatchKeySet keys, Arguments... arguments) {
+    Observer observer = observer_of(keys);
+    auto known = std::tie(std::as_const(arguments)...);
+    Tensors tensors = observer != Observer::nobody ? Tensors(known) : Tensors();
+    if (observer == Observer::nobody || tensors.have_meta())
+      return Op::redispatch(keys & BELOW, std::forward<Arguments>(arguments)...);
+    Kernel::Run run;
+    if (observer == Observer::block && kernel_.takes(run, tensors, [&] { return Numbers(known); })) {
+      try {
+        Return result = kernel_.carry_out(run, [&]() -> Return { return Op::redispatch(keys & BELOW, arguments...); });
+        kernel_.done(run, Tensors(std::tie(std::as_const(result))));
+        return result;
+      } catch (const c10::OutOfMemoryError&) {
+        if (!kernel_.gives_back(run)) throw;
       }
-      Kernel::Run run;
-      if (takes(run, arguments...)) {
-        try {
-          Return result = kernel_.carry_out(run, [&]() -> Return {
-            c10::impl::ForceDispatchKeyGuard guard(past_python(c10::impl::tls_local_dispatch_key_set(), key_));
-            return Op::redispatch(keys & below_, arguments...);
-          });
-          kernel_.done(run, Tensors(std::tie(std::as_const(result))));
-          return result;
-        } catch (const c10::OutOfMemoryError&) {
-          if (!kernel_.gives_back(run)) throw;
-        }
-      }
-      return otherwise_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
     }
-
-   private:
-    bool takes(Kernel::Run& run, const std::remove_reference_t<Arguments>&... arguments) const {
-      if (is_cut_off(key_)) return false;
-      auto known = std::tie(arguments...);
-      return kernel_.takes(run, Tensors(known), [&] { return Numbers(known); });
-    }
-
-    const c10::OperatorHandle op_;
-    const Kernel& kernel_;  // lives as long as the process
-    const c10::KernelFunction otherwise_;
-    const DispatchKey key_;
-    const DispatchKeySet below_;
-  };
-
-  static c10::KernelFunction passing(const c10::OperatorHandle& op, const Kernel& kernel, DispatchKey key,
-                                     c10::KernelFunction otherwise) {
-    auto made = std::make_unique<Passing>(op, kernel, key, std::move(otherwise));
-    return c10::KernelFunction::makeFromUnboxedFunctor<false, Passing>(std::move(made));
+    return boxed_.template call<Return, Arguments...>(op_, keys, std::forward<Arguments>(arguments)...);
   }
-};
 
-// As the one for where the mode is hidden, for the op that adds up gradients. No stack has what they are added to.
-class Sum final : public c10::OperatorKernel {
- public:
-  using Add = at::_ops::add_Tensor;
-
-  Sum(const c10::OperatorHandle& op, const Kernel& kernel, c10::KernelFunction otherwise)
-      : passing_(op, kernel, DispatchKey::Fake, std::move(otherwise)) {}
-
-  at::Tensor operator()(DispatchKeySet keys, const at::Tensor& sum, const at::Tensor& other, const at::Scalar& alpha) {
-    if (!AutogradEngine::is_known || !becomes_in_place(sum, other, alpha, /*stacks=*/0))
-      return passing_(keys, sum, other, alpha);
-    at::Tensor kept = sum;
-    return at::_ops::add__Tensor::redispatch(keys, kept, other, alpha);
+  static c10::KernelFunction make(const c10::OperatorHandle& op, const Kernel& kernel, c10::KernelFunction boxed) {
+    auto made = std::make_unique<Unboxed>(op, kernel, std::move(boxed));
+    return c10::KernelFunction::makeFromUnboxedFunctor<false, Unboxed>(std::move(made));
   }
 
  private:
-  Kernels<Add>::Passing passing_;
+  const c10::OperatorHandle op_;
+  const Kernel& kernel_;
+  const c10::KernelFunction boxed_;
 };
 
 }  // namespace tidelog

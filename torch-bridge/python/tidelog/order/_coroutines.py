@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from tidelog.native._built import loaded
+
 # After Ctrl-C a function that comes to its next block by itself is not interrupted in between.
 _SECONDS_TO_NEXT_BLOCK = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -119,9 +121,6 @@ class _Thread(threading.Thread):
         self.has_ended = self.is_cancelled = self.is_orphan = False
         self._work: tuple[Callable[[], Any], Surroundings] | None = (function, surroundings)
 
-    # A block gives threads that start a mode of their own. This one has the caller's.
-    has_modes_of_block = True
-
     def run(self) -> None:
         try:
             self.go.get()
@@ -147,9 +146,8 @@ class _Thread(threading.Thread):
         if not self.is_cancelled:
             self.back.put(None)
             self.go.get()
-        if self.is_orphan:  # nobody waits while it ends: what it does to its end is no business of a block
-            while torch._C._len_torch_dispatch_stack():
-                torch._C._pop_torch_dispatch_stack()
+        if self.is_orphan and (module := loaded()):  # nobody waits while it ends, no block either
+            module.works(False)
         if self.is_cancelled:
             raise Cancelled
 
@@ -175,6 +173,7 @@ class Surroundings:
         ]
         self._default_device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
         self._saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._works = (module := loaded()) is not None and module.works_here()  # for the block that is open
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -196,4 +195,6 @@ class Surroundings:
             torch._C._push_on_torch_function_stack(mode)
         for mode in self._modes:
             torch._C._push_on_torch_dispatch_stack(mode)
+        if self._works:
+            loaded().works(True)
         return self._context.copy().run(function)

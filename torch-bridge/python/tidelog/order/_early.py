@@ -24,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
-from tidelog.dispatch._hook import Hook
 from tidelog.memory._record import untyped_storage
 from tidelog.order import _crossings, _element_wise
 from tidelog.order._element_wise import Group, is_plain
@@ -53,8 +52,8 @@ class EarlyUpdates(Updates):
         self._after: RemovableHandle | None = None
         self._is_alone = True  # no other process has a part in the gradients
 
-    def begin(self, hook: Hook) -> None:
-        super().begin(hook)
+    def begin(self) -> None:
+        super().begin()
         self._after = register_optimizer_step_post_hook(self._after_step)
         _patches.replace(Optimizer, "zero_grad", partial(self._zeroing, lambda optimizer: [optimizer]))
         _patches.replace(nn.Module, "zero_grad", partial(self._zeroing, lambda _module: list(self._trained)))

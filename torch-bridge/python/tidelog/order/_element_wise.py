@@ -89,7 +89,7 @@ def _of_the_moment(groups: list[Group]) -> str | None:
     if any(torch.amp.is_autocast_available(place) and torch.is_autocast_enabled(place) for place in places):
         return "it steps under autocast"
     modes = [_function_mode_at(place) for place in range(_count_function_modes())]
-    if _count_modes() > 1 or not all(isinstance(mode, DeviceContext) for mode in modes):
+    if _count_modes() or not all(isinstance(mode, DeviceContext) for mode in modes):
         return "another mode sees its ops"
     return None
 

@@ -7,7 +7,6 @@ optimizer's state, by a property of the class; and the next step, a fork and the
 
 from __future__ import annotations
 
-import sys
 import warnings
 import weakref
 from typing import Any
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from tidelog import _errors
 from tidelog._whole import whole
-from tidelog.escapes._nested import is_in_op
+from tidelog.native._built import native
 from tidelog.memory._record import untyped_storage
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group, is_plain
@@ -142,7 +141,7 @@ class LazyUpdates(Updates):
             return
         if self.is_forked():
             raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
-        if is_in_op(sys._getframe(1)):
+        if native().is_inside():
             update.refuse()
         if self.is_elsewhere():
             if (record := update.storages[0]._tide) is not None:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tidelog._errors import OrderError
 from tidelog._whole import whole
+from tidelog.memory._record import unseen
 
 # Of torch's Mersenne Twister, in the bytes of its state: the array of which it takes numbers, which is made
 # anew after so many, and how many of it are taken.
@@ -37,7 +38,7 @@ _counts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], dict[Shapes,
 @whole
 def state(generator: torch.Generator = torch.default_generator) -> bytes:
     """The state of a generator for the processor."""
-    with torch._C._DisableTorchDispatch():
+    with unseen():
         # Read without the attributes that a block replaces: nobody keeps the address.
         read: bytes = torch._C.TensorBase.numpy(generator.get_state()).tobytes()
         return read
@@ -46,7 +47,7 @@ def state(generator: torch.Generator = torch.default_generator) -> bytes:
 @whole
 def put(value: bytes, generator: torch.Generator = torch.default_generator) -> None:
     """Gives a generator a state."""
-    with torch._C._DisableTorchDispatch():
+    with unseen():
         generator.set_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
 
 
@@ -55,7 +56,7 @@ def _ahead(value: bytes, count: int) -> bytes:
     """The state after so many numbers."""
     generator = torch.Generator()
     put(value, generator)
-    with torch._C._DisableTorchDispatch():
+    with unseen():
         while count > 0:
             torch.empty(min(count, _AT_ONCE), dtype=torch.int32, device="cpu").random_(generator=generator)
             count -= _AT_ONCE

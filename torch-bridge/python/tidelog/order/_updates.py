@@ -21,14 +21,14 @@ from torch.utils.hooks import RemovableHandle
 
 from tidelog import _patches
 from tidelog._whole import come_again
-from tidelog.dispatch._hook import Hook, apart, compiler
-from tidelog.memory._record import Record, Storage, run_updates
+from tidelog.dispatch._hook import Hook, Run, apart, compiler
+from tidelog.memory._record import Record, Storage, run_updates, seen, update_on
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ledger import Ledger
-from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, storages_of
+from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, holders_of, storages_of
 
 _NOTHING = contextlib.nullcontext()
 
@@ -53,7 +53,6 @@ class Updates:
         self.is_live = is_live
         self.is_forked = is_forked
         self.is_elsewhere = is_elsewhere
-        self._hook: Hook
         # Meanwhile another thread does what the block's alone may do: see `Access.turn`.
         self.in_turn: Callable[[Record], contextlib.AbstractContextManager[None]]
         self._ledger = ledger
@@ -63,9 +62,8 @@ class Updates:
         self._said: set[tuple[type, str]] = set()
         self._handle: RemovableHandle | None = None
 
-    def begin(self, hook: Hook) -> None:
+    def begin(self) -> None:
         """From here on steps are taken note of."""
-        self._hook = hook
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         _patches.put(Optimizer, "state", property(self._state_of, self._set_state))
         for name in ("load_state_dict", "__setstate__"):
@@ -174,7 +172,7 @@ class Updates:
         try:
             with (
                 _disable_current_modes(),
-                self._hook,
+                seen(),
                 torch._C.DisableTorchFunction(),
                 torch._C._DisableAutocast(),
                 usual,
@@ -217,21 +215,21 @@ class UpdatesHook(Hook):
         self._updates = updates
         self.updates = updates.pending  # the kernels of `_dispatch` look there
 
-    def _dispatched(self, func: OpOverload, types: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    def _seen(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
         if self._updates.pending and not self._updates.is_running:
-            self._touch_updates(func, args, kwargs or {})
-        return super()._dispatched(func, types, args, kwargs)
+            self._touch_updates(func, args, kwargs)
+        return super()._seen(func, args, kwargs, run)
 
-    def inside(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+    def inside(self, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
         if self._updates.pending and not self._updates.is_running:
             with self._steps.inside():
                 self._touch_updates(func, args, kwargs)
-        return super().inside(func, args, kwargs)
+        return super().inside(func, args, kwargs, run)
 
     def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
-        for storage in storages_of(args, kwargs):
-            if storage._tide_update is not None:
-                storage._tide_update.touch(func)
+        for holder in holders_of(args, kwargs):
+            if (update := update_on(holder)) is not None:
+                update.touch(func)
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         if self._updates.pending:

@@ -276,10 +276,8 @@ class Scrubbed(TypedDict):
 class Dispatch(TypedDict):
     """How ops reach a block, and what its session asks for is done."""
 
-    ops_past_python: int  # that went past the dispatch mode, by kernels in C++
+    ops_past_python: int  # that went past the hook, by kernels in C++
     requests_past_python: int  # to give memory and to take it, that were done in C++
-    why_not: str  # why none does; empty where they do
-    why_sums_out_of_place: str  # why autograd does not add up in place while tensors move, where kernels are there
 
 
 class Stats(TypedDict):

@@ -36,10 +36,6 @@ def block_ends(peak: int, stats: Stats) -> None:
     """The loop has ended; what is out comes back next."""
     for notice in stats["notices"]:
         _log.warning("%s", notice)
-    if why_not := stats["dispatch"]["why_not"]:
-        _log.info("every op went through Python: %s", why_not)
-    if why_not := stats["dispatch"]["why_sums_out_of_place"]:
-        _log.info("gradients added up out of place: %s", why_not)
     totals = stats["totals"]
     _log.info(
         "the block ends: at most %d bytes in memory, %d moved out, %d moved in, %d stalls of %.3f s in all",

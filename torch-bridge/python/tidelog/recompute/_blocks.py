@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tidelog import _errors
-from tidelog.memory._record import Record, Storage
+from tidelog.memory._record import Holder, Record, record_in
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.recompute._regions import Key, Region, Regions
-from tidelog.storages._ops import Args, Kwargs, Op, info_of, storages_in, storages_of
+from tidelog.storages._ops import Args, Kwargs, Op, holders_in, holders_of, info_of
 
 # What a second run finds as the first one did, but for the bytes of tensors.
 _PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Generator)
@@ -120,9 +120,9 @@ class Blocks:
         if (uses := self._uses) is not None:
             for number in written.keys() - uses.made:
                 uses.region.refuse(f"it changes {written[number].describe()}")
-            used = {number for number, _ in _numbers(storages_of(args, kwargs))}
-            made: list[Storage] = []
-            storages_in(result, made)
+            used = {number for number, _ in _numbers(holders_of(args, kwargs))}
+            made: list[Holder] = []
+            holders_in(result, made)
             uses.read |= used - uses.made
             uses.made |= {number for number, _ in _numbers(made)} - used
 
@@ -147,9 +147,9 @@ def _checked(block: nn.Module, function: Callable[..., Any], kwargs: Kwargs) -> 
     return run
 
 
-def _numbers(storages: Iterable[Storage]) -> Iterator[tuple[int, Record]]:
-    for storage in storages:
-        if (record := storage._tide) is not None:
+def _numbers(holders: Iterable[Holder]) -> Iterator[tuple[int, Record]]:
+    for holder in holders:
+        if (record := record_in(holder)) is not None:
             yield record.id, record
 
 

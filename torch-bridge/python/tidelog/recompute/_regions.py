@@ -229,7 +229,7 @@ def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
             return f"torch.utils.checkpoint.set{name.removesuffix('_enabled').replace('_enable', '')} is in force"
     if torch._C._is_any_autocast_enabled():
         return "it runs under autocast"
-    if torch._C._len_torch_dispatch_stack() != 1 or torch._C._len_torch_function_stack():
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return "another dispatch mode or function mode is active"
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func is active"

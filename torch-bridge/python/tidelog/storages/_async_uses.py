@@ -11,11 +11,9 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from tidelog.memory._record import Record, Storage
+from tidelog.memory._record import Record, Storage, between_ops
 from tidelog.storages._ledger import Ledger, borrowed, release_loans
-from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, functional_collectives, storages_of
+from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, storages_of
 
 _POLL_MS = 1
 
@@ -67,10 +65,10 @@ class AsyncUses:
         for work in info.works_in(result):
             self._elsewhere.append(_Use(work, storages, borrowed(storages), info.ends_alone(storages)))
 
-    def launch(self, mode: TorchDispatchMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Runs a functional collective as the ops that it is made of, which come to this mode."""
-        with mode:
-            result = functional_collectives()[func](*args, **kwargs)
+    def launch(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
+        """Runs a functional collective as the ops that it is made of, which are seen."""
+        with between_ops():
+            result = run()
         if awaits(func):
             self._waited_for(storages_of(args, kwargs))
         return result

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tidelog.memory import _moves
 from tidelog.memory._device import Host
-from tidelog.memory._record import Birth, Reach, Record, Storage, nbytes, untyped_storage
+from tidelog.memory._record import Birth, Holder, Reach, Record, Storage, nbytes, untyped_storage
 from tidelog.native._built import native
-from tidelog.storages._ops import is_wrapper, living_tensors, memory_of
+from tidelog.storages._ops import is_wrapper, memory_of
 
 
 class Ledger(Protocol):
@@ -41,14 +41,14 @@ class Ledger(Protocol):
 
     # -- births and deaths
 
-    def record_of(self, storage: Storage, birth: Birth = None) -> Record | None:
+    def record_of(self, holder: Holder, birth: Birth = None) -> Record | None:
         """The storage's record; one that was never met is registered. None: not ours to move."""
 
-    def record_of_written(self, storage: Storage) -> Record | None:
+    def record_of_written(self, holder: Holder) -> Record | None:
         """The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is
         older than the block: C++ alone has it."""
 
-    def register(self, storage: Storage, birth: Birth, is_written: bool) -> None:
+    def register(self, holder: Holder, birth: Birth, is_written: bool) -> None:
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is reached."""
 
     def number_of(self, record: Record) -> int:
@@ -95,7 +95,7 @@ class Ledger(Protocol):
     def modified(self, record: Record) -> None:
         """The same by what the session is not asked about: it hears of it before anything else."""
 
-    def measure_again(self, storage: Storage) -> None:
+    def measure_again(self, holder: Holder) -> None:
         """Something may have resized this storage."""
 
     def has_away(self) -> bool:
@@ -174,8 +174,9 @@ def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
 
 
 def adopt(ledger: Ledger, tensor: Tensor | None) -> Record | None:
-    """The record of a tensor's storage. None also where there is no storage, or one without memory: torch.compile leaves
-    tensors behind that only stand for others."""
+    """The record of a tensor's storage. None also where there is no storage, or one without memory: torch.compile
+    leaves tensors behind that only stand for others.
+    """
     if tensor is not None and not torch._is_functional_tensor(tensor):
         try:
             storage = untyped_storage(tensor)
@@ -202,19 +203,12 @@ def release_loans(records: Sequence[Record]) -> None:
         record.borrow(-1)
 
 
-def adopt_what_lives(ledger: Ledger) -> None:
-    """Adopts every tensor that Python has."""
-    for tensor in living_tensors():
-        adopt(ledger, tensor)
-    if ledger.quiet and ledger.live > ledger.limit:
-        ledger.has_grown()
-
-
 @contextlib.contextmanager
 def of_a_reducer(ledger: Ledger) -> Iterator[None]:
-    """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer asks, between two ops and
-    in C++, whether the bucket shares memory with it. The guard would refuse that, too; all else that happens to a
-    bucket is an op."""
+    """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer asks, between two ops
+    and in C++, whether the bucket shares memory with it. The guard would refuse that, too; all else that happens to a
+    bucket is an op.
+    """
     ledger.expects_buckets = True
     ledger.newborn_is_guarded = False
     try:

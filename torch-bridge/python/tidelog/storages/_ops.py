@@ -10,15 +10,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import _disable_current_modes
 
-from tidelog.memory._record import Storage, data_ptr, nbytes, unseen, untyped_storage
+from tidelog.memory._record import Holder, Storage, data_ptr, has_storage, nbytes, unseen, untyped_storage
 
 OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
 Work: TypeAlias = "torch.distributed.Work"
 # What the hook is asked about, and its facts.
-Op: TypeAlias = "OpOverload | Launch | HigherOrderOperator"
+Op: TypeAlias = "OpOverload | Launch"
 Info: TypeAlias = "OpInfo | LaunchInfo"
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -58,10 +56,10 @@ def _walk_of(kind: type) -> int:
     return walk
 
 
-def storages_in(
-    value: Any, storages: list[Storage], shapes: list[Any] | None = None, sizes: list[int] | None = None
+def holders_in(
+    value: Any, holders: list[Holder], shapes: list[Any] | None = None, sizes: list[int] | None = None
 ) -> None:
-    """Appends the storages of every tensor in an argument to `storages`, the tensors' shapes and
+    """Appends every tensor in an argument that has a storage, and every storage, to `holders`, the tensors' shapes and
     types to `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
     walk = _walks.get(type(value))
     if walk is None:
@@ -69,18 +67,18 @@ def storages_in(
     if walk == _SUBCLASS:
         walk = _PLAIN if is_wrapper(value) else _TENSOR
     if walk == _TENSOR:
-        try:
-            storages.append(untyped_storage(value))
-        except (NotImplementedError, RuntimeError):
-            _components_in(value, storages, shapes, sizes)
+        if has_storage(value):
+            holders.append(value)
+        else:
+            _components_in(value, holders, shapes, sizes)
         if shapes is not None:
             shapes.append(value.shape if not value.is_nested else value.numel())
             shapes.append(value.dtype)
     elif walk == _LIST:
         for item in value:
-            storages_in(item, storages, shapes, sizes)
+            holders_in(item, holders, shapes, sizes)
     elif walk == _STORAGE:
-        storages.append(value)
+        holders.append(value)
     elif walk == _INTEGER and sizes is not None:
         sizes.append(value)
 
@@ -97,27 +95,26 @@ def is_wrapper(tensor: Tensor) -> bool:
         return True
 
 
-def any_wrapper(args: Args, kwargs: Kwargs) -> bool:
-    """Whether one of an op's arguments is a wrapper."""
-    return any(map(_holds_wrapper, args)) or any(map(_holds_wrapper, kwargs.values()))
-
-
-def _holds_wrapper(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return is_wrapper(value)
-    return isinstance(value, (list, tuple)) and any(map(_holds_wrapper, value))
-
-
-def storages_of(
+def holders_of(
     args: Iterable[Any], kwargs: Kwargs, shapes: list[Any] | None = None, sizes: list[int] | None = None
-) -> list[Storage]:
-    """The storages of all of an op's arguments; see `storages_in`."""
-    storages: list[Storage] = []
+) -> list[Holder]:
+    """What has a storage of all of an op's arguments; see `holders_in`."""
+    holders: list[Holder] = []
     for value in args:
-        storages_in(value, storages, shapes, sizes)
+        holders_in(value, holders, shapes, sizes)
     for value in kwargs.values():
-        storages_in(value, storages, shapes, sizes)
-    return storages
+        holders_in(value, holders, shapes, sizes)
+    return holders
+
+
+def storages_of(args: Iterable[Any], kwargs: Kwargs) -> list[Storage]:
+    """The storages of all of an op's arguments."""
+    return storages(holders_of(args, kwargs))
+
+
+def storages(holders: Iterable[Holder]) -> list[Storage]:
+    """The storage of each."""
+    return [untyped_storage(each) if isinstance(each, Tensor) else each for each in holders]
 
 
 def living_tensors() -> Iterator[Tensor]:
@@ -136,7 +133,7 @@ def memory_of(tensor: Tensor) -> list[Storage]:
             return storages_of((tensor,), {})
 
 
-def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | None, sizes: list[int] | None) -> None:
+def _components_in(tensor: Tensor, holders: list[Holder], shapes: list[Any] | None, sizes: list[int] | None) -> None:
     """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where
     they are."""
     parts: tuple[Tensor, ...]
@@ -148,7 +145,7 @@ def _components_in(tensor: Tensor, storages: list[Storage], shapes: list[Any] | 
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     else:
         parts = ()
-    storages_in(parts, storages, shapes, sizes)
+    holders_in(parts, holders, shapes, sizes)
 
 
 # What a state_dict is made with, and what torch asks of a tensor that it saves. A view only where it is
@@ -237,14 +234,14 @@ class OpInfo:
         """Bytes of the new storages that the op will make."""
         return _expect(func, args, kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
-        """The storages of the arguments that the op writes."""
-        found: list[Storage] = []
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
+        """What of the arguments the op writes."""
+        found: list[Holder] = []
         for position, name in self.written:
             if position < len(args):
-                storages_in(args[position], found)
+                holders_in(args[position], found)
             elif name in kwargs:
-                storages_in(kwargs[name], found)
+                holders_in(kwargs[name], found)
         return found
 
 
@@ -266,15 +263,15 @@ class Launch:
         self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        with unseen():
             return self._run(self._kernel, *args, **kwargs)
 
     def __str__(self) -> str:
         return self.name
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
-        """The storages that it may write: all, where nothing says which of them it only reads."""
-        return storages_of(args, kwargs)
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
+        """What it may write: all, where nothing says which of them it only reads."""
+        return holders_of(args, kwargs)
 
     def expect(self, _args: Args) -> int:
         """Bytes of the new storages that it will make."""
@@ -285,23 +282,8 @@ class Launch:
         return None
 
 
-class HigherOrder:
-    """An operator that calls functions, such as torch.cond: they are a part of it, as if it were a launch."""
-
-    def __init__(self, func: HigherOrderOperator) -> None:
-        self.name = f"{func.namespace}.{func.name()}"
-
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
-        """The storages that it may write: functions have no schemas."""
-        return storages_of(args, kwargs)
-
-    def expect(self, args: Args) -> int:
-        """Bytes of the new storages that it will make: as many as it is given, before it was seen."""
-        return sum(map(nbytes, set(storages_of(args, {}))))
-
-
 class LaunchInfo:
-    """The same facts of a launch, or of an operator of higher order."""
+    """The same facts of a launch."""
 
     __slots__ = ("_launch", "name", "seed", "text")
 
@@ -310,7 +292,7 @@ class LaunchInfo:
     written = True
     repeats = False
 
-    def __init__(self, launch: Launch | HigherOrder) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.name = launch.name
         self.text = self.name.encode()
         self.seed = zlib.crc32(self.text)
@@ -319,7 +301,7 @@ class LaunchInfo:
     def leaves_out(self, _args: Args) -> bool:
         return False
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Storage]:
+    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         return self._launch.modified(args, kwargs)
 
     def expect(self, _func: Op, args: Args, _kwargs: Kwargs) -> int:
@@ -336,26 +318,22 @@ def info_of(func: Op) -> Info: ...
 def info_of(func: Op) -> Info:
     info = _infos.get(func)
     if info is None:
-        if isinstance(func, HigherOrderOperator):
-            info = LaunchInfo(HigherOrder(func))
-        else:
-            info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
+        info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
         _infos[func] = info
     return info
 
 
 @functools.cache
-def functional_collectives() -> dict[OpOverload, Callable[..., Any]]:
-    """Op -> what makes other ops of it. Called where a dispatch mode is on, these come to the mode:
-    c10d's with their `Work`, which the functional op keeps to itself."""
-    found: dict[OpOverload, Callable[..., Any]] = {}
+def functional_collectives() -> set[OpOverload]:
+    """Ops that are made of others: c10d's with their `Work`, which the functional op keeps to itself."""
+    found: set[OpOverload] = set()
     for namespace in ("_c10d_functional", "_dtensor"):
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith(namespace + "::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
                 packet = getattr(getattr(torch.ops, namespace), name.split("::")[1].split(".")[0])
                 for op in (getattr(packet, overload) for overload in packet.overloads()):
                     if awaits(op) or any(argument.name == "group_name" for argument in op._schema.arguments):
-                        found[op] = functools.partial(op._op_dk, getattr(torch._C.DispatchKey, _COMPOSITE))
+                        found.add(op)
     return found
 
 
@@ -408,9 +386,7 @@ def _expect(func: Op, args: Args, kwargs: Kwargs) -> int:
             *(_as_meta(value, known) for value in args),
             **{name: _as_meta(value, known) for name, value in kwargs.items()},
         )
-        storages: list[Storage] = []
-        storages_in(result, storages)
-        return sum({s._cdata: nbytes(s) for s in storages if s._cdata not in known}.values())
+        return sum({s._cdata: nbytes(s) for s in storages_of((result,), {}) if s._cdata not in known}.values())
     except Exception:  # no meta kernel, or the shape depends on the data
         return 0
     finally:
