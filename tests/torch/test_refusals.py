@@ -1,5 +1,4 @@
-"""What a BudgetError says: a budget that is enough, what cannot move and why; and who takes it for torch's own error.
-"""
+"""What a BudgetError says: a budget that is enough, what cannot move and why; and who takes it for torch's own error."""
 
 import gc
 import re

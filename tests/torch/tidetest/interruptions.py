@@ -21,8 +21,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 class Act:
-    """What a handler does, or a finalizer: one thing after the other. `world` has a model and, in a block, its `tide`.
-    """
+    """What a handler does, or a finalizer: one thing after the other. `world` has a model and, in a block, its `tide`."""
 
     def __init__(self, world, most=10**9, refused=()):
         """`most`: how many times it does something. `refused`: errors that say what cannot be done at the moment."""
