@@ -8,7 +8,6 @@ import gc
 import importlib.util
 import os
 import sys
-import threading
 import zlib
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import tidelog  # noqa: E402
-from tidelog.memory import _device  # noqa: E402
 from tidelog.native import _built  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device, plans, regions, world  # noqa: E402
@@ -123,19 +121,6 @@ def regions_run_once(monkeypatch):
     """With `--recompute best` all layers of the touch suite's model do, whatever the planner says."""
     if device.recompute == "best":
         regions.choosing(monkeypatch, range(world.LAYERS))
-
-
-@pytest.fixture(autouse=True)
-def threads_of_others_are_nobody(monkeypatch):
-    """A thread that is older than a block has fetches wait for the host. Those of pytest, and those that earlier tests
-    have left, launch nothing.
-    """
-    others, before = _device._others, threading.enumerate()
-
-    def younger():
-        return [each for each in others() if each not in before and not each.name.startswith("pytest_timeout")]
-
-    monkeypatch.setattr(_device, "_others", younger)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 happen when their streams get there.
 """
 
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -162,27 +163,21 @@ def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fa
         assert record() is None
 
 
-def test_threads_that_are_older_than_the_block_have_fetches_wait_for_the_host(fake, pool):
+def test_an_op_of_a_thread_that_is_older_than_the_block_waits_in_its_stream(fake, pool):
     gpu = fake()
-    end = threading.Event()
-    older = threading.Thread(target=end.wait)
-    older.start()
-    try:
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()  # it has its thread now
+
+        def tripled(tensor):
+            with gpu.on(Stream()):
+                return tensor * 3
+
         with spilled(gpu, pool) as (tide, tensors):
-            gpu.library.fake_hold(False)
-            early = tide.device.early
-            tensors[3] * 2
-            assert not tide.device.streams.complete_by_event() and not tide.device.streams.copies
-            tide.steps._notice_what_slows()
-            assert older.name in tide.stats()["notices"][-1]
-            assert tide.device.early == early
-            end.set()
-            older.join()
-            gpu.library.fake_hold(True)
-            assert_same(bits(tensors[2] * 2), full(4), "twice what was fetched")
-            assert tide.device.early == early + 1
-    finally:
-        end.set()
+            first = tensors[3] * 2
+            second = executor.submit(tripled, tensors[3]).result()
+            assert tide.device.early == 1 and tide.device.streams.copies
+    assert_same(bits(first), full(6), "twice what was fetched")
+    assert_same(bits(second), full(9), "three times what was fetched")
 
 
 def test_a_forked_child_waits_for_no_copy_of_its_parents(fake, pool):

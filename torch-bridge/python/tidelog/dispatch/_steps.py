@@ -161,8 +161,7 @@ class Steps(Place):
         self._forget_profile()
 
     def _notice_what_slows(self) -> None:
-        """On the host the threads that move tensors compute: copies and checksums. With a GPU threads that
-        are not seen keep fetches from completing by events."""
+        """On the host the threads that move tensors compute: copies and checksums."""
         if self._has_noticed:
             return
         self._has_noticed = True
@@ -172,11 +171,6 @@ class Steps(Place):
             self.notices.append(
                 f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
                 f"turns with it{fewer}"
-            )
-        if unseen := self._device.unseen_threads():
-            self.notices.append(
-                f"fetches wait for the host, as ops of threads that are older than the block are not seen: "
-                f"{', '.join(unseen[:8])}. Begin them inside the block, or end them before"
             )
 
     def judge_quiet(self) -> None:

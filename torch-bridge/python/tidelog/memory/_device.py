@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -50,9 +49,6 @@ class Streams(Protocol):
     def after(self) -> Event | None:
         """An event behind everything that was launched; None: it is all done."""
 
-    def complete_by_event(self) -> bool:
-        """Whether a fetch may end while its bytes are on their way, behind an event."""
-
     def await_copies(self) -> None:
         """All bytes that are on their way are there when this returns: something may use them that is not launched by
         an op."""
@@ -94,10 +90,6 @@ class Host:
     def at_work(self) -> contextlib.AbstractContextManager[object]:
         """While a block is open."""
         return contextlib.nullcontext()
-
-    def unseen_threads(self) -> list[str]:
-        """The threads because of which no fetch ends before its bytes are there."""
-        return []
 
     def pools(self) -> Sequence[range]:
         """The addresses that pools of the program's own have now: see `_pools`."""
@@ -141,11 +133,6 @@ class Host:
         """A storage has let go of its memory."""
 
 
-def _others() -> list[threading.Thread]:
-    """The threads of Python's but this one."""
-    return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-
-
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
@@ -157,8 +144,7 @@ class Gpu(Host):
         self.device = torch.device("cuda", index)
         self.option = index + 1
         self.place = self.device
-        self.older_threads: list[threading.Thread] = []  # than the block; C++ has this list, too
-        self.streams = native().Streams(streams_of, index, self.older_threads)
+        self.streams = native().Streams(streams_of, index)
         self._uses_parts = False
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
@@ -179,7 +165,6 @@ class Gpu(Host):
     def at_work(self) -> Iterator[None]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
-        self.older_threads[:] = _others()
         if self._uses_parts:
             self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.streams.after)
         before = _lets_backward_have_threads()
@@ -193,10 +178,6 @@ class Gpu(Host):
                 _let_backward_have_threads(before)
             if self._mapped is not None:
                 self._mapped.end()
-
-    def unseen_threads(self) -> list[str]:
-        # Ops of threads that are older than the block are not seen, nor are their streams.
-        return [thread.name for thread in self.older_threads if thread.is_alive()]
 
     def pools(self) -> Sequence[range]:
         if torch.cuda.get_allocator_backend() != "native":

@@ -173,8 +173,7 @@ class Performer {
     }
     memory.after = ledger_.after(record);
     // From the end of a fetch on the event is behind the copies, no longer before them.
-    if ((record.state & COMING) != 0 && memory.after != nullptr && ledger_.streams().complete_by_event())
-      memory.landed = memory.after;
+    if ((record.state & COMING) != 0) memory.landed = memory.after;
   }
 
   PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }

@@ -152,7 +152,6 @@ struct Names {
   NAME(funcs);
   NAME(in_cpp);
   NAME(inside);
-  NAME(is_alive);
   NAME(looks_on);
   NAME(made);
   NAME(movable);

@@ -67,34 +67,23 @@ inline Streams& streams_in(PyObject* object) {
   return *reinterpret_cast<StreamsObject*>(object)->streams;
 }
 
-// Its arguments: the kind and number of the device, and a list of the threads that are older than the block. Without
-// any it has those of the host.
+// Its arguments: the kind and number of the device. Without any it has those of the host.
 inline PyObject* make_streams(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const char* kind = nullptr;
     int index = -1;
-    PyObject* older = nullptr;
-    if (!PyArg_ParseTuple(args, "|siO!", &kind, &index, &PyList_Type, &older)) throw_python_error();
+    if (!PyArg_ParseTuple(args, "|si", &kind, &index)) throw_python_error();
     Held made = checked(type->tp_alloc(type, 0));
     Streams*& streams = reinterpret_cast<StreamsObject*>(made.get())->streams;
-    if (older == nullptr) {
+    if (kind == nullptr)
       streams = new Streams;
-    } else {
-      c10::Device device(c10::Device(kind).type(), static_cast<c10::DeviceIndex>(index));
-      streams = new DeviceStreams(device, borrowed(older));
-    }
+    else
+      streams = new DeviceStreams(c10::Device(c10::Device(kind).type(), static_cast<c10::DeviceIndex>(index)));
     return made.release();
   });
 }
 
-inline int visit_streams(PyObject* object, visitproc visit, void* arg) {
-  auto* streams = dynamic_cast<DeviceStreams*>(reinterpret_cast<StreamsObject*>(object)->streams);
-  if (streams != nullptr) Py_VISIT(streams->older.get());
-  return 0;
-}
-
 inline void end_streams(PyObject* object) {
-  PyObject_GC_UnTrack(object);
   delete std::exchange(reinterpret_cast<StreamsObject*>(object)->streams, nullptr);
   Py_TYPE(object)->tp_free(object);
 }
@@ -113,8 +102,6 @@ inline PyObject* list_of(const std::vector<int64_t>& numbers) {
 inline PyMethodDef STREAMS_METHODS[] = {
     METHOD("after", METH_NOARGS, "An event behind everything that was launched; None: it is all done.",
            return wrap(streams.after())),
-    METHOD("complete_by_event", METH_NOARGS, "Whether a fetch may end while its bytes are on their way.",
-           return boolean(streams.complete_by_event())),
     METHOD("await_copies", METH_NOARGS, "All bytes that are on their way are there when this returns.",
            streams.await_copies()),
     METHOD("forget_copies", METH_NOARGS, "In a child of a fork: they are its parent's.", streams.forget_copies()),
@@ -147,10 +134,9 @@ inline int ready_streams() {
   EVENT.tp_getset = EVENT_MEMBERS;
   EVENT.tp_methods = EVENT_METHODS;
   STREAMS.tp_basicsize = sizeof(StreamsObject);
-  STREAMS.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  STREAMS.tp_flags = Py_TPFLAGS_DEFAULT;
   STREAMS.tp_new = make_streams;
   STREAMS.tp_dealloc = end_streams;
-  STREAMS.tp_traverse = visit_streams;
   STREAMS.tp_as_sequence = &STREAMS_SEQUENCE;
   STREAMS.tp_getset = STREAMS_MEMBERS;
   STREAMS.tp_methods = STREAMS_METHODS;

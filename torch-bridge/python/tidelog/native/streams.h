@@ -40,8 +40,6 @@ class Streams {
   virtual bool have_grown() { return false; }
   // An event behind everything that was launched. Null: it is all done.
   virtual EventPtr after() { return nullptr; }
-  // Whether a fetch may end while its bytes are on their way, behind an event.
-  virtual bool complete_by_event() { return false; }
   // From here on a storage may be used, by what is launched, once this has happened.
   virtual void fetched(EventPtr) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
@@ -68,8 +66,7 @@ class Streams {
 // Those of a device. Torch's guard of its kind has the streams and events.
 class DeviceStreams final : public Streams {
  public:
-  // `older`: a list of the threads that were there before the block.
-  DeviceStreams(c10::Device device, Held older) : older(std::move(older)), device_(device), guard_(device.type()) {}
+  explicit DeviceStreams(c10::Device device) : device_(device), guard_(device.type()) {}
 
   bool keep_storages() const override { return true; }
 
@@ -95,16 +92,6 @@ class DeviceStreams final : public Streams {
     if (!joining_) joining_ = guard_.getStreamFromGlobalPool(device_);
     for (const c10::Stream& stream : known_) recorded_on(stream)->block(*joining_);
     return recorded_on(*joining_);
-  }
-
-  // Ops of threads that are older than the block are not seen, nor are their streams.
-  bool complete_by_event() override {
-    while (Py_ssize_t count = PyList_GET_SIZE(older.get())) {
-      Held thread = borrowed(PyList_GET_ITEM(older.get(), count - 1));
-      if (call(thread.get(), names().is_alive).get() == Py_True) return false;
-      checked(PyList_SetSlice(older.get(), count - 1, count, nullptr));
-    }
-    return true;
   }
 
   void fetched(EventPtr event) override {
@@ -162,8 +149,6 @@ class DeviceStreams final : public Streams {
 
   size_t count() const override { return known_.size(); }
   size_t copies() const override { return copies_.size(); }
-
-  const Held older;  // changed also by Python
 
  private:
   struct Timed {
