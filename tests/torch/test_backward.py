@@ -117,9 +117,7 @@ def sums(**options):
 
 
 def test_gradients_add_up_in_place(pool):
-    # What the first op of a kind has made has an object of its storage in Python, and is not added to.
-    for one, other in zip(sums(pool=pool, memory=FITS), sums(), strict=True):
-        assert abs(one - other) < 6
+    assert sums(pool=pool, memory=FITS) == sums()
 
 
 @pytest.mark.parametrize("memory", [FITS, MOVES], ids=["all fits", "tensors move"])

@@ -109,9 +109,8 @@ def sum_of_two(does, tide):
 def test_a_sum_is_in_place_where_it_is_without_a_block(pool, does):
     expected = sum_of_two(does, None)
     with looking(pool) as tide:
-        for number in range(3):  # the first of each op goes through Python, which has objects of the storages then
-            found = sum_of_two(does, tide)
-            assert found == expected or (number == 0 and not found)
+        for _ in range(3):  # the first of each op goes through Python
+            assert sum_of_two(does, tide) == expected
 
 
 @pytest.mark.parametrize("does", MOVES)
