@@ -35,7 +35,7 @@ untyped_storage: Callable[[torch.Tensor], Storage] = _torch.TensorBase.untyped_s
 nbytes: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.nbytes
 data_ptr: Callable[[torch.UntypedStorage], int] = _torch.StorageBase.data_ptr
 resizable: Callable[[torch.UntypedStorage], bool] = _torch.StorageBase.resizable
-has_storage: Callable[[torch.Tensor], bool] = _torch._has_storage
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 
 def unseen() -> AbstractContextManager[None]:
