@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gpt
 import tidelog
 
-LIMIT_US = 1.0  # per op, above the plain step
+LIMIT_US = 0.6  # per op, above the plain step
 LIMIT_RATIO = 1.05  # of a training step, to the plain one
 
 
