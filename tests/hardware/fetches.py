@@ -10,7 +10,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import threading
 import time
 
 import torch
@@ -99,15 +98,19 @@ def measure(gpu, folder, mode, by_events):
     with tempfile.TemporaryDirectory(dir=folder) as pool, gpu.mode:
         options = {"staging": 4 * _MIB, "pool_size": 64 * _MIB, "device": gpu.device, "buffered": True}
         with tidelog.offload(pool=pool, memory=memory, mode=mode, **options) as tide:
-            if not by_events:
-                tide.device.older_threads.append(threading.current_thread())
             tensors = [torch.full((_BYTES // 4,), float(number), device=gpu.device) for number in range(_TENSORS)]
+
+            def use(tensor):
+                if not by_events:  # the host waits until the bytes are there
+                    tide.access.bring_back(tensor.untyped_storage())
+                    tide.device.streams.await_copies()
+                gpu.use(tensor)
 
             def steps(count):
                 for _ in range(count):
                     with tide.step():
                         for tensor in tensors:
-                            gpu.use(tensor)
+                            use(tensor)
 
             if has_room:
                 idle = 0
