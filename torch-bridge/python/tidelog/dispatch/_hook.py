@@ -57,8 +57,6 @@ Run: TypeAlias = Callable[[], Any]
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 # CUDA has no memory for an op: room for so many times what it needs is made, try by try.
 _ROOM_TIMES = (2, 8, 32)
-# What torch.compile looks at entered frames with now.
-compiler: Callable[[], object] = get_compiler
 _NO_KWARGS: Kwargs = {}
 _HERE = contextlib.nullcontext()
 
@@ -101,7 +99,7 @@ class Hook:
 
     def __call__(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
         """Called by the op's kernel. `run` has torch run it with these arguments."""
-        if compiler() is not None:
+        if get_compiler() is not None:
             return apart()(self.__call__, func, args, kwargs, run)
         if waiting:
             give_way(sys._getframe(1), works=True)

@@ -155,7 +155,6 @@ struct Names {
   NAME(looks_on);
   NAME(made);
   NAME(movable);
-  NAME(moving);
   NAME(needs);
   NAME(ops);
   NAME(parts);

@@ -21,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from tidelog import _patches
 from tidelog._whole import come_again
-from tidelog.dispatch._hook import Hook, Run, apart, compiler
+from tidelog.dispatch._dispatch import get_compiler
+from tidelog.dispatch._hook import Hook, Run, apart
 from tidelog.memory._record import Record, Storage, run_updates, seen, update_on
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
@@ -111,7 +112,7 @@ class Updates:
 
     def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         """Called before each step of any optimizer. Returns what the step is called with instead."""
-        if torch.compiler.is_compiling() or compiler() is not None:
+        if torch.compiler.is_compiling() or get_compiler() is not None:
             self._compiled(optimizer)
             return None
         if not self.is_live() or self.is_elsewhere():
@@ -160,7 +161,7 @@ class Updates:
 
     def run_apart(self, update: Update) -> None:
         """Runs one where torch.compile does not look."""
-        if compiler() is not None:
+        if get_compiler() is not None:
             apart()(self._compute, update)
         else:
             self._compute(update)
