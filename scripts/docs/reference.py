@@ -108,10 +108,11 @@ def _prose(thing):
 # -- the C header ---------------------------------------------------------------------------------
 
 _FUNCTION = re.compile(r"^[a-z][\w *]*\b(tide_\w+)\(", re.M)
+_TYPE = re.compile(r"(?<=\(\*)\w+(?=\)\()|\w+(?=;$)")  # of a callback, or of a structure
 
 
 def header_page(header):
-    """Each function, structure and value of the header, with what is written above it."""
+    """Each function, type and value of the header, with what is written above it."""
     values, kinds, functions = [], [], []
     for about, code in _items(header):
         about = textwrap.dedent(re.sub(r"^ *\*", "", about, flags=re.M)).strip()
@@ -122,14 +123,14 @@ def header_page(header):
         elif named := _FUNCTION.search(code):
             functions.append((named[1], about, code))
         else:
-            kinds.append((re.search(r"\w+(?=;$)", code)[0], about, code))
+            kinds.append((_TYPE.search(code)[0], about, code))
     missing = set(_FUNCTION.findall(header)) - {name for name, *_ in functions}
     if missing:
         raise SystemExit(f"{HEADER}: no comment was found above {', '.join(sorted(missing))}")
     about = textwrap.dedent(re.sub(r"^ ?\*", "", header.split("*/")[0].removeprefix("/*"), flags=re.M)).strip()
     parts = ["# C header", f"From `{HEADER}`. [The guide](../docs/c-abi.md) says how to use it.", about]
     parts += ["## Values", "\n".join(["| name | value | meaning |", "|---|---|---|", *values])]
-    for title, things in (("Structures", kinds), ("Functions", functions)):
+    for title, things in (("Types", kinds), ("Functions", functions)):
         parts.append(f"## {title}")
         parts += [f"### {name}\n\n{about}\n\n{_code('c', code)}" for name, about, code in things]
     return "\n\n".join(parts) + "\n"
