@@ -1327,6 +1327,18 @@ int32_t tide_session_copies(uint64_t session,
                             struct tide_tensor *tensors);
 
 /**
+ * How much memory of the host this process may use, as JSON, written to `buffer`: `machine`, what
+ * the machine has; `limit`, the lowest limit of the control groups (of a container, say) that the
+ * process is in, and `limit_file`, the kernel's file that sets it, both null where none is below
+ * `machine`; `available`, what can be allocated now without swapping and below every limit. All in
+ * bytes. Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_host_memory(char *buffer, size_t capacity);
+
+/**
  * Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
  * freed, so that it can be used again without page faults. With 0 all that is kept goes back to
  * the system; what is allocated stays until it is freed. It is the whole process's.

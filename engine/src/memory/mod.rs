@@ -25,6 +25,7 @@ mod policy;
 pub mod process;
 mod runs;
 mod stream;
+mod system;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,7 @@ pub use gpu::{
     WindowSize,
 };
 pub use policy::MemoryPolicy;
+pub use system::{GroupLimit, SystemMemory};
 
 /// Every device address, length and buffer is a multiple of this many bytes.
 ///

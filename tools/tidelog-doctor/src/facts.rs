@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use serde::Serialize;
+use tidelog_engine::memory::SystemMemory;
 use tidelog_engine::path::uring::ProbedRing;
 use tidelog_engine::units::ByteCount;
 
@@ -40,8 +41,13 @@ pub(crate) fn fact(name: &'static str, found: impl Into<String>, next: impl Into
 
 /// Everything, in the order of the page.
 pub fn all(roots: &Roots, has: Has) -> Vec<Fact> {
-    let mut facts =
-        vec![kernel(roots, has), kernel_config(roots, has), io_uring(roots), locked_memory()];
+    let mut facts = vec![
+        kernel(roots, has),
+        kernel_config(roots, has),
+        io_uring(roots),
+        memory(roots),
+        locked_memory(),
+    ];
     let pages = huge_pages(roots);
     facts.push(if has.nvme { pages } else { Fact { next: String::new(), ..pages } });
     if has.gpu || has.nvme {
@@ -156,6 +162,26 @@ pub(crate) fn io_uring(roots: &Roots) -> Fact {
         }
     };
     fact("io_uring", format!("refused: {why}"), next)
+}
+
+/// What a budget on the host must stay below.
+fn memory(roots: &Roots) -> Fact {
+    let memory = match SystemMemory::read_at(&roots.procfs) {
+        Ok(memory) => memory,
+        Err(error) => return fact("memory", format!("unknown: {error}"), ""),
+    };
+    let found = format!("{}, {} available", ByteCount(memory.machine), ByteCount(memory.available));
+    match memory.limit {
+        None => fact("memory", found, ""),
+        Some(limit) => {
+            let bytes = ByteCount(limit.bytes);
+            let next = format!(
+                "a budget on the host stays well below {bytes}, or {} is raised",
+                limit.file.display()
+            );
+            fact("memory", format!("{found}; this control group may use {bytes}"), next)
+        }
+    }
 }
 
 fn locked_memory() -> Fact {

@@ -13,7 +13,7 @@ from tidelog.abi._native import Policy, SessionOptions
 from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
-from tidelog.memory import _device
+from tidelog.memory import _device, _limits
 from tidelog.order._chains import CallsOfClasses, CallsSeen, Chain
 from tidelog.output._figures import StrPath
 
@@ -23,6 +23,11 @@ DataPathName = Literal["auto", "uring", "uring-cmd", "posix", "spdk", "gds", "gd
 
 # Bytes of staging buffers where it is not said: a part of the budget, within bounds.
 STAGING_PART, STAGING_MIN, STAGING_MAX = 8, 256 << 10, 16 << 20
+
+
+def budget(value: object, name: str) -> int | str:
+    """A size, or "auto"."""
+    return "auto" if value == "auto" else size(value, name)
 
 
 def default_staging(memory: int) -> int:
@@ -63,8 +68,9 @@ def offload(
         Option(
             'the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU\'s '
             'memory and the data path neither "gds" nor "spdk", which have as much of it on the '
-            "GPU.",
-            size,
+            'GPU. "auto": four fifths of what is free as the block begins, in a container of what its '
+            "limit leaves, and what the model has already.",
+            budget,
         ),
     ],
     host_memory: Annotated[
@@ -205,12 +211,13 @@ def offload(
     Raises PoolError, BudgetError, DeviceError (all tidelog.Error). The block covers the thread that
     entered it.
     """
-    assert isinstance(memory, Size) and not isinstance(host_memory, str) and not isinstance(pool_size, str)
+    place = _device.choose(device, model)
+    memory = _budget(memory, host_memory, place, model)
+    assert not isinstance(host_memory, str) and not isinstance(pool_size, str)
     chosen = staging
     if staging is None:
         staging = default_staging(memory)
     assert isinstance(staging, int)
-    place = _device.choose(device, model)
     if data_path.startswith("gds"):
         _device.place_cufile_log()
     buffers = place.staging_in(staging, data_path, pool)
@@ -261,6 +268,23 @@ def offload(
         session=session,
     )
     return Tide(model, optimizer, settings)
+
+
+def _budget(
+    memory: int | str, host_memory: int | str | None, place: _device.Host, model: torch.nn.Module | None
+) -> Size:
+    """The budget in bytes, for which there is memory."""
+    ranks = local_world_size()
+    if isinstance(host_memory, Size):
+        _limits.refuse_more_than_there_is("host_memory", host_memory, ranks)
+    if memory == "auto":
+        free = size(_limits.budget_of_what_is_free(place.place, model, ranks), "memory")
+        free.said = "auto"
+        return free
+    assert isinstance(memory, Size)
+    if place.place.type == "cpu":
+        _limits.refuse_more_than_there_is("memory", memory, ranks)
+    return memory
 
 
 def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] | str) -> CallsSeen | CallsOfClasses:

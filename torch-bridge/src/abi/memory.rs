@@ -1,10 +1,35 @@
-//! Memory that is used again, with the signatures of the C library: for a program's own allocator.
+//! Memory of the host: how much a process may use, and memory that is used again, with the
+//! signatures of the C library, for a program's own allocator.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
-use super::{TIDE_READY, boundary};
+use serde_json::json;
+use tidelog_engine::memory::SystemMemory;
+
+use super::{TIDE_READY, boundary, write_answer};
 use crate::error::Failure;
 use crate::memory::{Arena, arena, arena_of_this_process, small};
+
+/// How much memory of the host this process may use, as JSON, written to `buffer`: `machine`, what
+/// the machine has; `limit`, the lowest limit of the control groups (of a container, say) that the
+/// process is in, and `limit_file`, the kernel's file that sets it, both null where none is below
+/// `machine`; `available`, what can be allocated now without swapping and below every limit. All in
+/// bytes. Returns the text's length, 0 for an error.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_host_memory(buffer: *mut c_char, capacity: usize) -> usize {
+    let figures = || {
+        let memory = SystemMemory::read().map_err(|error| Failure::invalid(error.to_string()))?;
+        let (limit, file) =
+            memory.limit.as_ref().map(|it| (it.bytes, it.file.display().to_string())).unzip();
+        let (machine, available) = (memory.machine, memory.available);
+        Ok(json!({ "machine": machine, "limit": limit, "limit_file": file, "available": available }).to_string())
+    };
+    // SAFETY: by this function's contract.
+    unsafe { write_answer(figures, buffer, capacity) }
+}
 
 /// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
 /// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
