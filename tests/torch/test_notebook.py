@@ -91,3 +91,24 @@ def test_an_answer_of_fit_shows_its_screen_and_the_bar(tmp_path):
     for model, words, why in (("nothing-known", {"read": 1e9, "write": 1e9}, "no known model"), (config, {}, "--pool")):
         with pytest.raises(tidelog.Error, match=why):
             tidelog.fit(model, **words)
+
+
+@pytest.mark.parametrize("marks", [(10, 20), (10, 60, 100), (50, 99), (98, 99, 100), (0, 100), (48, 74)])
+def test_labels_of_a_bar_do_not_overlap(marks):
+    bar = ElementTree.fromstring(_notebook.memory_bar(100, {str(each): each for each in marks}, "in use"))
+    boxes = []
+    for label in bar.iter("{http://www.w3.org/2000/svg}text"):
+        at, below, width = float(label.get("x")), float(label.get("y")), 8 * len(label.text)
+        begin = at - width if label.get("text-anchor") == "end" else at
+        assert below <= float(bar.get("height")) and not any(
+            abs(below - other) < 12 and begin < its_end and its_begin < begin + width
+            for other, its_begin, its_end in boxes
+        ), (marks, label.text)
+        boxes.append((below, begin, begin + width))
+    assert len(boxes) == len(marks)
+
+
+def test_a_block_says_what_it_is(pool):
+    with tidelog.offload(pool=pool, memory="2MiB", staging="256KiB", pool_size="64MiB") as tide:
+        assert re.fullmatch(r"<tidelog.Tide [a-z]+, [0-9.]+ KiB of 2.0 MiB in memory>", repr(tide))
+    assert repr(tide) == "<tidelog.Tide with a budget of 2.0 MiB, not open>"

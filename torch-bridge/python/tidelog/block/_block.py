@@ -529,6 +529,12 @@ class Tide:
         self.session.write_report(path)
         return Report(os.fspath(path))
 
+    def __repr__(self) -> str:
+        budget = _notebook.binary(self.budget)
+        if not self.is_open:
+            return f"<tidelog.Tide with a budget of {budget}, not open>"
+        return f"<tidelog.Tide {self.phase}, {_notebook.binary(self.live_bytes)} of {budget} in memory>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows of the block."""
         if not self.session.is_open():

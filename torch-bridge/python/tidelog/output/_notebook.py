@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.output._figures import Phase, Stats
 
 _WIDTH, _HEIGHT, _MARGIN = 520, 18, 22
+_LINE, _LABEL = 14, 130  # a label's height and width, with some space
 _USED, _ROOM, _MARK = "#3b7dd8", "#d9dee5", "#c0392b"
 
 
@@ -50,21 +51,39 @@ def memory_bar(used: int, marks: Mapping[str, int], what: str) -> str:
     def place(size: int) -> float:
         return round(size / whole * _WIDTH, 1)
 
+    places = sorted((place(size), name, size) for name, size in marks.items())
+    lines = _lines([at for at, *_ in places])
+    height = _HEIGHT + _MARGIN + max(lines, default=0) * _LINE
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 1}" height="{_HEIGHT + _MARGIN}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 1}" height="{height}" role="img">',
         f"<title>{html.escape(what)}: {binary(used)}</title>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{_ROOM}"/>',
         f'<rect width="{place(used)}" height="{_HEIGHT}" fill="{_USED}"/>',
     ]
-    for name, size in marks.items():
-        at = place(size)
+    for line, (at, name, size) in zip(lines, places, strict=True):
         side = "end" if at > _WIDTH / 2 else "start"
         parts.append(f'<line x1="{at}" x2="{at}" y2="{_HEIGHT + 4}" stroke="{_MARK}" stroke-width="2"/>')
         parts.append(
-            f'<text x="{at}" y="{_HEIGHT + 17}" font-size="12" font-family="sans-serif" fill="currentColor" '
+            f'<text x="{at}" y="{_HEIGHT + 17 + line * _LINE}" font-size="12" font-family="sans-serif" fill="currentColor" '
             f'text-anchor="{side}">{html.escape(name)} {binary(size)}</text>'
         )
     return "".join(parts) + "</svg>"
+
+
+def _lines(places: Sequence[float]) -> list[int]:
+    """On which line under a bar the label of each place is: the first on which it meets no other."""
+    taken_on: list[list[tuple[float, float]]] = []
+    lines: list[int] = []
+    for at in places:
+        begin, end = (at - _LABEL, at) if at > _WIDTH / 2 else (at, at + _LABEL)
+        line = next(
+            (n for n, taken in enumerate(taken_on) if all(end <= b or begin >= e for b, e in taken)), len(taken_on)
+        )
+        if line == len(taken_on):
+            taken_on.append([])
+        taken_on[line].append((begin, end))
+        lines.append(line)
+    return lines
 
 
 def _table(rows: Mapping[str, str]) -> str:
