@@ -38,6 +38,24 @@ fn every_path_on_a_scratch_area_is_proven_or_says_why_not() {
 }
 
 #[test]
+fn the_limit_of_a_container_is_shown_with_the_file_that_sets_it() {
+    let machine = Machine::new("container");
+    let groups = machine.root("groups");
+    let mounted = format!("35 31 0:32 / {} rw - cgroup2 cgroup2 rw\n", groups.display());
+    machine.write_proc("self/mountinfo", &mounted);
+    machine.write_proc("self/cgroup", "0::/pod\n");
+    fs::create_dir_all(groups.join("pod")).unwrap();
+    fs::write(groups.join("pod/memory.max"), "4294967296\n").unwrap();
+    fs::write(groups.join("pod/memory.current"), "1073741824\n").unwrap();
+    let page = machine.doctor(&["check", "--output", "json"]).json();
+    let facts = page["machine"].as_array().unwrap();
+    let memory = facts.iter().find(|fact| fact["name"] == "memory").unwrap();
+    assert_eq!(memory["found"], "32 GiB, 3 GiB available; this control group may use 4 GiB");
+    let file = groups.join("pod/memory.max").display().to_string();
+    assert!(memory["next"].as_str().unwrap().contains(&file), "{memory}");
+}
+
+#[test]
 fn the_page_for_people_fits_on_one_and_names_the_next_command() {
     let machine = Machine::new("page");
     let told = machine.doctor(&["check"]);
@@ -46,6 +64,7 @@ fn the_page_for_people_fits_on_one_and_names_the_next_command() {
     for expected in [
         "kernel          5.10.0-test",
         "io_uring as Tidelog uses it needs 5.15 or newer",
+        "memory          32 GiB, 24 GiB available",
         "0 of 12 reserved ones free",
         "sysctl vm.nr_hugepages=64",
         "nvme0n1         0000:3e:00.0, driver nvme, x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, NUMA node 0",

@@ -71,7 +71,10 @@ impl Machine {
         machine.write_proc("self/mountinfo", "");
         machine.write_proc("swaps", "Filename Type Size Used Priority\n");
         machine.write_proc("sys/kernel/osrelease", "5.10.0-test\n");
-        machine.write_proc("meminfo", "HugePages_Total:      12\nHugePages_Free:        0\n");
+        machine.write_proc(
+            "meminfo",
+            "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\nHugePages_Total: 12\nHugePages_Free: 0\n",
+        );
         machine
     }
 
