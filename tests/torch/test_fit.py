@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tidelog.commands import _measure
+from tidelog.commands import _fit_result, _measure
 from tidelog.recorder import Gpu
 from test_run import tidelog_command
 
@@ -53,8 +53,18 @@ def test_the_pool_is_measured_and_the_screen_reads_well(config, tmp_path):
     pool.mkdir()
     done = fit(config, *SMALL, "--memory", "8MiB", "--pool", pool)
     assert done.returncode == 0, done.stderr
+    assert "TB a day are written" in done.stdout and "--drive says which they are" in done.stdout
     assert "(measured)" in done.stdout and "tokens a second" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("hours", "lasting"),
+    [(7.25, "7.2 hours"), (67, "2.8 days"), (364 * 24, "364.0 days"), (3 * 365 * 24, "3.0 years"), (None, "not known")],
+)
+def test_how_long_drives_last_is_no_zero(hours, lasting):
+    figures = {"bytes_written": 1, "bytes_written_per_day": 426e12, "wear": {"lifetime_hours": hours}}
+    assert _fit_result._lasting(figures).startswith(lasting)
 
 
 def test_named_hardware_is_computed_and_its_drives_wear(config):

@@ -114,7 +114,12 @@ def test_a_program_gives_the_same_bits_and_a_summary(program, tidelog_run, tmp_p
     plain = run(path, "--steps", 8)
     code, out, err = run(*tidelog_run, "--stats", stats, "--report", report, path, "--steps", 8)
     assert (code, out) == (0, plain[1]), err
-    assert "8 steps, " in err and "ops waited" in err and "Traceback" not in err, err
+    assert (
+        "8 steps, " in err
+        and "TB a day are written to the SSDs" in err
+        and "ops waited" in err
+        and "Traceback" not in err
+    ), err
     figures = json.loads(stats.read_text())
     assert figures["steps"] == 8 and figures["totals"]["bytes_read"] > 0
     assert figures["peak_bytes"] <= figures["budget"] == 2000 << 10

@@ -28,6 +28,7 @@ from tidelog.output._progress import Progress
 from tidelog.recorder import Gpu
 from tidelog.storages._ops import OpOverload
 
+_SECONDS_OF_A_DAY = 24 * 60 * 60
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
@@ -166,6 +167,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     figures["waiting_seconds"] = expects["stall_ns"] / 1e9
     figures["bytes_written"] = expects["bytes"]["ssd_written"]
     figures["bytes_read"] = expects["bytes"]["ssd_read"]
+    figures["bytes_written_per_day"] = figures["bytes_written"] / figures["step_seconds"] * _SECONDS_OF_A_DAY
     if said.drive is not None:
         endurance = json.loads(_planner(["endurance", "--output", "json", trace, machine]))
         figures["wear"] = endurance["curve"][0]["wear"]

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from tidelog.output import _notebook
 
 _GIB, _MIB = 1 << 30, 1 << 20
+_DAYS_OF_A_YEAR = 365
 
 
 class Rates(TypedDict):
@@ -39,6 +40,7 @@ class _Planned(TypedDict, total=False):
     waiting_seconds: float
     bytes_written: int  # in a step
     bytes_read: int
+    bytes_written_per_day: float  # where training never pauses
     wear: dict[str, Any]  # where the drives are named
     what_if: list[Change]
 
@@ -103,15 +105,29 @@ def _screen(figures: FitFigures) -> Iterator[str]:
     if figures["slowdown"] > 1:
         yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
     yield f"moved in a step   {binary(figures['bytes_written'])} written, {binary(figures['bytes_read'])} read"
-    if "wear" in figures:
-        hours = figures["wear"]["lifetime_hours"]
-        lasting = f"{hours / 24 / 365:.1f} years of training" if hours is not None else "not known: no rating"
-        yield f"drives last       {lasting}, {figures['wear']['written_per_day'] / 1e12:.1f} TB written a day"
+    if figures["bytes_written"]:
+        yield f"wear              {figures['bytes_written_per_day'] / 1e12:,.1f} TB a day are written, if training never pauses"
+        yield f"drives last       {_lasting(figures)}"
     if figures["what_if"]:
         yield ""
         yield "What would change it"
     for each in figures["what_if"]:
         yield f"  {each['change']:<24} {each['step_seconds']:.3f} s a step"
+
+
+def _lasting(figures: FitFigures) -> str:
+    """How long the drives' rated writes hold, in a unit in which that is no zero."""
+    if "wear" not in figures:
+        return "--drive says which they are (tidelog-plan endurance --help lists them)"
+    hours = figures["wear"]["lifetime_hours"]
+    if hours is None:
+        return "not known: no rating"
+    days = hours / 24
+    if days < 2:
+        return f"{hours:.1f} hours of training"
+    return (
+        f"{days:.1f} days of training" if days < _DAYS_OF_A_YEAR else f"{days / _DAYS_OF_A_YEAR:.1f} years of training"
+    )
 
 
 def binary(value: float) -> str:

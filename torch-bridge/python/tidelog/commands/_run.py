@@ -28,6 +28,7 @@ from tidelog.commands._commands import USAGE, Commands, add_output, failure, rea
 from tidelog.output._figures import Phase, Stats, StrPath
 
 _MIB = 1 << 20
+_SECONDS_OF_A_DAY = 24 * 60 * 60
 
 # Options of `offload` that are objects of a program, which `run` finds, or that need them.
 _FOUND = ("model", "optimizer", "resume")
@@ -218,6 +219,9 @@ def _summary(figures: Figures) -> Iterator[str]:
     yield f"{figures['steps']} steps, {pace}; at the end {figures['phase']}"
     yield f"at most {_mib(figures['peak_bytes'])} in memory, of a budget of {_mib(figures['budget'])}"
     yield f"{_mib(totals['bytes_written'])} moved out, {_mib(totals['bytes_read'])} moved in, by {figures['data_path']}"
+    if totals["bytes_written"]:
+        per_day = totals["bytes_written"] / figures["seconds"] * _SECONDS_OF_A_DAY
+        yield f"{per_day / 1e12:,.1f} TB a day are written to the SSDs at this pace"
     stalled = totals["stall_ns"] / 1e9
     yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"
     # Notices are warnings of the logger, where the block ends.
