@@ -111,3 +111,37 @@ def test_an_op_is_measured_once_for_each_shape():
     for op in json.loads(recorder.to_json())["ops"]:
         taken[op["name"]].add(op["duration_ns"])
     assert len(taken["aten.mm.default"]) == 2 and max(taken["aten.mm.default"]) > 20 * min(taken["aten.mm.default"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", 'no configuration of a model: "model_type" is missing'),
+        (json.dumps({"n_embd": 8}), '"model_type" is missing'),
+        (json.dumps({"model_type": "gpt9"}), "has no models of the type 'gpt9'"),
+        ("{", "Expecting property name"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_in_one_line(tmp_path, text, why):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    done = fit(path, *RATES)
+    assert done.returncode == 1 and why in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and len(done.stderr) < 300, done.stderr
+
+
+def test_a_gpu_that_nobody_knows_is_refused_with_those_that_are(config):
+    done = fit(config, *SMALL, *RATES, "--gpu", "h9000")
+    assert done.returncode == 1 and "h9000" in done.stderr and "h100-nvl" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_configuration_names_the_precision(tmp_path, key):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, key: "bfloat16"}))
+    said, _ = figures(path, *SMALL, *RATES)
+    single, _ = figures(path, *SMALL, *RATES, "--precision", "fp32")
+    assert "bf16" in said["model"] and "fp32" in single["model"]
+    assert said["parameters"] * 2 == single["parameters"]

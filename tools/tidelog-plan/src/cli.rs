@@ -313,9 +313,10 @@ pub(crate) struct RecordArgs {
     /// The GPU: a100, h100-nvl, h200, rtx-4090, or a file like those in planner/machines
     #[arg(long, default_value = "h100-nvl")]
     pub(crate) gpu: String,
-    /// Arithmetic: fp32, tf32, or bf16 under autocast
-    #[arg(long, default_value = "fp32", value_parser = ["fp32", "tf32", "bf16"])]
-    pub(crate) precision: String,
+    /// Arithmetic: fp32, tf32, or bf16 with masters in fp32; default: as a config.json says by its
+    /// dtype, else fp32
+    #[arg(long, value_parser = ["fp32", "tf32", "bf16"])]
+    pub(crate) precision: Option<String>,
     /// Samples in a micro-batch
     #[arg(long, default_value_t = 4)]
     pub(crate) micro_batch: u32,

@@ -21,12 +21,14 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tidelog.recorder import Gpu, Recorder
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 # Name -> the shape and type of what a model reads.
 Inputs: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -222,7 +224,7 @@ def build(name: str, attention: str = "tidelog") -> tuple[Any, dict[str, Tensor]
     if name in KNOWN:
         kind, settings = KNOWN[name]
     elif name.endswith(".json"):
-        settings = json.loads(pathlib.Path(name).read_text(encoding="utf-8"))
+        settings = _configuration(name)
         kind = settings.pop("model_type")
     else:
         known = ", ".join(KNOWN)
@@ -230,10 +232,29 @@ def build(name: str, attention: str = "tidelog") -> tuple[Any, dict[str, Tensor]
     return from_config(kind, settings, attention), None
 
 
+def _configuration(path: str) -> dict[str, Any]:
+    """What a config.json says."""
+    settings = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
+        raise LookupError('it is no configuration of a model: "model_type" is missing, which is "llama" for example')
+    return settings
+
+
+def precision_of(name: str) -> Precision:
+    """What a model is trained in where nothing else is said: what its configuration names, else single precision."""
+    if not name.endswith(".json"):
+        return "fp32"
+    settings = _configuration(name)
+    named = settings.get("dtype", settings.get("torch_dtype"))
+    return "bf16" if named in ("bfloat16", "float16") else "fp32"
+
+
 def from_config(kind: str, settings: dict[str, Any], attention: str) -> Any:
     """The transformers model for training that belongs to a configuration."""
     import transformers
 
+    if kind not in transformers.CONFIG_MAPPING:
+        raise LookupError(f"transformers {transformers.__version__} has no models of the type {kind!r}")
     register_attention()
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
@@ -311,7 +332,7 @@ class Step:
 def record(
     name: str,
     gpu: Gpu,
-    precision: str = "fp32",
+    precision: Precision | None = None,
     micro_batch: int = 4,
     micro_batches: int = 1,
     sequence: int = 1024,
@@ -320,13 +341,16 @@ def record(
     recorder: Callable[..., Recorder] = Recorder,
 ) -> Recorder:
     """The recorder with the trace of one step in it. `recorder` makes it, from `gpu` and
-    `precision`."""
+    `precision`; None: what the model's configuration says."""
+    precision = precision or precision_of(name)
     made = recorder(gpu, precision=precision)
     with torch.device("meta"), made:
         model, samples = build(name, made.attention)
         model.train()
         if precision == "bf16":
             model.to(torch.bfloat16)
+        elif samples is None:
+            model.to(torch.float32)  # its configuration may name another
         if checkpointing:
             enable = getattr(model, "activation_checkpointing_enable", None)
             enable = enable or model.gradient_checkpointing_enable
@@ -350,7 +374,7 @@ def main() -> None:
     known = ", ".join(KNOWN)
     parser.add_argument("model", help=f"{known}, a config.json, FILE.py:FUNCTION, or list")
     parser.add_argument("--gpu", help="the JSON of a machine file, or its path")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
+    parser.add_argument("--precision", choices=get_args(Precision))
     parser.add_argument("--checkpointing", action="store_true")
     parameters = inspect.signature(record).parameters
     numbers = {name: p.default for name, p in parameters.items() if type(p.default) is int}
@@ -366,7 +390,7 @@ def main() -> None:
     try:
         gpu = Gpu(**json.loads(gpu)) if gpu.lstrip().startswith("{") else Gpu.load(gpu)
         text = record(name, gpu, **arguments).to_json()
-    except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError) as error:
+    except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError) as error:
         sys.exit(f"{name}: {error}")
     sys.stdout.write(text)
 

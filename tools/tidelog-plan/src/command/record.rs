@@ -21,13 +21,15 @@ const PROBE: &str = "import importlib.util as u\n\
 pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
     let gpu = match GPUS.iter().find(|(name, _)| *name == arguments.gpu) {
         Some((_, text)) => (*text).to_owned(),
-        None => text_of(Path::new(&arguments.gpu))?,
+        None => text_of_file(&arguments.gpu)?,
     };
     let python = arguments.python.clone().unwrap_or_else(installed_with);
     probe(&python)?;
     let mut command = Command::new(&python);
     command.args(["-m", "tidelog.models", &arguments.model, "--gpu", &gpu]);
-    command.args(["--precision", &arguments.precision]);
+    if let Some(precision) = &arguments.precision {
+        command.args(["--precision", precision]);
+    }
     for (option, number) in [
         ("--micro-batch", arguments.micro_batch),
         ("--micro-batches", arguments.micro_batches),
@@ -51,6 +53,19 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
         PlanFailure::Recorder("the recorder wrote something that is not text".to_owned())
     })?;
     super::write_or_print(arguments.output_file.as_deref(), text)
+}
+
+/// What the file of a GPU says.
+fn text_of_file(gpu: &str) -> Result<String, PlanFailure> {
+    let path = Path::new(gpu);
+    if path.exists() {
+        return text_of(path);
+    }
+    let known: Vec<&str> = GPUS.iter().map(|(name, _)| *name).collect();
+    Err(PlanFailure::NotFound(format!(
+        "--gpu {gpu}: no GPU of that name is known ({}), and there is no such file",
+        known.join(", ")
+    )))
 }
 
 /// The Python beside this program, where a wheel was installed; else whichever is found first.

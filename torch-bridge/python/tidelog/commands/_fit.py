@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,6 +29,8 @@ from tidelog.recorder import Gpu
 from tidelog.storages._ops import OpOverload
 
 _SECONDS_OF_A_DAY = 24 * 60 * 60
+# What a model is that cannot be made.
+_NO_MODEL = (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError)
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
@@ -42,9 +44,6 @@ _PROCESSOR: dict[str, Any] = {
     "launch_ns": 20_000,
     "peer_bandwidth": 10e9,
 }
-
-
-Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class Exit(IntEnum):
@@ -78,7 +77,7 @@ class Question:
     drive: str | None = None
     drives: int = 1
     gpu: str | None = None
-    precision: Precision = "fp32"
+    precision: models.Precision | None = None
     micro_batch: int = 4
     micro_batches: int = 1
     sequence: int = 1024
@@ -97,7 +96,7 @@ def fit(
     drive: str | None = None,
     drives: int = 1,
     gpu: str | None = None,
-    precision: Precision = "fp32",
+    precision: models.Precision | None = None,
     micro_batch: int = 4,
     micro_batches: int = 1,
     sequence: int = 1024,
@@ -202,13 +201,18 @@ def _measured(said: Question) -> str:
 
             recorder = functools.partial(_measure.MeasuredRecorder, notice=measured)
             return models.record(said.model, Gpu(**_PROCESSOR), *sizes, recorder=recorder).to_json()
-    except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError) as error:
-        raise Failure(Exit.NO_MODEL, f"{said.model}: {error}") from error
+    except _NO_MODEL as error:
+        raise Failure(Exit.NO_MODEL, _why(said.model, error)) from error
+
+
+def _why(model: str, error: Exception) -> str:
+    return f"{model}: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
 
 
 def _computed(said: Question) -> str:
     """The trace of a step, with what its ops would take on a GPU."""
-    words: list[object] = ["--precision", said.precision, *(["--checkpointing"] if said.checkpointing else [])]
+    words: list[object] = ["--checkpointing"] if said.checkpointing else []
+    words += ["--precision", said.precision] if said.precision else []
     for name in ("micro_batch", "micro_batches", "sequence"):
         words += ["--" + name.replace("_", "-"), getattr(said, name)]
     return _planner(["record", said.model, "--python", sys.executable, "--gpu", said.gpu, *words], Exit.NO_MODEL)

@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 from dataclasses import fields
+from typing import get_args
 
+from tidelog import models
 from tidelog._options import size
 from tidelog.commands._commands import OUTPUT, USAGE, Commands, add_output, failure, reader, tell
 from tidelog.commands._fit import Exit, Failure, Question, answer
@@ -63,7 +65,11 @@ def add_command(commands: Commands) -> None:
         "--gpu",
         help="compute ops for this GPU instead of measuring them here: a100, h100-nvl, h200, rtx-4090, or a file",
     )
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
+    parser.add_argument(
+        "--precision",
+        choices=get_args(models.Precision),
+        help="default: what the configuration names as dtype (half precision: bf16 with masters in fp32), else fp32",
+    )
     parser.add_argument("--micro-batch", type=int, default=4, help="samples at once (default 4)")
     parser.add_argument("--micro-batches", type=int, default=1, help="of these in a step (default 1)")
     parser.add_argument("--sequence", type=int, default=1024, help="tokens in a sample (default 1024)")

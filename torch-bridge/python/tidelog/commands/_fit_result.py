@@ -121,7 +121,7 @@ def _lasting(figures: FitFigures) -> str:
         return "--drive says which they are (tidelog-plan endurance --help lists them)"
     hours = figures["wear"]["lifetime_hours"]
     if hours is None:
-        return "not known: no rating"
+        return "not known: no rating of that drive (tidelog-plan endurance --help lists drives)"
     days = hours / 24
     if days < 2:
         return f"{hours:.1f} hours of training"

@@ -56,7 +56,13 @@ class MeasuredRecorder(Recorder):
     def _measure(self, func: OpOverload, args: Args, kwargs: Kwargs) -> int:
         args, kwargs = self._real(args), self._real(kwargs)
         with torch.no_grad():
-            runs = [self._time(func, args, kwargs)]  # the first one sees cold caches
+            try:
+                runs = [self._time(func, args, kwargs)]  # the first one sees cold caches
+            except RuntimeError:
+                # Meta tensors have the types that a GPU's kernels give (means in single precision, beside half); a
+                # processor's kernel may want one type for all.
+                args, kwargs = _of_one_type((args, kwargs), _floating_type(args))
+                runs = [self._time(func, args, kwargs)]
             while sum(runs) < _SECONDS_MIN * 1e9 and len(runs) < _RUNS_MAX or len(runs) < _RUNS_MIN:
                 runs.append(self._time(func, args, kwargs))
         return max(self.gpu.launch_ns, round(statistics.median(runs[1:])))
@@ -90,6 +96,22 @@ def _filled(tensor: Tensor, device: torch.device) -> Tensor:
     else:
         flat.zero_()  # an index that every tensor has
     return real
+
+
+def _floating_type(args: Args) -> torch.dtype | None:
+    """That of the first tensor that has one."""
+    return next((each.dtype for each in args if isinstance(each, Tensor) and each.is_floating_point()), None)
+
+
+def _of_one_type(value: Any, dtype: torch.dtype | None) -> Any:
+    """The same with all floating tensors of this type."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_of_one_type(each, dtype) for each in value)
+    if isinstance(value, dict):
+        return {name: _of_one_type(each, dtype) for name, each in value.items()}
+    return value
 
 
 def _key(value: Any) -> object:
