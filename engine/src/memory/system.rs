@@ -228,8 +228,8 @@ mod tests {
             SystemMemory::read_at(&self.0.join("proc")).unwrap()
         }
 
-        fn limit(&self, bytes: u64, file: &str) -> Option<GroupLimit> {
-            Some(GroupLimit { bytes, file: self.0.join("groups").join(file) })
+        fn limit(&self, bytes: u64, file: &str) -> GroupLimit {
+            GroupLimit { bytes, file: self.0.join("groups").join(file) }
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
             machine.mounts(version, "/", "/pod/container");
             let (limit, usage) = (version.limit_file(), version.usage_file());
             let group = |of: &str, file: &str, text: &str| {
-                machine.has(&format!("groups/{of}/{file}"), text)
+                machine.has(&format!("groups/{of}/{file}"), text);
             };
             group("pod/container", limit, &format!("{}\n", 8 * GIB));
             group("pod/container", usage, &GIB.to_string());
@@ -263,7 +263,7 @@ mod tests {
             group("pod", usage, &(3 * GIB).to_string());
             group("pod", "memory.stat", &format!("anon 5\n{current} {GIB}\nunevictable 0\n"));
             let memory = machine.memory();
-            assert_eq!(memory.limit, machine.limit(4 * GIB, &format!("pod/{limit}")));
+            assert_eq!(memory.limit, Some(machine.limit(4 * GIB, &format!("pod/{limit}"))));
             // Of the 3 GiB that the outer group uses 1 can be taken away.
             assert_eq!((memory.most(), memory.available), (4 * GIB, 2 * GIB));
         }
@@ -294,7 +294,11 @@ mod tests {
             machine.has("groups/memory.max", &(2 * GIB).to_string());
             machine.has("groups/memory.current", &(3 * GIB).to_string());
             let memory = machine.memory();
-            assert_eq!(memory.limit, machine.limit(2 * GIB, "memory.max"), "{top} {member_of}");
+            assert_eq!(
+                memory.limit,
+                Some(machine.limit(2 * GIB, "memory.max")),
+                "{top} {member_of}"
+            );
             assert_eq!(memory.available, 0, "more is used than allowed: the limit was lowered");
         }
     }
