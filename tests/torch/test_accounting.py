@@ -275,6 +275,14 @@ def test_a_plan_s_machine_is_assumed_on_files_until_it_is_measured(pool):
         del tensors
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_pool_that_is_made_has_its_space_unless_it_shall_be_sparse(tmp_path, sparse):
+    with tidelog.offload(pool=tmp_path, memory=4 * MIB, staging=MIB, pool_size=64 * MIB, sparse=sparse):
+        pass
+    stored = (tmp_path / "tidelog.device").stat().st_blocks * 512
+    assert (stored < 32 * MIB) == sparse, stored
+
+
 def test_a_pool_that_was_made_is_told_and_one_that_must_exist_is_not_made(tmp_path, caplog):
     """An SSD that is not mounted leaves an empty directory, in which a pool was made in silence."""
     options = dict(pool=str(tmp_path), memory=8 * MIB, staging=MIB, mode="reactive", pool_size=64 * MIB)

@@ -14,7 +14,7 @@ import torch
 
 import tidelog
 import tidelog.dcp
-from test_checkpoints import MIB, WIDTH, made, offload, train, written
+from test_checkpoints import MIB, WIDTH, made, offload, set_clock_back, train, written
 from tidelog.dcp import StorageReader, StorageWriter
 from tidetest import process, resumable
 
@@ -75,6 +75,16 @@ def test_a_name_that_is_taken_is_refused_and_can_be_deleted(pool):
     assert set(tidelog.dcp.names(pool)) == {"a", "b"}
     assert load({"t": torch.zeros(1000)}, pool, "a")["t"].eq(2).all()
     assert load({"t": torch.zeros(1000)}, pool, "b")["t"].eq(1).all()
+
+
+def test_names_are_in_the_order_of_their_commits_though_the_clock_was_set_back(pool, monkeypatch):
+    set_clock_back(monkeypatch)
+    names = ["step 8", "step 16", "before"]
+    with offload(None, None, pool) as tide:
+        for name in names:
+            save({"t": torch.zeros(3)}, tide, name)
+        assert tidelog.dcp.names(tide) == names
+    assert tidelog.dcp.names(pool) == names
 
 
 class EndsBeforeItsFinish(StorageWriter):

@@ -10,7 +10,7 @@ from torch import nn
 
 import tidelog
 import tidelog.dcp
-from test_checkpoints import LAYERS, MIB, made, offload, train
+from test_checkpoints import LAYERS, MIB, made, offload, set_clock_back, train
 from tidelog import _devices
 from tidelog.abi._seals import Pool
 from tidetest import process
@@ -125,11 +125,7 @@ def test_what_it_cannot_go_on_from_is_refused_and_the_block_is_closed(pool, mode
 
 
 def test_the_latest_is_the_one_that_was_committed_last_though_the_clock_was_set_back(pool, monkeypatch):
-    def backwards(self, seals=Pool.seals):
-        """The seals, of which each later one says an earlier time."""
-        return [{**seal, "sealed_at": 2_000_000_000 - seal["order"]} for seal in seals(self)]
-
-    monkeypatch.setattr(Pool, "seals", backwards)
+    set_clock_back(monkeypatch)
     for step in (8, 16, 9):
         model, optimizer = made(step)
         with offload(model, optimizer, pool) as tide:

@@ -240,6 +240,14 @@ def test_help_says_what_each_option_of_offload_does():
         assert ("--" + name.replace("_", "-") in out) == (name not in of_objects), name
 
 
+@pytest.mark.parametrize("words", [[], ["--sparse"]])
+def test_the_pool_that_it_makes_has_its_space_unless_it_shall_be_sparse(program, pool, words):
+    code, _, err = tidelog_command("run", *MEMORY, "--pool", pool, *words, program("pass"))
+    assert code == 0, err
+    stored = [(Path(each) / "tidelog.device").stat().st_blocks * 512 for each in pool.split(",")]
+    assert all((each < 32 << 20) == bool(words) for each in stored), stored
+
+
 def test_torchrun_starts_it(program, tidelog_run):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", 1, "--standalone", *tidelog_run]
     code, out, err = run(*words, program(TRAIN), "--steps", 3)

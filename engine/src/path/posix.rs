@@ -265,3 +265,22 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::HalfDone;
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_an_operation_is_done_where_it_belongs() {
+        for fua in [false, true] {
+            let half_done = HalfDone::new();
+            let device = half_done.device();
+            half_done.check(fua, |mut operation, done| {
+                let left = operation.extent.length.0 as u32 - done;
+                assert_eq!(perform(&device, &mut operation, done).unwrap(), left);
+                operation.action.into_buffer().unwrap()
+            });
+        }
+    }
+}

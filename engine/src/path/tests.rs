@@ -88,7 +88,7 @@ fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation 
     Operation::new(tag, DeviceIndex(device), extent, action)
 }
 
-fn collect(path: &mut dyn DataPath, count: usize) -> Vec<Completion> {
+pub(super) fn collect(path: &mut dyn DataPath, count: usize) -> Vec<Completion> {
     let begun = Instant::now();
     let mut completions = Vec::new();
     while completions.len() < count {
@@ -117,6 +117,43 @@ fn read(path: &mut dyn DataPath, pool: &DmaPool, device: u8, extent: Extent) -> 
     let completion = run(path, device, extent, action);
     completion.result.unwrap();
     completion.into_buffer().unwrap()[..extent.length.0 as usize].to_vec()
+}
+
+/// Operations on three blocks of a file, of each of which the kernel has done the first block.
+pub(super) struct HalfDone {
+    directory: Directory,
+    pub(super) memory: DmaPool,
+}
+
+impl HalfDone {
+    pub(super) fn new() -> Self {
+        let memory = DmaPool::new(ByteCount::kib(64), false).unwrap();
+        Self { directory: Directory::new(), memory }
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.directory.device("a")
+    }
+
+    /// Goes on with a write and with a read by `go_on`, which is given how many bytes are done, and
+    /// returns the buffer.
+    pub(super) fn check(&self, fua: bool, mut go_on: impl FnMut(Operation, u32) -> DmaBuffer) {
+        let block = BLOCK as usize;
+        let blocks = |bytes: [u8; 3]| bytes.map(|byte| [byte; BLOCK as usize]).concat();
+        let file = self.directory.0.join("a");
+        let mut go_on = |action| {
+            let extent = Extent::new(BLOCK, 3 * BLOCK);
+            go_on(operation(1, 0, extent, action), BLOCK as u32)
+        };
+        let mut buffer = filled(&self.memory, 3 * BLOCK, 1);
+        buffer[block..].copy_from_slice(&blocks([1, 2, 3])[block..]);
+        go_on(Action::write(buffer, fua));
+        let written = std::fs::read(&file).unwrap();
+        assert!(written[block..4 * block] == blocks([0, 2, 3]), "the first block is done");
+        assert!(written[4 * block..].iter().all(|&byte| byte == 0), "nothing is behind it");
+        let read = go_on(Action::read(filled(&self.memory, 3 * BLOCK, 9)));
+        assert!(read[..] == blocks([9, 2, 3]), "the first block is there");
+    }
 }
 
 #[test]

@@ -37,6 +37,22 @@ impl Mount {
         Ok(Self(at.into()))
     }
 
+    /// Btrfs that keeps count of what each subvolume has. It has no checksums of data, as direct
+    /// writes go past the page cache only then.
+    ///
+    /// # Errors
+    /// Why this machine makes or mounts none.
+    pub fn btrfs_with_quotas(device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        let (device, at_text) = (device.to_string_lossy(), at.to_string_lossy());
+        system("mkfs.btrfs", &["-q", &device])?;
+        system("mount", &["-o", "nodatasum", &device, &at_text])?;
+        let mounted = Self(at.into());
+        system("btrfs", &["quota", "enable", &at_text])?;
+        // That begins to count what there is.
+        system("btrfs", &["quota", "rescan", "-w", &at_text])?;
+        Ok(mounted)
+    }
+
     /// A file system on a device, by the program that makes it and its arguments.
     ///
     /// # Errors

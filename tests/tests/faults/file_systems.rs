@@ -11,7 +11,7 @@ use tidelog_engine::memory::Source;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec, PathChoice};
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
-use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, Unavailable, skip};
+use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, Ran, Unavailable, skip};
 
 use super::rig::{DEVICE_BYTES, format_options, open_options, watch};
 
@@ -126,6 +126,11 @@ fn a_full_file_system_is_told_as_that_and_the_pool_goes_on_once_there_is_room() 
     );
 }
 
+/// Runs a program that has to do with quotas.
+fn quota(program: &str, arguments: &[&str], at: &Path) {
+    Ran::of(Command::new(program).args(arguments).arg(at)).expect(0);
+}
+
 #[test]
 fn a_quota_that_is_used_up_is_told_as_that_and_the_pool_goes_on_once_it_is_raised() {
     const OWNER: u32 = 12_345;
@@ -133,14 +138,34 @@ fn a_quota_that_is_used_up_is_told_as_that_and_the_pool_goes_on_once_it_is_raise
     on_file_system(test, 320 << 20, Mount::xfs_with_quotas, |at| {
         let limit = |mib: u32| {
             let command = format!("limit bhard={mib}m {OWNER}");
-            let ran = Command::new("xfs_quota").args(["-x", "-c", &command]).arg(at).output();
-            assert!(ran.is_ok_and(|ran| ran.status.success()), "{command}");
+            quota("xfs_quota", &["-x", "-c", &command], at);
         };
         let narrow = |file: &Path| {
             std::os::unix::fs::chown(file, Some(OWNER), None).unwrap();
             limit(16);
         };
         runs_out_and_goes_on(at, "(os error 122): its owner's quota", narrow, |_| limit(1000));
+    });
+}
+
+/// The same where the kernel's XFS knows no quotas.
+#[test]
+fn a_quota_of_a_subvolume_that_is_used_up_is_told_as_that_and_the_pool_goes_on() {
+    /// The first subvolume that is made.
+    const SUBVOLUME: &str = "0/256";
+    let test = "a_quota_of_a_subvolume_that_is_used_up_is_told_as_that_and_the_pool_goes_on";
+    on_file_system(test, 320 << 20, Mount::btrfs_with_quotas, |at| {
+        let subvolume = at.join("subvolume");
+        quota("btrfs", &["subvolume", "create"], &subvolume);
+        // By way of the file system's root: a limit that is reached may refuse another one, too.
+        let limit = |size: &str| quota("btrfs", &["qgroup", "limit", size, SUBVOLUME], at);
+        let narrow = |_: &Path| {
+            // What a file had that was removed counts until then.
+            quota("btrfs", &["filesystem", "sync"], at);
+            limit("16M");
+        };
+        let widen = |_: &Path| limit("none");
+        runs_out_and_goes_on(&subvolume, "(os error 122): its owner's quota", narrow, widen);
     });
 }
 

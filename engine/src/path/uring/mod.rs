@@ -207,3 +207,30 @@ impl Drop for UringPath {
         self.slots.leak();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::{HalfDone, collect};
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_an_operation_is_done_where_it_belongs() {
+        for (fua, registered) in [(false, false), (false, true), (true, false), (true, true)] {
+            let half_done = HalfDone::new();
+            let ring = ProbedRing::probe(4, None).unwrap();
+            let mut path = UringPath::new(ring, vec![half_done.device()]).unwrap();
+            if registered {
+                path.register(&half_done.memory);
+            }
+            half_done.check(fua, |operation, done| {
+                let (slot, _) = path.slots.keep(operation);
+                path.done[slot as usize] = done;
+                assert!(path.enqueue(slot));
+                path.ring().unwrap();
+                let completion = collect(&mut path, 1).pop().unwrap();
+                completion.result.unwrap();
+                completion.into_buffer().unwrap()
+            });
+        }
+    }
+}
