@@ -21,7 +21,7 @@ TRACE = """{"format": "tidelog-trace", "version": 1, "name": "one weight",
 MACHINE = """{"budget": 2000000, "staging": 0, "verify": 1000000000000,
  "ssd": {"read": 1000000000, "write": 1000000000, "latency_ns": 0}}"""
 CONFIG = '{"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "vocab_size": 50}'
-FIT = "fit config.json --sequence 8 --micro-batch 1 --gpu a100 --read 1e9 --write 1e9"
+FIT = "fit config.json --sequence 8 --micro-batch 1 --read 1e9 --write 1e9"
 ABSENT = FIT.replace("config.json", "absent.json")
 BENCH = "--name=job --ioengine=tidelog-sim --rw=read --size=64k"
 RUN = "run --memory lots --pool absent absent.py"
@@ -70,7 +70,8 @@ def run(tool, words, folder, **streams):
     """Runs a tool. A stream may be "closed", or a path; what it is given is not returned."""
     streams = {{"out": 1, "err": 2}[name]: kind for name, kind in streams.items()}
     if tool == "tidelog":
-        ended = process.run(PYTHON, folder, json.dumps(streams), *words.split())
+        imports = ["transformers.models.gpt2.modeling_gpt2"] if words.startswith(FIT) else []
+        ended = process.run(PYTHON, folder, json.dumps(streams), *words.split(), imports=imports)
         return SimpleNamespace(code=ended.code, out=ended.out, err=ended.err)
     pipes = {}
     for number in (1, 2):

@@ -15,6 +15,7 @@ taken to be even. ``tidelog-plan record`` runs this module.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -344,7 +345,7 @@ def record(
     `precision`; None: what the model's configuration says."""
     precision = precision or precision_of(name)
     made = recorder(gpu, precision=precision)
-    with torch.device("meta"), made:
+    with torch.device("meta"), made, _without_advice():
         model, samples = build(name, made.attention)
         model.train()
         if precision == "bf16":
@@ -366,6 +367,22 @@ def record(
         with made.iteration(title):
             step()
     return made
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """transformers advises who trains a model: about tokens and losses, which do not matter here."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        yield  # a model of the user's own needs none
+        return
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def main() -> None:
