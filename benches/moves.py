@@ -2,8 +2,7 @@
 
     python benches/moves.py [--rounds 200] [--device fake] [--output json]
 
-Requests are done by turns past Python and in Python, round by round, in one process. Nothing is copied: a stub stands in
-the library's place and calls back. With `--device fake` the memory is a GPU's: the tests' fake CUDA, whose streams and
+Nothing is copied: a stub stands in the library's place and calls back. With `--device fake` the memory is a GPU's: the tests' fake CUDA, whose streams and
 events are real calls of a library in C.
 """
 
@@ -82,7 +81,7 @@ def seconds_of(ask, first):
 
 
 def measured(folder, rounds, await_device):
-    seconds = {(pair, way): [] for pair in PAIRS for way in ("past_python", "in_python")}
+    seconds = {pair: [] for pair in PAIRS}
     options = {"memory": "1GiB", "pool_size": "64MiB", "staging": "1MiB", "mode": "reactive"}
     with tidelog.offload(pool=folder, **options) as tide:
         tensors = [torch.zeros(BYTES // 4) for _ in range(STORAGES)]
@@ -94,19 +93,17 @@ def measured(folder, rounds, await_device):
         kept, library.tide_session_set_callbacks = library.tide_session_set_callbacks, stub.set_callbacks
         tide.performer.connect()
         for _ in range(rounds):
-            for way in ("past_python", "in_python"):
-                tide.ledger.in_cpp = way == "past_python"
-                await_device()  # else its streams would get longer and longer
-                for pair in PAIRS:
-                    seconds[pair, way].append(seconds_of(getattr(stub, pair), first))
+            await_device()  # else its streams would get longer and longer
+            for pair in PAIRS:
+                seconds[pair].append(seconds_of(getattr(stub, pair), first))
         library.tide_session_set_callbacks = kept
         tide.performer.connect()
-    return {f"{pair}_us_{way}": statistics.median(each) * 1e6 for (pair, way), each in seconds.items()}
+    return {f"{pair}_us": statistics.median(each) * 1e6 for pair, each in seconds.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="interleaved rounds (default 200)")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds (default 200)")
     parser.add_argument("--device", choices=["cpu", "fake"], default="cpu", help="whose memory it is")
     parser.add_argument("--output", choices=["text", "json"], default="text")
     arguments = parser.parse_args()
@@ -117,8 +114,7 @@ def main():
         print(json.dumps(figures))
     else:
         for pair in PAIRS:
-            past, inside = (figures[f"{pair}_us_{way}"] for way in ("past_python", "in_python"))
-            print(f"{pair.replace('_', ' ')}: {past:.2f} us a request past Python, {inside:.2f} us in Python")
+            print(f"{pair.replace('_', ' ')}: {figures[f'{pair}_us']:.2f} us a request")
 
 
 if __name__ == "__main__":

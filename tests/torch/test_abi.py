@@ -256,8 +256,6 @@ ARGUMENTS = {
     "lift_budget": (),
     "name": (1, _native.Kind.BUFFER, "a name"),
     "op_begin": (-1, 0, b"an op", {1: 0}, 0),
-    "nest": (1,),
-    "op_end": (),
     "plan": (),
     "set_budget": (1 << 20,),
     "settle": (),

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tidelog
-from tidelog.dispatch._hook import Hook
+from tidelog.dispatch import _hook
 from tidelog.escapes import _compiled
 from tidelog.memory._record import CLEAN, SETTLED
 from tidelog.storages import _ops
@@ -22,7 +22,6 @@ from tidelog.storages._ops import Launch
 from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.launches import AllOut, launched
-from tidetest.requests import leave_to_python
 
 pytestmark = [
     pytest.mark.host_memory("inductor's kernels in C++ are of the host"),
@@ -207,14 +206,11 @@ def test_compiled_bits_are_the_compiled_programs(pool, mode, name, tmp_path):
         assert phase == "planned" and not [each for each in figures["notices"] if "cores" not in each]
 
 
-@pytest.mark.parametrize("past_python", [True, False])
-def test_every_storage_is_out_between_any_two_launches(pool, past_python):
+def test_every_storage_is_out_between_any_two_launches(pool):
     expected, _ = plain("trains")
     started_afresh()
     program = Program()
     with block(program, pool, int(SHARE * peak("trains", pool))) as tide:
-        if not past_python:
-            leave_to_python(tide)
         with launched(all_out := AllOut(tide)) as names:
             program.run(tide.step)
         got = program.result()
@@ -228,36 +224,30 @@ def test_launches_and_products_go_past_python_once_they_were_seen(pool, mode, mo
     expected, _ = plain("trains")
     tensors = int(SHARE * peak("trains", pool))
     started_afresh()
-    program, seen_by_python = Program(), []
-    observed, watchful = Hook._observed, Hook._watchful
-    monkeypatch.setattr(
-        Hook, "_observed", lambda hook, *of: (seen_by_python.append(str(of[0])), observed(hook, *of))[1]
-    )
-    monkeypatch.setattr(
-        Hook, "_watchful", lambda hook, *of: (seen_by_python.append(str(of[1])), watchful(hook, *of))[1]
-    )
+    program, asked = Program(), []
+    expected_of = _hook.expected
+    monkeypatch.setattr(_hook, "expected", lambda func, *of: (asked.append(str(func)), expected_of(func, *of))[1])
     with block(program, pool, tensors, mode=mode) as tide:
         with launched() as names:
             for number, size in enumerate(program.batches):
                 with tide.step():
                     program.step(size)
                 if number + 2 == len(program.batches):
-                    seen_by_python.clear()
+                    before = tide.stats()["dispatch"]["ops_past_python"]
+                    asked.clear()
         got, figures = program.result(), tide.stats()
     compare(expected, got)
-    of_python = [each for each in seen_by_python if each in names or each.endswith(".out")]
+    of_python = [each for each in asked if each in names or each.endswith(".out")]
     assert not of_python and len(names) > 300 and figures["evictions"] > 0, of_python
+    assert figures["dispatch"]["ops_past_python"] - before > len(names) // len(program.batches)
 
 
-@pytest.mark.parametrize("past_python", [True, False])
-def test_launches_count_what_they_make_and_know_what_they_write(pool, past_python):
+def test_launches_count_what_they_make_and_know_what_they_write(pool):
     allocation = _compiled._Allocation(torch._C._dynamo.guards._empty_strided_cpu, torch.float32)
     kernel = _compiled._Kernel("nothing", lambda *_: None, written=[1], count=3)
     size = 64 * KIB
     with tidelog.offload(pool=pool, memory=MIB, staging=device.STAGING, pool_size=64 * MIB, mode="reactive") as tide:
         read, written, *others = [torch.ones(size // 4) for _ in range(20)]  # more than fit
-        if not past_python:
-            leave_to_python(tide)
         for _ in range(4):
             for each in others:
                 each.sum()  # takes the room
@@ -275,7 +265,7 @@ def test_launches_count_what_they_make_and_know_what_they_write(pool, past_pytho
             assert [each.untyped_storage()._tide.state for each in (read, written)] == [CLEAN, SETTLED]
             del made
             assert tide.ledger.live == live - size
-        assert passed == 2 * past_python
+        assert passed == 2
         del read, written, others, each
 
 

@@ -41,7 +41,7 @@ def scarce(monkeypatch):
 
         def in_python(performer, *arguments):
             opened(performer, *arguments)
-            performer._ledger.in_cpp = False
+            performer._ledger.maps_memory = True
 
         monkeypatch.setattr(Performer, "__init__", in_python)
         return memory

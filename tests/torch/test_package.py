@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import runpy
 from pathlib import Path
 
@@ -150,3 +151,20 @@ def test_what_breaks_a_rule_is_found(case):
     texts = sources()
     texts[module] += f"\n{line}\n"
     assert list(rule({name: ast.parse(text) for name, text in texts.items()}))
+
+
+# -- the module in C++ ----------------------------------------------------------------------------------
+
+# A name of Python's in C++: of the list in python.h, or in a call of Python's C API.
+NAMES = re.compile(r"NAME\((\w+)\)|(?:Attr|Method)\w*\([^;]*?\"(\w+)\"")
+
+
+def private_names_in_cpp(text):
+    return [name for found in NAMES.findall(text) for name in found if name.startswith("_")]
+
+
+def test_what_is_in_cpp_reads_no_private_attribute():
+    for path in [*(PACKAGE / "native").glob("*.h"), PACKAGE / "native" / "module.cpp"]:
+        assert private_names_in_cpp(path.read_text()) == [], path.name
+    assert private_names_in_cpp("NAME(_heap);") == ["_heap"]
+    assert private_names_in_cpp('PyObject_GetAttrString(hook, "_steps")') == ["_steps"]

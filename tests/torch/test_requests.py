@@ -1,4 +1,4 @@
-"""What a session asks for is done in C++ where it is usual: as in Python, request by request."""
+"""What a session asks for is done in C++ where it is usual."""
 
 import contextlib
 import ctypes
@@ -12,12 +12,10 @@ from torch import nn
 
 import tidelog
 from tidelog.abi import _native
-from tidelog.dispatch._requests import Requests as InPython
 from tidelog.memory import _record
 from tidelog.storages._async_uses import AsyncUses
 from tidetest import KIB, MIB, device, native
-from tidetest.bits import assert_same, bits
-from tidetest.requests import KINDS, Requests, leave_to_python, of_python, until_it_waits
+from tidetest.requests import of_python, until_it_waits
 
 pytestmark = pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 
@@ -28,50 +26,6 @@ HEADERS = Path(__file__).resolve().parents[2] / "torch-bridge" / "include"
 def block(pool, memory=64 * MIB, **options):
     options = {"staging": MIB, "pool_size": 128 * MIB, "mode": "reactive", **options}
     return tidelog.offload(pool=pool, memory=memory, **options)
-
-
-def moves(pool, in_python):
-    """Moves tensors that are new, changed, unchanged, shared by views, not seen by Python, and dead."""
-    torch.manual_seed(0)
-    opened = block(pool)
-    requests = Requests(opened)
-    opened.ledger.in_cpp = not in_python  # ops are as they are
-    with opened as tide:
-        tensors = [torch.randn(SIZE // 4) for _ in range(4)]
-        tensors.append(torch.nn.Parameter(torch.randn(64, 64)))
-        views = [tensor.view(2, -1) for tensor in tensors]
-        for _ in range(3):
-            for place, tensor in enumerate(tensors):
-                tide.evict(tensor)
-                assert tensor.sum().isfinite()
-                tide.evict(views[place])  # unchanged
-                with torch.no_grad():
-                    views[place].mul_(2)
-                tide.evict(tensor)
-        del tensors[0], views[0]  # it is out
-        fresh = [torch.ones(SIZE // 4) + number for number in range(3)]
-        for tensor in fresh:
-            tide.evict(tensor)
-            tide.evict(tensor.clone())
-        found = bits(torch.cat([tensor.flatten() for tensor in [*tensors, *fresh]]))
-        assert tide.ledger.marked == sum(record.state != 0 for record in tide.ledger.all())
-    return requests.answered, found
-
-
-def test_each_is_done_as_in_python(pool, tmp_path, monkeypatch):
-    moves(pool, in_python=True)  # the first time ops go through Python, which names what they make otherwise
-    in_python, expected = moves(pool, in_python=True)
-    other = tmp_path / "another"
-    other.mkdir()
-    with monkeypatch.context() as patch:
-        for kind in KINDS:
-            patch.setattr(InPython, kind, None)  # none comes there
-        answered, found = moves(str(other), in_python=False)
-    for number, (ours, theirs) in enumerate(zip(answered, in_python, strict=False)):
-        assert ours == theirs, number
-    assert len(answered) == len(in_python) > 100
-    assert {request[0] for request in answered} == {*KINDS}
-    assert_same(found, expected, "what has moved")
 
 
 @pytest.fixture
@@ -227,17 +181,10 @@ def counted(tide):
             setattr(library, name, function)
 
 
-def test_an_op_is_two_calls_of_the_library_whatever_moves_for_it(tide):
+def test_an_eviction_is_one_call_of_the_library_whatever_moves_for_it(tide):
     tensors = out_of(tide, 3)
-    leave_to_python(tide)
-    tide.ledger.in_cpp = True
     for each in tensors:
         tide.evict(each)
-    before = tide.stats()["totals"]["fetches"]
-    with counted(tide) as counts:
-        tensors[1].sum()
-    assert tide.stats()["totals"]["fetches"] == before + 1
-    assert counts == {"tide_session_op_begin": 1, "tide_session_op_end": 1}
     with counted(tide) as counts:
         tide.session.evict(tensors[1].untyped_storage()._tide.id)
     assert not tide.is_resident(tensors[1])
@@ -264,7 +211,7 @@ def test_training_is_the_same_whoever_moves(pool):
     losses, moved = [], []
     with tidelog.offload(model, optimizer, **options) as tide:
         for number in range(16):
-            leave_to_python(tide, number % 3 == 2)
+            tide.ledger.maps_memory = number % 3 == 2
             with tide.step():
                 losses.append(next(training))
             moved.append(tide.last_step()["evictions"])

@@ -5,16 +5,17 @@ before the block does what comes after it. Ops outside of a block it sees as a d
 import functools
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog.dispatch import _hook
 from tidelog.escapes._threads import Bystander
 from tidelog.native._built import native
+from tidelog.storages._ops import Launch, Trait
 
 
 class Beneath(TorchDispatchMode):
-    """While it is on, no op goes past Python. It is entered before a block is."""
+    """While it is on, each op is one that may be written in Python, which is left to a function there. It is entered
+    before a block is."""
 
     def handle(self, func, args, kwargs, run):
         """Runs an op by `run`, and returns what that returns."""
@@ -22,28 +23,26 @@ class Beneath(TorchDispatchMode):
 
     def __enter__(self):
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(_hook.Hook, "in_cpp", False)
-        for observer in (_hook.Hook, Bystander):
-            self._patch.setattr(observer, "__call__", self._around(observer.__call__))
-        call_of = _hook._call_of
+        facts, in_python, bystander = _hook._facts, _hook._in_python, Bystander.__call__
 
-        def call(func, args, kwargs):
-            run = call_of(func, args, kwargs)
-            is_op = isinstance(func, torch._ops.OpOverload)
-            return functools.partial(self.handle, func, args, kwargs, run) if is_op else run
+        def in_python_all(func, count):
+            name, written, seed, traits = facts(func, count)
+            return name, written, seed, traits if isinstance(func, Launch) else traits | Trait.IN_PYTHON
 
-        self._patch.setattr(_hook, "_call_of", call)
+        def handled(func, args, kwargs, run):
+            return in_python(func, args, kwargs, functools.partial(self.handle, func, args, kwargs, run))
+
+        def handled_elsewhere(observer, func, args, kwargs, run):
+            return bystander(observer, func, args, kwargs, functools.partial(self.handle, func, args, kwargs, run))
+
+        self._patch.setattr(_hook, "_facts", in_python_all)
+        self._patch.setattr(_hook, "_in_python", handled)
+        self._patch.setattr(Bystander, "__call__", handled_elsewhere)
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self._patch.undo()
-
-    def _around(self, original):
-        def call(observer, func, args, kwargs, run):
-            return original(observer, func, args, kwargs, functools.partial(self.handle, func, args, kwargs, run))
-
-        return call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

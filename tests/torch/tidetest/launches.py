@@ -7,46 +7,47 @@ import pytest
 from tidelog.dispatch._hook import Hook
 from tidelog.native._built import native
 from tidelog.memory._record import OUT
+from tidelog.storages._ops import storages_of
 
 
 @contextlib.contextmanager
-def launched(before=lambda hook: None):
-    """The names of what is launched meanwhile; `before` is called before each launch, and before each op that Python
-    looks at.
-    """
+def launched(before=None):
+    """The names of what is launched meanwhile. `before` is called before each launch, and after each op that its block
+    looks at in full."""
     names = []
-    observed, launch = Hook._observed, Hook.launch
-
-    def observing(hook, *arguments):
-        before(hook)
-        return observed(hook, *arguments)
+    launch = Hook._launch
 
     def launching(hook, func, *arguments):
         names.append(func.name)
-        if not native().is_inside():  # else an op runs, and uses what it uses
-            before(hook)
+        if before is not None and not native().is_inside():  # else an op runs, and uses what it uses
+            before()
         return launch(hook, func, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hook, "_observed", observing)
-        patch.setattr(Hook, "launch", launching)
+        patch.setattr(Hook, "_launch", launching)
+        if before is not None:
+            before.tide._kernels.observe(lambda _func, _args, _kwargs, result: before(storages_of((result,), {})))
         yield names
+    if before is not None:
+        before.tide._kernels.observe(None)
 
 
 class AllOut:
-    """Pushes every storage that can move out before each launch and op of a block: `launched(AllOut(tide))`."""
+    """Pushes every storage out that can move, around each launch and op of a block: `launched(AllOut(tide))`."""
 
     def __init__(self, tide):
-        self._tide = tide
+        self.tide = tide
         self.counts = []  # of storages that were out, for each op
 
-    def __call__(self, hook):
-        ledger, session, performer = hook._ledger, hook._session, self._tide.performer
-        hook.end_touch()
+    def __call__(self, made=()):
+        """`made` stays: by an op that has run, of which torch may go on in C++."""
+        kept = {storage._cdata for storage in made}
+        ledger, session, performer = self.tide.ledger, self.tide.session, self.tide.performer
+        self.tide.steps.place.end_touch()
         out = 0
         for record in ledger.all():
             storage = record()
-            if storage is None or record.pins or not ledger.movable(storage):
+            if storage is None or storage._cdata in kept or record.pins or not ledger.movable(storage):
                 continue
             for _ in range(8):
                 performer.settle()

@@ -1,11 +1,9 @@
-"""What the session of a block asks for, request by request, and how things stand when each is answered."""
+"""What the session of a block asks for, request by request."""
 
 import contextlib
 import ctypes
 
 from tidelog.dispatch._requests import Requests as InPython
-from tidelog.memory import _record
-from tidetest.ledger import _pointer
 
 KINDS = ("evict", "release", "allocate", "settle")
 
@@ -43,13 +41,6 @@ class Callbacks(ctypes.Structure):
 
 
 _set_callbacks = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(Callbacks))
-
-
-def leave_to_python(tide, leaves=True):
-    """From here on no op and no request of an open block goes past Python."""
-    tide._hook.in_cpp = tide.ledger.in_cpp = not leaves
-    tide._kernels.close()
-    tide._open_kernels()
 
 
 def of_python(monkeypatch):
@@ -135,40 +126,6 @@ class Between:
 
     def answered_by(self, kind, bytes_, argument):
         """A callback has returned. Its last argument: the memory or the state, if it has one."""
-
-
-class Requests(Between):
-    """Notes how things stand when each request of a block is answered that is not open yet."""
-
-    def __init__(self, block):
-        super().__init__(block)
-        self.answered = []  # a tuple for each
-        self._places = {}
-
-    def answered_by(self, kind, bytes_, argument):
-        memory = argument[0].contents if kind in ("evict", "allocate") else Memory()
-        assert memory.landed in (None, memory.after)
-        number = argument[0] if kind == "settle" else bytes_.length
-        self.answered.append((kind, *self._now(bytes_.storage, number, memory), bool(memory.landed)))
-
-    def _now(self, number_of_storage, number, memory):
-        ledger = self._block.ledger
-        record = ledger.record_at(number_of_storage)
-        place = self._places.setdefault(number_of_storage, len(self._places))
-        request = place, number, bool(memory.after)
-        storage = record() if record is not None else None
-        if storage is None:
-            return *request, memory.address, ledger.marked, ledger.quiet
-        try:
-            guard = bool(_record.data_ptr(storage)) or None
-        except RuntimeError as error:
-            guard = str(error)
-        return (
-            *request,
-            *(bool(memory.address), memory.address in (0, _pointer(storage))),
-            *(_record.nbytes(storage), bool(_pointer(storage)), _record.resizable(storage)),
-            *(guard, record.state, record.in_flight, ledger.marked, ledger.quiet),
-        )
 
 
 class _WhenDone(Between):

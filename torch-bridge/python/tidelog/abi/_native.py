@@ -202,7 +202,8 @@ class Session:
         functions = (
             *(library.tide_session_sync, library.tide_session_resized, library.tide_session_modified),
             *(library.tide_session_pin, library.tide_session_async_use),
-            *(library.tide_session_op_begin, library.tide_session_op_end, library.tide_session_set_callbacks),
+            *(library.tide_session_op_begin, library.tide_session_op_end),
+            *(library.tide_session_nest, library.tide_session_set_callbacks),
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 
@@ -231,14 +232,6 @@ class Session:
         packed = array.array("I", [storage | use for storage, use in uses.items()])
         address, count = packed.buffer_info()
         self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
-
-    def op_end(self) -> None:
-        """The op has run."""
-        self._library.tide_session_op_end(self._flushed())
-
-    def nest(self, depth: int) -> None:
-        """So many ops are around those that begin from here on."""
-        self._library.tide_session_nest(self._flushed(), depth)
 
     def evict(self, storage: int) -> None:
         """A storage is to be moved out now."""

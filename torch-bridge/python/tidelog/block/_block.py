@@ -41,7 +41,7 @@ from tidelog.memory._record import Storage
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
-from tidelog.order._updates import Updates, UpdatesHook
+from tidelog.order._updates import Updates
 from tidelog.output import _logging, _notebook
 from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
 from tidelog.output._notebook import Report
@@ -108,7 +108,7 @@ class Tide:
         self.performer = performer = Performer(session, ledger, device, heap, async_uses)
         learns = self.mode == "auto"
         self._kernels = kernels = Kernels()
-        self.steps = Steps(ledger, session, performer, device, heap, kernels, learns=learns)
+        self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
         self.updates = _UPDATES[settings.updates](
             ledger,
             lambda: self.access.is_live(),
@@ -119,15 +119,14 @@ class Tide:
             lambda: self.access.is_elsewhere(),
         )
         self._moves_updates = settings.updates != "own"
-        hook = partial(UpdatesHook, self.updates) if self._moves_updates else Hook
-        self._hook = hook(ledger, session, self.steps, heap, async_uses, kernels)
+        self._hook = hook = Hook(self.steps, heap, async_uses, kernels, self.updates)
         self.access = Access(
-            *(ledger, session, self._hook, async_uses, self._ranks.introduce),
+            *(ledger, session, hook, async_uses, self.updates.expect_collectives, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
-        bystander = _threads.Bystander(self.access, async_uses, self.steps.notice)
-        self._open_kernels = partial(kernels.open, self._hook, bystander, ledger, session)
+        services = hook.services(_threads.Bystander(self.access, async_uses, ledger.launches))
+        self._open_kernels = partial(kernels.open, services, ledger, self.steps.place, session, self.updates.pending)
         self._handlers = Handlers(self.access, kernels, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, self.steps.budget_reached)
@@ -333,17 +332,17 @@ class Tide:
     def _step(self) -> Iterator[None]:
         steps = self.steps
         started = time.perf_counter()
-        if self._recompute is not None:
-            self._hook.looks_on = self._recompute.begin_step()
         self._open_kernels()
+        if self._recompute is not None:
+            self._kernels.observe(self._recompute.begin_step())
         steps.begin()
         completed = False
         try:
             yield
             completed = True
         finally:
-            is_planned = steps.plan is not None
-            steps.leave_step()
+            is_planned = steps.is_planned()
+            steps.place.leave()
             if self.access.is_live():
                 self._end_step(completed, started, is_planned)
 
@@ -366,7 +365,7 @@ class Tide:
         return None
 
     def _is_distributed(self) -> None:
-        self._hook.expect_collectives()
+        self.updates.expect_collectives()
         self._ranks.introduce()
         self.steps.follows_plan = self._ranks.follows_plan
 
@@ -572,7 +571,8 @@ def _mark_forked() -> None:
         if tide is not None:
             tide.session.forked = True
             tide.device.streams.forget_copies()
-            tide.steps.follows = False
+            tide.ledger.is_in_child = True
+            tide.steps.place.follows = False
 
 
 def _run_updates() -> None:

@@ -47,7 +47,7 @@ def lacks(record: Record) -> bool:
 
 
 class Access:
-    """How what is not the hook reaches the storages of one block."""
+    """How accesses that are no op reach the storages of one block."""
 
     def __init__(
         self,
@@ -55,17 +55,19 @@ class Access:
         session: Session,
         hook: Hook,
         async_uses: AsyncUses,
+        expect_collectives: Callable[[], None],
         meet_others: Callable[[], None],
         await_copies: Callable[[], None],
         make_usual: Callable[[Storage], None],
     ) -> None:
-        """`meet_others`: called once there is a process group; `await_copies` and `make_usual`: of the device."""
+        """`expect_collectives` and `meet_others`: called once the program is distributed, and once there is a process
+        group. `await_copies` and `make_usual`: of the device."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
-        self.expect_collectives = hook.expect_collectives
+        self.expect_collectives = expect_collectives
         self.meet_others = meet_others
         self.await_copies = await_copies
         self.owns = ledger.owns

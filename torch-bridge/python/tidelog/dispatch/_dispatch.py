@@ -1,11 +1,10 @@
-"""The kernels in C++ that all ops meet (the folder `native`): where an op changes nothing it goes past the hook, which
-does the same with all others.
-"""
+"""The kernels in C++ that all ops meet (the folder `native`), as Python sees them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,86 +13,55 @@ from tidelog._patches import Wrapper
 from tidelog._turns import waiting
 from tidelog._whole import held
 from tidelog.native._built import native
-from tidelog.storages._ops import IN_CPP, Args, Kwargs, Launch, Op, OpInfo, OpOverload, info_of
+from tidelog.storages._ops import Args, Kwargs, Launch
 
 if TYPE_CHECKING:
     from tidelog.abi._native import Session
+    from tidelog.dispatch._steps import Place
     from tidelog.output._figures import Dispatch
     from tidelog.storages._ledger import Ledger
 
-# Ops that a distributed program's hook makes other ops of.
-_FUNCTIONAL = ("_c10d_functional", "_dtensor")
-# What torch.compile has products written to buffers by. None is resized that has the product's shape.
-_PRODUCTS = ("aten.mm.out", "aten.addmm.out", "aten.bmm.out", "aten.baddbmm.out")
-_ARGUMENTS_MAX = 64  # as native/kernel.h has a bit for each
 # What torch.compile looks at entered frames with now.
 get_compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+set_compiler: Callable[[Any], object] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
-class Followed(Protocol):
-    """A plan, as it is followed."""
-
-    funcs: list[Op | None]
-    due: bytes
-
-
-class Observer(Protocol):
-    """What is called with an op."""
-
-    def __call__(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
-        """Returns what it returns. `run` has torch run it with these arguments."""
+@functools.cache
+def apart() -> Callable[..., Any]:
+    """Calls a function where torch.compile looks at no frame that is entered, wherever it looks at each."""
+    call: Callable[..., Any] = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+    return call
 
 
 class Module(Protocol):
     """What the module has for Python."""
 
-    def adopt(
-        self,
-        func: OpOverload,
-        text: str,
-        name: str,
-        overload: str,
-        written: int,
-        seed: int,
-        looks: int,
-        is_product: bool,
-        repeats: bool,
-    ) -> None:
-        """Has an op go past Python where that changes nothing. `repeats`: it may run again where it has failed."""
-
-    def adopt_launch(self, func: Launch, name: str, written: int, seed: int, makes: bool, arguments: int) -> None:
-        """Knows what is launched from here on."""
-
-    def launch(self, func: Launch, args: Args, otherwise: Callable[[Launch, Args], Any]) -> Any:
-        """Launches it as an op, or has a function do so."""
+    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
+        """Launches a kernel, as an op."""
 
     def open(
         self,
-        hook: Observer,
-        bystander: Observer,
         ledger: Ledger,
-        compiler: Callable[[], object],
+        place: Place,
+        services: tuple[Any, ...],
+        updates: dict[int, Any],
         attention: memoryview,
         held: list[int],
         waiting: list[object],
     ) -> None:
-        """A block begins in this thread. What else it has is found by attributes of the hook. `bystander` gets ops of
-        other threads."""
+        """A block begins in this thread. `updates`: those of its optimizer that have not run."""
 
     def close(self) -> None:
         """It ends."""
 
-    def follow(self, plan: Followed | None) -> None:
-        """The block follows this plan in steps that follow one. None: its steps are profiled."""
-
-    def running_uses(self) -> dict[int, int]:
-        """What the op uses that runs and was looked at in full there: number -> 0 or MODIFIES."""
+    def observe(self, function: Callable[..., None] | None) -> None:
+        """Each op that is looked at in full is passed to this function from here on, with its arguments and result."""
 
     def is_busy(self) -> bool:
         """Whether it is in the middle of something that runs as a whole (`_whole`)."""
 
     def is_under_way(self) -> bool:
-        """The same, or an op is under way past Python."""
+        """The same, or an op is under way."""
 
     def is_inside(self) -> bool:
         """Whether this thread is inside an op."""
@@ -114,7 +82,7 @@ class Module(Protocol):
         """Ops may have come."""
 
     def passed(self) -> int:
-        """How many ops did not go through Python so far."""
+        """How many ops needed nothing of Python's so far."""
 
     def performed(self) -> int:
         """How many requests were not done in Python so far."""
@@ -128,15 +96,19 @@ class Kernels:
         self._is_open = False
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._performed = self._performed_before = 0  # the same of requests
-        self._followed: tuple[Followed, bytes] | None = None  # and what was due in it
-        self.is_inside, self.works_here = self._module.is_inside, self._module.works_here
-        self.finalizers_begin, self.finalizers_end = self._module.finalizers_begin, self._module.finalizers_end
+        module = self._module
+        self.launch, self.observe = module.launch, module.observe
+        self.is_busy, self.is_under_way = module.is_busy, module.is_under_way
+        self.is_inside, self.works_here = module.is_inside, module.works_here
+        self.finalizers_begin, self.finalizers_end = module.finalizers_begin, module.finalizers_end
 
-    def open(self, hook: Observer, bystander: Observer, ledger: Ledger, session: Session) -> None:
-        """From here on ops come to the hook, or go past it where it would only pass them on."""
+    def open(
+        self, services: tuple[Any, ...], ledger: Ledger, place: Place, session: Session, updates: dict[int, Any]
+    ) -> None:
+        """From here on ops of this thread are those of a block. `services`: those of its `Hook`."""
         if not self._is_open:
             module = self._module
-            module.open(hook, bystander, ledger, get_compiler, session.attention, held, waiting)
+            module.open(ledger, place, services, updates, session.attention, held, waiting)
             _patches.replace(torch.library.Library, "define", self._meeting_ops)
             _patches.replace(torch.ops, "load_library", self._meeting_ops)
             self._is_open = True
@@ -157,74 +129,10 @@ class Kernels:
             self._module.close()
             self._is_open = False
 
-    def running_uses(self) -> dict[int, int]:
-        """What the op uses that runs and was looked at in full past the hook: number -> 0 or MODIFIES."""
-        return self._module.running_uses()
-
     def figures(self) -> Dispatch:
-        """How many ops and requests of the block did not go through Python."""
+        """How many ops and requests of the block needed nothing of Python's."""
         if self._is_open:
             self._passed += self._module.passed() - self._before
             self._performed += self._module.performed() - self._performed_before
             self._before, self._performed_before = self._module.passed(), self._module.performed()
         return {"ops_past_python": self._passed, "requests_past_python": self._performed}
-
-    def launch(self, func: Launch, args: Args, otherwise: Callable[[Launch, Args], Any]) -> Any:
-        """Launches a kernel, without Python or by what does it otherwise."""
-        return self._module.launch(func, args, otherwise)
-
-    def is_busy(self) -> bool:
-        """Whether they are in the middle of something."""
-        return self._module.is_busy()
-
-    def is_under_way(self) -> bool:
-        """The same, or an op is under way past Python."""
-        return self._module.is_under_way()
-
-    def adopt(self, func: Op) -> None:
-        """Has an op go past the hook where that changes nothing."""
-        if func not in _adopted:
-            _adopted.add(func)
-            info = info_of(func)
-            if isinstance(info, OpInfo):
-                if _may_pass(info):
-                    op = cast(OpOverload, func)
-                    written = sum(1 << position for position, _ in info.written)
-                    self._module.adopt(
-                        *(op, info.name, op._schema.name, op._schema.overload_name, written, info.seed, _looks(info)),
-                        *(info.name in _PRODUCTS, info.repeats),
-                    )
-            elif (passing := cast(Launch, func).passing()) is not None and passing.arguments <= _ARGUMENTS_MAX:
-                written = sum(1 << position for position in passing.written)
-                self._module.adopt_launch(
-                    cast(Launch, func), info.name, written, info.seed, passing.makes, passing.arguments
-                )
-
-    def follow(self, plan: Followed) -> None:
-        """Steps follow this plan from here on."""
-        if self._is_open and self._followed != (plan, plan.due):
-            self._followed = plan, plan.due
-            for func in plan.funcs:
-                if func is not None:
-                    self.adopt(func)
-            self._module.follow(plan)
-
-    def forget_plan(self) -> None:
-        """Steps are profiled until `follow` is called again."""
-        self._followed = None
-        self._module.follow(None)
-
-
-_adopted: set[Op] = set()
-
-
-def _may_pass(info: OpInfo) -> bool:
-    is_usual = not info.special or info.name in _PRODUCTS
-    return is_usual and info.name.startswith(IN_CPP) and not info.name.startswith(_FUNCTIONAL)
-
-
-def _looks(info: OpInfo) -> int:
-    """What an op asks of a tensor, where that is not its bytes: `Looks` in native/kernel.h."""
-    if info.asks_pinned:
-        return 3
-    return (2 if info.name == "aten.view.default" else 1) if info.looks else 0

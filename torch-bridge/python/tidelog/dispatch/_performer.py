@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tidelog.abi._native import Session
 from tidelog.dispatch._parts import PartRequests
@@ -35,13 +35,16 @@ class Performer:
         self._device = device
         self._heap = heap
         self._async_uses = async_uses
-        self._depth = 0  # how many ops, or requests, are around what is done now
         self.requests = Requests(session, ledger, device, heap, async_uses)
         self.parts = PartRequests(ledger, device, heap, self.requests)
 
     def connect(self) -> None:
         """The session, which is open, calls back from here on, and hears of the ledger's storages."""
-        self._callbacks = native().connect(self._session, self._ledger, self)
+        uses = self._async_uses
+        self._callbacks = native().connect(
+            *(self._session, self._ledger, self.requests, self.parts),
+            *(self._heap.allocated, lambda: uses.wait_ms(), uses.lists),
+        )
 
     def settle(self) -> None:
         """Takes in what completed, and evicts until the budget holds."""
@@ -51,20 +54,6 @@ class Performer:
         """Waits until these are out or stay, as far as they are on their way out."""
         while any(record.state == _record.LEAVING for record in records):
             self._session.wait(_WAIT_MS)
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """What begins meanwhile is in the middle of an op, or of a request: a finalizer that runs ops. What is around
-        it stays as it is."""
-        ledger, outer = self._ledger, self._depth
-        performing = ledger.is_performing
-        try:
-            self._depth, ledger.is_performing = outer + 1, False
-            self._session.nest(outer + 1)
-            yield
-        finally:
-            self._depth, ledger.is_performing = outer, performing
-            self._session.nest(outer)  # what is to be done next is for whoever is around
 
     def look_at_async_uses(self) -> None:
         """What a collective used is let go, also where nothing has to be moved."""

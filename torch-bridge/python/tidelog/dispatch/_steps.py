@@ -1,64 +1,68 @@
-"""The steps of a block, op by op: the first ones are profiled, from that a plan is made, and later
-ones follow it."""
+"""The steps of a block: the first ones are profiled, from that a plan is made, and later ones follow it. Where in a step
+the program is, and what its ops are, is kept in C++ (native/step.h)."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
 from tidelog._errors import BudgetError, Error
 from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
-from tidelog.dispatch._dispatch import Kernels
 from tidelog.dispatch._performer import Performer
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
 from tidelog.memory._record import Storage
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
+from tidelog.native._built import native
 from tidelog.storages._ledger import Ledger
-from tidelog.storages._ops import Op, info_of
 
 # Half of what is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
 _ROOM_BYTES_MIN = 10 << 20
 
 
-class Plan:
-    """The plan that a session follows, as the hook needs it."""
+class Place(Protocol):
+    """Where in a step the program is, and what ops were profiled or planned."""
 
-    __slots__ = ("due", "funcs", "infos", "needs", "ops")
-
-    due: bytes
-
-    def __init__(self, funcs: list[Op], needs: list[int]) -> None:
-        # Which op is expected. Behind the last one is none.
-        self.funcs: list[Op | None] = [*funcs, None]
-        self.infos = [info_of(func) for func in funcs]
-        self.needs = [*needs]  # bytes of its outputs
-
-    def follow(self, due: bytes) -> None:
-        """Takes over what is due when: a step may begin with another plan for the same ops."""
-        self.due = due
-        self.ops = min(len(due), len(self.infos))
-        if self.ops < len(self.infos):
-            self.funcs[self.ops] = None
-
-
-class Place(ctypes.Structure):
-    """Where in a step the program is, as the kernels in C++ see and change it: `Place` in native/block.h."""
-
-    _fields_ = (("next_op", ctypes.c_int64), ("follows", ctypes.c_bool), ("profiles", ctypes.c_bool))
     next_op: int  # outside a step below zero; inside, the index of the next op
     follows: bool  # whether the step is as planned so far
     profiles: bool  # whether a plan is wanted, and there is none yet
+    has_plan: bool  # whether steps follow one
+    has_profile: bool  # whether ops of a step were profiled
+
+    def plan(self, due: bytes) -> int:
+        """Steps follow the session's plan: the first for the ops that were profiled, or another for the same ones.
+        `due`: at which ops it does something. Returns how many ops it has."""
+
+    def forget_plan(self) -> None:
+        """Steps are profiled again."""
+
+    def forget_profile(self) -> None:
+        """A step begins: another one is profiled."""
+
+    def leave(self) -> None:
+        """What follows is in no step."""
+
+    def end_op(self) -> None:
+        """An op has run: waits until the budget holds with what it has made."""
+
+    def touch(self, uses: dict[int, int]) -> None:
+        """Makes storages ready for an access that is no op: storage number -> 0 or MODIFIES."""
+
+    def end_touch(self) -> None:
+        """What was brought back for one may leave again."""
+
+    def running_uses(self) -> dict[int, int]:
+        """What the op uses that runs."""
 
 
-class Steps(Place):
+class Steps:
     """Tells the session where in which step the program is, and waits for it there."""
 
     def __init__(
@@ -68,28 +72,20 @@ class Steps(Place):
         performer: Performer,
         device: Host,
         heap: Heap | Cache,
-        kernels: Kernels,
         *,
         learns: bool,
     ) -> None:
-        super().__init__()
-        self.leave_step()
-        self.profiles = learns
-        self.notice: Callable[[], None] = ledger.launches  # an op is about to be launched
+        self.place: Place = native().Step(ledger)
+        self.place.profiles = learns
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.
         self.follows_plan: Callable[[bool], bool] | None = None
-        self._kernels = kernels
         self._ledger = ledger
         self._session = session
         self._performer = performer
         self._device = device
         self._heap = heap
         self._learns = learns  # whether a plan is wanted
-        self._known_plan: Plan | None = None  # what steps may follow
-        # Of the ops of a step that is being profiled. Kernels in C++ add to them, too: they are never replaced.
-        self._funcs: list[Op] = []
-        self._needs: list[int] = []
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: then ops are looked at
         self._has_noticed = False  # what slows steps under a plan
@@ -104,7 +100,7 @@ class Steps(Place):
         ledger = self._ledger
         self._performer.look_at_async_uses()
         self.judge_quiet()
-        if self.follows_plan is not None and self.profiles:
+        if self.follows_plan is not None and self.place.profiles:
             is_ready = self._session.hold_plan(True)
             if self.follows_plan(is_ready):
                 self._session.hold_plan(False)
@@ -112,8 +108,8 @@ class Steps(Place):
         ledger.reuse_numbers()
         self._take_plan()
         if not ledger.quiet:
-            self.next_op = 0
-            self.follows = self._known_plan is not None
+            self.place.next_op = 0
+            self.place.follows = self.place.has_plan
 
     def end(self, completed: bool, started: float) -> None:
         """A step that began at `started` has ended; `completed`: by no exception."""
@@ -129,36 +125,27 @@ class Steps(Place):
         if self._left and not any("left the plan" in notice for notice in self.notices):
             self.notices.append(self._left)
         self._left = ""
-        if self.profiles and (durations := self._device.streams.durations()):
+        if self.place.profiles and (durations := self._device.streams.durations()):
             self._session.durations(durations)
         self._session.step(StepMark.COMPLETE)
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
-    @property
-    def plan(self) -> Plan | None:
-        """The plan that this step follows, as long as it matches."""
-        return self._known_plan if self.follows else None
-
-    def leave_step(self) -> None:
-        """What follows is in no step."""
-        self.next_op, self.follows = -1, False
+    def is_planned(self) -> bool:
+        """Whether this step follows a plan, and matches it so far."""
+        return self.place.has_plan and self.place.follows
 
     def _take_plan(self) -> None:
         """A plan may have become ready: the first for steps like the last one, or another for the
         same ops."""
-        if self._known_plan is not None:
-            self._known_plan.follow(self._session.plan())
-            self._kernels.follow(self._known_plan)
-        elif self._learns and self._funcs:
-            plan = Plan(self._funcs, self._needs)
-            plan.follow(self._session.plan())
-            if plan.ops:
-                self._known_plan, self.profiles = plan, False
-                self._kernels.follow(plan)
-                _logging.plan_followed(plan.ops)
-                self._notice_what_slows()
-        self._forget_profile()
+        place = self.place
+        if place.has_plan:
+            place.plan(self._session.plan())
+        elif self._learns and place.has_profile and (ops := place.plan(self._session.plan())):
+            place.profiles = False
+            _logging.plan_followed(ops)
+            self._notice_what_slows()
+        place.forget_profile()
 
     def _notice_what_slows(self) -> None:
         """On the host the threads that move tensors compute: copies and checksums."""
@@ -187,100 +174,56 @@ class Steps(Place):
         self._pressed = True
         self._heap.take_over()
         self._ledger.end_quiet()
-        self.leave_step()
-        self.end_op()
+        self.place.leave()
+        self.place.end_op()
 
     def learn_again(self) -> None:
         """Between two steps: those to come are others, and are learnt as the first ones were."""
         self._session.learn_again()
-        self._kernels.forget_plan()
-        self._known_plan, self.profiles = None, self._learns
-        self._forget_profile()
-
-    def _forget_profile(self) -> None:
-        self._funcs.clear()
-        self._needs.clear()
+        self.place.forget_plan()
+        self.place.forget_profile()
+        self.place.profiles = self._learns
 
     # -- ops --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Ops that run meanwhile are in the middle of another: they are none of the step."""
-        with self.of_none(), self._performer.inside():
-            yield
-
-    @contextlib.contextmanager
     def of_none(self) -> Iterator[None]:
         """Ops that run meanwhile are none of the step."""
-        outer, follows = self.next_op, self.follows
+        place = self.place
+        outer, follows = place.next_op, place.follows
         try:
-            self.leave_step()
+            place.leave()
             yield
         finally:
-            self.next_op, self.follows = outer, follows
+            place.next_op, place.follows = outer, follows
 
-    def is_performing(self) -> bool:
-        """Whether a request of the session is being done right now."""
-        return self._ledger.is_performing or self._kernels.is_busy()
-
-    def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
-        """Blocks until the op's storages are resident and its outputs have room."""
-        self._session.op_begin(index, fingerprint, name, uses, needs)
-        self.notice()
-        if index >= 0 and self.profiles:
-            self._device.streams.op_begins(index)
-
-    def end_op(self) -> None:
-        """Reports that the op has run and waits until the budget holds with its outputs."""
-        self._session.op_end()
-        self._ledger.note_peak()
-
-    def make_room(self, error: Exception, func: Op, uses: Mapping[int, int], needs: int, times: int) -> None:
-        """CUDA has no memory for an op that is running, though the budget has: fragments, libraries
-        and other processes have it. Storages leave, so many times what the op needs, and what is cached
-        goes back to the driver."""
+    def make_room(self, said: str, name: str, needs: int, times: int) -> None:
+        """CUDA has no memory for an op that is running, as it said, though the budget has: fragments, libraries and other
+        processes have it. Storages leave, so many times what the op needs, and what is cached goes back to the
+        driver."""
         ledger = self._ledger
         spare = max(ledger.limit - ledger.live, 0)
         if not any("CUDA had no memory" in notice for notice in self.notices):
             self.notices.append(
-                f"CUDA had no memory for {func}, with {spare} bytes of the budget left: tensors left to make "
+                f"CUDA had no memory for {name}, with {spare} bytes of the budget left: tensors left to make "
                 "room, and it ran again. A smaller memory= spares that"
             )
-        wanted, made = times * max(needs, asked_for(error), _ROOM_BYTES_MIN), False
+        wanted, made = times * max(needs, asked_for(said), _ROOM_BYTES_MIN), False
         while wanted and not made:
             with contextlib.suppress(BudgetError):  # so much cannot leave
-                name = b"memory that CUDA did not have"
-                self._session.op_begin(-1, 0, name, uses, spare + wanted)
+                uses = self.place.running_uses()
+                self._session.op_begin(-1, 0, b"memory that CUDA did not have", uses, spare + wanted)
                 made = True
             wanted -= -(-wanted // 4)
         self._heap.release()
 
-    def op_ran(self, index: int, func: Op, born: int) -> None:
-        """An op that was looked at in full has run."""
-        if index >= 0:
-            self.profiled(index, func, born)
-        self.end_op()
-        self._heap.allocated(born)
-
-    def profiled(self, index: int, func: Op, born: int) -> None:
-        """An op of a step has run; if the step is being profiled, this is noted."""
-        if self.profiles:
-            del self._funcs[index:], self._needs[index:]
-            self._funcs.append(func)
-            self._needs.append(born)
-            self._device.streams.op_ran()
-
-    def leave_plan(self, func: Op) -> None:
-        """The program does something else than the step that was planned: the rest of the step is
-        reactive."""
-        plan, index = self.plan, self.next_op
-        expected = plan.funcs[index] if plan is not None and index < plan.ops else "the end of the step"
-        self.follows = False
+    def left_plan(self, index: int, name: str, planned: str | None) -> None:
+        """The program has done something else than the step that was planned: the rest of the step is reactive."""
         self._session.leave_plan()
         self._left = (
-            f"a step left the plan at op {index}: {func} ran where {expected} was planned. The rest of that step had no "
-            "plan: what was out came in only when an op asked for it, and the op waited. Other steps that leave the plan "
-            "are not named"
+            f"a step left the plan at op {index}: {name} ran where {planned or 'the end of the step'} was planned. The rest "
+            "of that step had no plan: what was out came in only when an op asked for it, and the op waited. Other steps "
+            "that leave the plan are not named"
         )
 
     def make_usual(self, storage: Storage) -> None:
@@ -294,7 +237,7 @@ class Steps(Place):
         """ "profiling", "planned" or "reactive"."""
         if not self._learns:
             return "reactive"
-        return "planned" if self._known_plan is not None or self._rested else "profiling"
+        return "planned" if self.place.has_plan or self._rested else "profiling"
 
     def last_step(self, figures: Totals) -> StepFigures:
         """`figures`, the session's of the last complete step, with what only Python knows of it."""

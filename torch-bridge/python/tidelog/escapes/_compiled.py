@@ -26,8 +26,8 @@ from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog.dispatch._access import Access
 from tidelog.escapes._launches import launch, launching
-from tidelog.memory._record import AWAY, Holder, untyped_storage
-from tidelog.storages._ops import Args, Kwargs, Launch, Passing, holders_in
+from tidelog.memory._record import AWAY, untyped_storage
+from tidelog.storages._ops import Args, Launch
 
 _CODE = "torch._inductor.codecache"
 _TRITON = "torch._inductor.runtime.triton_heuristics"
@@ -66,17 +66,8 @@ class _Kernel(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        if self._written is None or len(args) != self._count:
-            return super().modified(args, kwargs)
-        found: list[Holder] = []
-        for place in self._written:
-            holders_in(args[place], found)
-        holders_in(list(kwargs.values()), found)
-        return found
-
-    def passing(self) -> Passing | None:
-        return None if self._written is None else Passing(self._written, makes=False, arguments=self._count)
+    def written(self, count: int) -> Sequence[int] | None:
+        return self._written if count == self._count else None
 
 
 class _Allocation(Launch):
@@ -90,8 +81,8 @@ class _Allocation(Launch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        return []
+    def written(self, _count: int) -> Sequence[int]:
+        return ()
 
     def expect(self, args: Args) -> int:
         sizes, strides = args[:2]
@@ -99,9 +90,6 @@ class _Allocation(Launch):
             return 0
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         return int(self._item * (1 + last))
-
-    def passing(self) -> Passing:
-        return Passing((), makes=True, arguments=3)
 
 
 def install(access: Access, say: Callable[[str], None]) -> None:
@@ -354,9 +342,6 @@ class _Tuned(_Kernel):
         written = [place for place, name in enumerate(names) if name in mutated or not name.startswith("in_ptr")]
         name = getattr(getattr(tuner, "fn", None), "__name__", "of Triton")
         super().__init__(name, Launch(tuner, run), written, len(names))
-
-    def passing(self) -> None:
-        return None
 
 
 # -- what hides its kernels -----------------------------------------------------------------------

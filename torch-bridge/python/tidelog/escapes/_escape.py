@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -88,6 +89,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     Storage._aliased = False
     Storage._tide_update = None
     setattr(Storage, "_tide", native().RecordOf())  # so that looking up a storage's record never raises
+    native().storages_have(attrgetter("_tide_update"), attrgetter("_aliased"))
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)
     for name in _TENSOR_WRITES:

@@ -1,8 +1,7 @@
 """Threads of the program that are not the block's: what they use is in memory, and stays until they have used it.
 
-The hook that asks the session covers the threads that work for the block. Ops of all others come to this lighter one:
-the thread borrows what an op uses until the op has run, and what is out comes back first, at the thread's turn
-(`_turns`).
+The session is asked for the threads that work for the block. Ops of all others come here: the thread borrows what an
+op uses until the op has run, and what is out comes back first, at the thread's turn (`_turns`).
 """
 
 from __future__ import annotations

@@ -217,12 +217,12 @@ class Cache:
         return torch.cuda.memory_stats_as_nested_dict(self._device) or _NOTHING_YET
 
 
-def asked_for(error: Exception) -> int:
+def asked_for(said: str) -> int:
     """The bytes that the caching allocator did not find, by its message; 0 where that does not
     say."""
-    said = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", str(error))
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", said)
     units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    return int(float(said[1]) * units[said[2]]) if said else 0
+    return int(float(found[1]) * units[found[2]]) if found else 0
 
 
 def anonymous_bytes() -> int:

@@ -56,9 +56,6 @@ def seen() -> AbstractContextManager[None]:
     return cast("AbstractContextManager[None]", native().Seen())
 
 
-# What made a storage: an op's index in its step, which of its results it is, and the op's name; or the name alone.
-Birth: TypeAlias = "tuple[int, int, str] | str | None"
-
 # Record.state: the mark that the session put on a storage. 0: resident, no copy in the log.
 SETTLED = 0
 CLEAN = 1  # resident, and the log holds the same bytes: a modification must be reported
@@ -143,7 +140,6 @@ class Record(Protocol):
     id: int  # the session's number for it, given when it is first asked for
     state: int  # SETTLED or one of those below it
     is_out: bool  # whether nothing of it is in memory
-    birth: Birth
     size: int
     present: int  # bytes of it that are in memory while it is OUT, in part
     reported: bool  # whether the session has heard of it

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "call.h"
-#include "kernel.h"
+#include "unusual.h"
 
 namespace tidelog {
 
@@ -18,16 +18,21 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Observer observer = observer_of(keys);
     if (observer == Observer::nobody) return beneath_(op, keys, stack);
-    Tensors arguments(*stack, arguments_);
-    if (arguments.have_meta() || makes_meta(*stack)) return beneath_(op, keys, stack);
-    Run run;
-    bool is_ours = observer == Observer::block && takes(run, arguments, [&] { return Numbers(*stack, arguments_); });
-    if (is_ours && carry_out(run, stack, [&] { beneath_(op, keys, stack); })) return done(run, results_in(*stack));
-    in_python(observer, op, keys, stack);
-    if (run.learns) learn(run, results_in(*stack));
+    {
+      Tensors arguments(*stack, arguments_);
+      if (arguments.have_meta() || makes_meta(*stack)) return beneath_(op, keys, stack);
+      Run run;
+      if (observer == Observer::block && takes(run, arguments, [&] { return Numbers(*stack, arguments_); }) &&
+          carry_out(run, stack, [&] { beneath_(op, keys, stack); }))
+        return done(run, Tensors(*stack, makes_ ? returns_ : 0));
+    }
+    do_unusual(observer, op, keys, stack);
   }
 
-  // Has torch run it, with the arguments on a stack. False: Python has to.
+  const Beneath& beneath() const { return beneath_; }
+
+ private:
+  // Has torch run it, with the arguments on a stack. False: it is to run again.
   template <class Redispatch>
   bool carry_out(Run& run, const Stack* stack, const Redispatch& redispatch) const {
     size_t size = stack->size();
@@ -40,12 +45,6 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
     }
   }
 
-  // Where one of them may have a storage that no argument has.
-  Tensors results_in(const Stack& stack) const { return Tensors(stack, makes_ ? returns_ : 0); }
-
-  const Beneath& beneath() const { return beneath_; }
-
- private:
   // Whether it is a factory that is to make a tensor without bytes.
   bool makes_meta(const Stack& stack) const {
     return beneath_.is_here() &&
@@ -60,24 +59,25 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
     });
   }
 
-  void in_python(Observer observer, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  void do_unusual(Observer observer, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     Gil gil;
     auto block = open_block();
     if (!block) {  // it has ended meanwhile
       WithoutGil unlocked;
       return beneath_(op, keys, stack);
     }
-    if (overload_ == nullptr) overload_ = overload_of(op).release();
-    Held inside = observer == Observer::block_inside ? attribute(block->hook.get(), names().inside) : Held(nullptr);
-    PyObject* function = observer == Observer::bystander ? block->bystander.get()
-                         : inside.get() != nullptr       ? inside.get()
-                                                         : block->hook.get();
-    Call(op, keys, beneath_, *stack).in_python(function, overload_, stack);
+    if (func_ == nullptr) func_ = overload_of(op).release();
+    Call call(op, func_, keys, beneath_, *stack);
+    if (observer == Observer::bystander)
+      call.run_in(block->python.bystander);
+    else
+      Kernel::do_unusual(block, call, observer == Observer::block_inside);
+    call.replace_on(stack);
   }
 
   const Beneath beneath_;
   const size_t arguments_, returns_;
-  PyObject* overload_ = nullptr;  // in Python; of its first use there
+  PyObject* func_ = nullptr;  // in Python; of its first use there
 };
 
 }  // namespace tidelog

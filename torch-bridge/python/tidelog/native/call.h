@@ -1,9 +1,9 @@
-// An op that is handed to Python: a function is called with it, its arguments, and what has torch run it.
+// A call of one of torch's ops, with its arguments and results as C++ and as Python have them.
 #pragma once
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "tensors.h"
+#include "op.h"
 
 namespace tidelog {
 
@@ -40,40 +40,109 @@ Held overload_of(const c10::OperatorHandle& op) {
   return found;
 }
 
-// One op, as long as Python has it. All is called with Python's lock held.
-class Call {
+class Call final : public Op {
  public:
-  // The last values of the stack are the op's arguments.
-  Call(const c10::OperatorHandle& op, DispatchKeySet keys, const Beneath& beneath, const Stack& stack)
-      : op_(op),
-        keys_(keys),
-        beneath_(beneath),
-        arguments_(stack.end() - op.schema().arguments().size(), stack.end()),
-        thread_(c10::impl::tls_local_dispatch_key_set()) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  // `func`: the op in Python. The arguments are the last values of the stack.
+  Call(const c10::OperatorHandle& op, PyObject* func, DispatchKeySet keys, const Beneath& beneath, const Stack& stack)
+      : Call(op, func, keys, beneath,
+             Stack(stack.end() - static_cast<ptrdiff_t>(op.schema().arguments().size()), stack.end()),
+             c10::impl::tls_local_dispatch_key_set()) {}
 
-  // Calls a function with the op, and has the op's results at the end of the stack, in place of its arguments.
-  void in_python(PyObject* function, PyObject* overload, Stack* stack) {
-    // What the function does itself is seen by nobody, neither by autograd nor by other modes.
-    c10::impl::ExcludeDispatchKeyGuard none_above(ABOVE);
-    At inside(Where::inside);
+  size_t count() const override { return arguments_.size(); }
+  Tensors arguments() const override { return Tensors(arguments_, arguments_.size()); }
+  Numbers numbers() const override { return Numbers(arguments_, arguments_.size()); }
+  Tensors results() const override { return Tensors(results_, results_.size()); }
+
+  void run() override {
+    Stack stack = arguments_;
+    {
+      WithoutGil unlocked;
+      Where now = where();  // between two ops, if the op is to be taken apart here
+      c10::impl::ForceDispatchKeyGuard guard(thread_);
+      At here(now);
+      beneath_(op_, keys_, &stack);
+    }
+    has_run(std::move(stack));
+  }
+
+  void run_to_false() override { has_run({false}); }
+
+  void run_in(const Held& function) override {
     Held self = checked(PyCapsule_New(this, nullptr, nullptr));
     Held run = checked(PyCFunction_New(&RUN, self.get()));
-    auto [args, kwargs] = in_python_form();
-    PyObject* result = PyObject_CallFunctionObjArgs(function, overload, args.get(), kwargs.get(), run.get(), nullptr);
+    const Given& of = given();
+    PyObject* result = Services::try_call(function, func_, of.args.get(), of.kwargs.get(), run.get());
     PyCapsule_SetContext(self.get(), this);  // it has ended: whoever has kept `run` calls nothing
-    Held found = checked(result);
+    checked(result);
+  }
+
+  std::vector<std::unique_ptr<Op>> halves() const override {
+    size_t length = 0;
+    for (const c10::IValue& each : arguments_)
+      if (each.isList()) length = std::max(length, each.toListRef().size());
+    std::vector<std::unique_ptr<Op>> pieces;
+    if (length < 2) return pieces;
+    for (auto [begin, end] : {std::pair(size_t{0}, length / 2), std::pair(length / 2, length)}) {
+      Stack piece;
+      for (const c10::IValue& each : arguments_)
+        piece.push_back(each.isList() && each.toListRef().size() == length ? cut(each, begin, end) : each);
+      pieces.emplace_back(new Call(op_, func_, keys_, beneath_, std::move(piece), thread_));
+    }
+    return pieces;
+  }
+
+  // Lists are put together again, result by result.
+  void join(const std::vector<std::unique_ptr<Op>>& pieces) override {
+    Stack joined;
+    for (const auto& piece : pieces) {
+      const Stack& results = static_cast<const Call&>(*piece).results_;
+      for (size_t place = 0; place < results.size(); ++place) {
+        if (place == joined.size())
+          joined.push_back(results[place].isList() ? c10::IValue(results[place].toList().copy()) : results[place]);
+        else if (results[place].isList())
+          joined[place].toList().append(results[place].toList());
+      }
+    }
+    has_run(std::move(joined));
+  }
+
+  // The op's results at the end of a stack, in place of its arguments.
+  void replace_on(Stack* stack) const {
     stack->resize(stack->size() - arguments_.size());
-    if (found.get() == result_.get())
-      stack->insert(stack->end(), results_.begin(), results_.end());
-    else
-      push(found.get(), stack);
+    stack->insert(stack->end(), results_.begin(), results_.end());
+  }
+
+  PyObject* func() const override { return func_; }
+
+  const Given& given() override {
+    if (!given_) given_.emplace(in_python_form());
+    return *given_;
+  }
+
+  Held result() override {
+    if (result_.get() == nullptr)
+      result_ = results_.empty() ? borrowed(Py_None) : results_.size() == 1 ? wrap_alias(results_[0]) : wrap(results_);
+    return borrowed(result_.get());
   }
 
  private:
-  // Arguments by position, and those by name.
-  std::pair<Held, Held> in_python_form() const {
+  Call(const c10::OperatorHandle& op, PyObject* func, DispatchKeySet keys, const Beneath& beneath, Stack arguments,
+       const c10::impl::LocalDispatchKeySet& thread)
+      : op_(op), func_(func), keys_(keys), beneath_(beneath), arguments_(std::move(arguments)), thread_(thread) {}
+
+  void has_run(Stack results) {
+    results_ = std::move(results);
+    result_ = Held(nullptr);
+  }
+
+  static c10::IValue cut(const c10::IValue& list, size_t begin, size_t end) {
+    c10::List<c10::IValue> all = list.toList();
+    c10::impl::GenericList piece(all.elementType());
+    for (size_t place = begin; place < end; ++place) piece.push_back(all.get(place));
+    return piece;
+  }
+
+  Given in_python_form() const {
     const auto& known = op_.schema().arguments();
     Held kwargs = checked(PyDict_New());
     size_t by_position = 0;
@@ -90,30 +159,6 @@ class Call {
   }
 
   static Held wrap(const c10::IValue& value) { return Held(torch::jit::toPyObject(value).release().ptr()); }
-
-  void push(PyObject* result, Stack* stack) const {
-    const auto& returns = op_.schema().returns();
-    if (returns.size() == 1) return stack->push_back(torch::jit::toIValue(result, returns[0].type()));
-    for (size_t place = 0; place < returns.size(); ++place) {
-      Held each = checked(PySequence_GetItem(result, static_cast<Py_ssize_t>(place)));
-      stack->push_back(torch::jit::toIValue(each.get(), returns[place].type()));
-    }
-  }
-
-  // Has torch run the op, as it would have without us.
-  PyObject* run() {
-    Stack stack = arguments_;
-    {
-      WithoutGil unlocked;
-      Where now = where();  // between two ops, if the op is to be taken apart here
-      c10::impl::ForceDispatchKeyGuard guard(thread_);
-      At here(now);
-      beneath_(op_, keys_, &stack);
-    }
-    results_ = std::move(stack);
-    result_ = results_.empty() ? borrowed(Py_None) : results_.size() == 1 ? wrap_alias(results_[0]) : wrap(results_);
-    return borrowed(result_.get()).release();
-  }
 
   static Held wrap(const Stack& values) {
     Held tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
@@ -143,19 +188,23 @@ class Call {
   static PyObject* run_of(PyObject* self, PyObject*) {
     HANDLE_TH_ERRORS
     TORCH_CHECK(PyCapsule_GetContext(self) == nullptr, "the op has ended");
-    return static_cast<Call*>(PyCapsule_GetPointer(self, nullptr))->run();
+    auto* call = static_cast<Call*>(PyCapsule_GetPointer(self, nullptr));
+    call->run();
+    return call->result().release();
     END_HANDLE_TH_ERRORS
   }
 
   static inline PyMethodDef RUN = {"run", run_of, METH_NOARGS, "Has torch run the op with its arguments."};
 
   const c10::OperatorHandle& op_;
+  PyObject* const func_;
   const DispatchKeySet keys_;
   const Beneath& beneath_;
   const Stack arguments_;
   const c10::impl::LocalDispatchKeySet thread_;  // the keys of this thread
-  Held result_{nullptr};                         // of the last run, and what it is in C++
-  Stack results_;
+  std::optional<Given> given_;
+  Stack results_;  // of the last run
+  Held result_{nullptr};
 };
 
 }  // namespace tidelog

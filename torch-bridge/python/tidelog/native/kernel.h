@@ -1,26 +1,47 @@
-// What is decided of an op that may go past Python, as `_hook.py` decides it.
+// What is decided of an op: what it uses and makes, where that is, and what must come in first. An op meets one of
+// three paths, by how much must be known. It is correct on each of them.
+//
+// quiet     nothing is out or on its way and there is room: only an op's new storages are counted.
+// planned   a plan is followed: the op's storages are checked for being out, the plan acts at the op's index, and the
+// op
+//           is checked against the one that the plan expects.
+// observed  the session is asked about every storage that the op uses.
+//
+// Usual ops need nothing of Python's (`takes`). The others are those of `unusual.h`.
 #pragma once
 
-#include "question.h"
+#include <forward_list>
+
+#include "op.h"
 
 namespace tidelog {
 
-// What an op asks of a tensor, where that is not its bytes: `OpInfo.looks`.
-enum class Looks { never, always, at_shape, is_pinned };
+// What Python says of an op, or of the launches of a kernel: `Trait` in `_ops.py`.
+enum Trait : uint32_t {
+  LOOKS = 1,           // it asks no tensor for its bytes
+  LOOKS_AT_SHAPE = 2,  // the same, where its second argument is the shape of its first
+  ASKS_PINNED = 4,     // it asks whether memory is page-locked
+  IS_PRODUCT = 8,      // it writes a product of its last two matrices
+  REPEATS = 16,        // where it has failed it may run again, as it changes nothing
+  RESIZES = 32,        // it may change the size of what it writes
+  IN_PIECES = 64,      // it may be done list by list, piece by piece
+  IN_PYTHON = 128,     // it may be written in Python, and launch kernels
+  GOES_ON = 256,       // it may go on after it has returned: its result has a `Work`
+  COMPOSED = 512,      // it is made of other ops, which are seen
+};
 
-// Ops that did not go through Python.
+// Ops that needed nothing of Python's.
 std::atomic<int64_t> passed{0};
 
-// An op that is under way past Python, counted until it ends.
+// An op that is under way, counted until it ends.
 class UnderWay {
  public:
   UnderWay() = default;
-  UnderWay(const UnderWay&) {}
+  UnderWay(const UnderWay&) = delete;
   UnderWay& operator=(const UnderWay&) = delete;
   ~UnderWay() { ends(); }
   void begins() {
-    counts_ = true;
-    ++count;
+    if (!std::exchange(counts_, true)) ++count;
   }
   void ends() {
     if (std::exchange(counts_, false)) --count;
@@ -32,64 +53,48 @@ class UnderWay {
   bool counts_ = false;
 };
 
-// How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
+// Ops of one kind: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
-  // What Python knows of them.
   struct Facts {
-    Facts(PyObject* func, PyObject* name, uint64_t written, uint64_t seed, Looks looks, bool is_product, bool repeats)
-        : func(borrowed(func)),
-          name(interned(types::string_in(name))),
-          written(written),
-          seed(seed),
-          looks(looks),
-          is_product(is_product),
-          repeats(repeats) {}
-
-    const Held func;                // the overload or the launch, in Python
     const std::string* const name;  // of the op; lives for good
     const uint64_t written;         // bit i: it writes argument i
     const uint64_t seed;            // stands for the op in fingerprints
-    const Looks looks;
-    const bool is_product;  // it writes a product of its last two matrices
-    const bool repeats;     // where it has failed it may run again, as it changes nothing
+    const uint32_t traits;
+
+    bool has(uint32_t any) const { return (traits & any) != 0; }
   };
 
   explicit Kernel(bool makes) : makes_(makes) {}
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  // Has usual ops go past Python from here on. Called with Python's lock held.
-  void adopt(std::unique_ptr<const Facts> facts) { facts_ = std::move(facts); }
-
-  enum class Path { python, quiet, planned, observed };
+  enum class Path { quiet, planned, observed };
 
   // One op on its way.
   struct Run {
     std::shared_ptr<Block> block;
-    Path path = Path::python;
-    int64_t index = -1;  // in the step, where a plan is followed
-    int64_t needs = 0;   // bytes of its results, by the plan
+    Path path = Path::quiet;
+    int64_t index = -1;  // in the step
+    int64_t needs = 0;   // bytes of its results, as far as they are known before
     int64_t room = 0;    // bytes that may be in memory before anybody is asked
     uint64_t key = 0;    // what the bytes of its results are remembered by
-    bool learns = false;  // nobody has seen yet how many they are
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
     UnderWay under_way;
   };
 
-  // Whether an op may go past Python. It is begun then: `carry_out` and `done` follow. `make_numbers` gives its
-  // `Numbers`.
+  // Whether an op is a usual one. It has begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     Gil gil;
-    if (!facts_ || Whole::depth != 0) return false;  // unknown, or in the middle of another, or of a request
-    if (PyList_GET_SIZE(Whole::waiting) != 0) return false;
-    if (facts_->is_product && !arguments.are_of_product()) return false;
+    run.block = open_block();
+    if (!run.block || !knows_facts(*run.block)) return false;
+    // In the middle of another, or of a request; or another thread has its turn first.
+    if (Whole::depth != 0 || PyList_GET_SIZE(Whole::waiting) != 0) return false;
+    if (facts_->has(ASKS_PINNED) || is_special(arguments)) return false;
     Whole whole;
-    if (!passes(run, arguments)) {
-      if (!run.block || !begins(run, arguments, make_numbers())) return false;
-      run.path = Path::observed;
-    }
+    if (has_updates(*run.block, arguments)) return false;
+    if (!passes(run, arguments) && !begins_usually(run, arguments, make_numbers())) return false;
     run.under_way.begins();
     return true;
   }
@@ -102,103 +107,144 @@ class Kernel {
     try {
       return redispatch();
     } catch (...) {
-      if (run.path == Path::observed) run.block->end_uses();
+      if (run.path == Path::observed) forget_uses(*run.block);
       throw;
     }
   }
 
-  // Whether Python does the op again, which makes room first: the device had no memory for it.
+  // Whether the op may run again: the device had no memory for it.
   bool gives_back(Run& run) const {
-    if (!facts_->repeats) return false;
+    if (!facts_->has(REPEATS)) return false;
     Gil gil;
     run.under_way.ends();
-    run.learns = false;
-    if (run.index >= 0) run.block->place->next_op = run.index;
+    if (run.index >= 0) run.block->step.next_op = run.index;
     return true;
   }
 
-  void done(const Run& run, const Tensors& results) const {
+  // What is done once it has run. `op`: of one that is not usual.
+  void done(const Run& run, const Tensors& results, Op* op = nullptr) const {
     if (run.path == Path::observed)
-      ends(run, results);
+      ends(run, results, op);
     else
       ran(run, results);
   }
 
-  // Python has done all of it: the next time it is known how much memory the results take.
-  void learn(const Run& run, const Tensors& results) const {
-    int64_t born = bytes_made(run, results);
-    Gil gil;
-    Whole whole;
-    run.block->remember(run.key, born);
-  }
+  // Does an op that is not usual, or that is in the middle of something: see `unusual.h`.
+  void do_unusual(const std::shared_ptr<Block>& block, Op& op, bool is_inside);
 
  protected:
-  std::unique_ptr<const Facts> facts_;  // null: all are for Python
-  const bool makes_;  // whether a result may have a storage that no argument has
-
- private:
-  // Whether an op writes this argument.
-  bool writes(size_t position) const { return (facts_->written >> position & 1) != 0; }
-
-  // Whether an op may run without anybody's being asked, with Python's lock held. Otherwise the run has no block where
-  // the op is for Python.
-  bool passes(Run& run, const Tensors& arguments) const {
-    auto block = open_block();
-    // Frames that are entered from here on would be compiled.
-    if (!block || !block->in_cpp || has_compiler()) return false;
-    run.block = std::move(block);
-    if (!run.block->ledger.quiet) {
-      if (!is_as_planned(run, arguments)) return false;
-      run.path = Path::planned;
-      return true;
-    }
-    bool are_settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
-      if (!is_plain(tensor)) return false;
-      run.used.push_back(tensor.storage().unsafeGetStorageImpl());
-      // With DDP, what is written and was never met is a bucket, which Python registers.
-      if (run.block->ledger.expects_buckets && writes(position) && Records::of(*run.used.back()) == nullptr)
-        return false;
-      return !has_update(*run.block, *run.used.back());
-    });
-    if (!are_settled) {
-      run.block = nullptr;
-      return false;
-    }
-    run.room = run.block->ledger.peak;
-    run.path = Path::quiet;
-    return true;
+  // Asks Python about the first op of the kind in each block.
+  void learn_facts(const Block& block, const Op& op) {
+    if (knows_facts(block)) return;
+    Whole whole;
+    Held count = checked(PyLong_FromSize_t(op.count()));
+    Held found = Services::call(block.python.facts, op.func(), count.get());
+    const char* name;
+    unsigned long long written, seed;
+    unsigned traits;
+    if (!PyArg_ParseTuple(found.get(), "sKKI", &name, &written, &seed, &traits)) throw_python_error();
+    facts_ = &learnt_.emplace_front(Facts{interned(name), written, seed, traits});
+    block_ = block.number;
   }
 
-  // What the hook does once such an op has run. Most of it without Python.
+  bool knows_facts(const Block& block) const { return block_ == block.number; }
+
+  // Memory that the fork copied is as good as any; what was out stays with the parent.
+  static void refuse_in_child(const Block& block, const Tensors& arguments) {
+    for (const Holder& each : arguments)
+      if (each.storage != nullptr)
+        if (Record* record = Records::of(*each.storage); record != nullptr && record->is_away())
+          Services::call(block.python.refuse_in_child, Held(types::wrap(record)).get());
+  }
+
+  // Whether an op writes this argument.
+  bool writes(size_t position) const { return (facts_->written >> std::min<size_t>(position, 63) & 1) != 0; }
+
+  // What the session is to be asked.
+  Question asked(Run& run, const Tensors& arguments, const Numbers& numbers) const {
+    run.path = Path::observed;
+    run.used.clear();
+    bool leaves_out = facts_->has(LOOKS);
+    Question question(run.block->ledger, facts_->seed);
+    for (const Holder& each : arguments) {
+      question.add(each, writes(each.position));
+      if (each.storage != nullptr) run.used.push_back(each.storage);
+      if (facts_->has(LOOKS_AT_SHAPE) && each.position == 0 && each.tensor != nullptr && !each.tensor->is_nested())
+        leaves_out = numbers.has_second(each.tensor->sizes());
+    }
+    run.key = question.key(numbers);
+    if (leaves_out) question.leave_out_uses();
+    return question;
+  }
+
+  // Counts what an op has made while nothing else is asked about it.
   void ran(const Run& run, const Tensors& results) const {
     if (!makes_ && run.needs == 0) return;
-    std::vector<std::pair<int64_t, at::Tensor>> others;
+    c10::SmallVector<std::pair<int64_t, Holder>, 1> others;
     int64_t slot = 0;
     if (makes_)
-      results.each([&](size_t, const at::Tensor& tensor) {
-        if (!add(run, tensor, slot)) others.emplace_back(slot, tensor);
+      for (const Holder& each : results) {
+        if (!add(run, each, slot)) others.emplace_back(slot, each);
         ++slot;
-        return true;
-      });
+      }
     run.block->allocated += run.needs;
     if (others.empty() && run.block->ledger.counted <= run.room && run.block->allocated < TOLD_EVERY) return;
     Gil gil;
     Whole whole;
-    for (const auto& [place, tensor] : others) look_at(run, place, tensor);
+    Apart apart(run.block->python);
+    for (const auto& [place, holder] : others) look_at(run, place, holder);
     tell(run);
   }
 
-  // As `Hook._watchful`, up to where the op runs.
+  const Facts* facts_ = nullptr;
+  const bool makes_;  // whether a result may have a storage that no argument has
+
+ private:
+  class Unusual;
+
+  uint64_t block_ = 0;  // in which its facts were learnt
+  std::forward_list<Facts> learnt_;  // also those of earlier blocks: an op of another thread may have begun in one
+
+  // Whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its shape.
+  bool is_special(const Tensors& arguments) const {
+    return facts_->has(RESIZES | IN_PIECES | IN_PYTHON | GOES_ON | COMPOSED) &&
+           !(facts_->has(IS_PRODUCT) && arguments.are_of_product());
+  }
+
+  // Whether updates that have not run hang on what an op uses.
+  static bool has_updates(const Block& block, const Tensors& arguments) {
+    return PyDict_GET_SIZE(block.updates.get()) != 0 &&
+           std::any_of(arguments.begin(), arguments.end(),
+                       [](const Holder& each) { return each.storage != nullptr && Ledger::has_update(*each.storage); });
+  }
+
+  // -- without the session ------------------------------------------------------------------------------
+
+  // Whether an op may run without anybody's being asked.
+  bool passes(Run& run, const Tensors& arguments) const {
+    Ledger& ledger = run.block->ledger;
+    if (!ledger.quiet) return !is_special(arguments) && is_as_planned(run, arguments);
+    run.path = Path::quiet;
+    run.room = ledger.peak;
+    for (const Holder& each : arguments) {
+      if (each.storage == nullptr) continue;
+      run.used.push_back(each.storage);
+      // With DDP, what is written and was never met is a bucket.
+      if (ledger.expects_buckets && writes(each.position)) ledger.record_of_written(*each.storage);
+    }
+    return true;
+  }
+
   bool is_as_planned(Run& run, const Tensors& arguments) const {
-    const Block& block = *run.block;
-    if (!block.follows()) return false;
-    run.index = block.place->next_op;
-    if (!is_expected(block, run.index)) return false;
-    run.needs = block.needs[run.index];
-    if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
+    Step& step = run.block->step;
+    if (!is_expected(step)) return false;
+    run.path = Path::planned;
+    run.index = step.next_op;
+    run.needs = step.expected()->needs;
+    if (step.is_due() || *run.block->attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    block.ledger.launches();
-    block.place->next_op = run.index + 1;
+    step.ledger.launches();
+    step.next_op = run.index + 1;
     return true;
   }
 
@@ -209,125 +255,102 @@ class Kernel {
     return ledger.counted + needs <= ledger.limit || ledger.live() + needs <= ledger.limit;
   }
 
-  // As `Hook._is_settled`.
+  // Whether the session need not be asked about what an op uses: all of it is in memory, and none is being copied out.
+  // Of copies of what it writes it is told later.
   bool is_settled(Run& run, const Tensors& arguments) const {
     Ledger& ledger = run.block->ledger;
     c10::SmallVector<Record*, 2> modified;
-    bool settled = arguments.each([&](size_t position, const at::Tensor& tensor) {
-      if (!is_plain(tensor)) return false;
-      const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-      run.used.push_back(&storage);
-      if (has_update(*run.block, storage)) return false;
-      Record* record = Records::of(storage);
+    for (const Holder& each : arguments) {
+      if (each.storage == nullptr) continue;
+      run.used.push_back(each.storage);
+      Record* record = Records::of(*each.storage);
       if (record == nullptr || record->ledger != &ledger) return false;
       uint8_t state = record->state;
-      if (state == CLEAN && writes(position)) modified.push_back(record);
-      return state == SETTLED || state == CLEAN;
-    });
-    if (!settled) return false;
+      if (state != SETTLED && state != CLEAN) return false;
+      if (state == CLEAN && writes(each.position)) modified.push_back(record);
+    }
     for (Record* record : modified) ledger.modified(*record);
     return true;
   }
 
   // -- an op that is looked at in full -------------------------------------------------------------
 
-  // As `Hook._observed`, up to where the op runs.
-  bool begins(Run& run, const Tensors& arguments, const Numbers& numbers) const {
+  // Begins an op that needs nothing of Python's; false: it does.
+  bool begins_usually(Run& run, const Tensors& arguments, const Numbers& numbers) const {
     Block& block = *run.block;
-    if (facts_->looks == Looks::is_pinned || !block.session.is_usable() || block.session.has_async_uses()) return false;
-    if (attribute(block.hook.get(), names().looks_on).get() != Py_None) return false;
-    run.index = block.place->next_op;
-    if (block.place->follows && !(block.follows() && is_expected(block, run.index))) return false;
-
-    Question question(facts_->seed);
-    run.used.clear();
-    bool leaves_out = facts_->looks == Looks::always;
-    bool is_usual = arguments.each([&](size_t position, const at::Tensor& tensor) {
-      if (!question.add(block, tensor, writes(position))) return false;
-      run.used.push_back(tensor.storage().unsafeGetStorageImpl());
-      if (facts_->looks == Looks::at_shape && position == 0) leaves_out = numbers.has_second(tensor.sizes());
-      return true;
-    });
-    if (!is_usual) return false;
-    if (leaves_out) question.leave_out_uses();
-    uint64_t fingerprint = question.fingerprint();
-    run.key = Question::key(fingerprint, numbers);
+    if (block.observer.get() != nullptr || block.ledger.is_in_child || block.ledger.has_async_uses()) return false;
+    if (block.step.follows && !is_expected(block.step)) return false;
+    Apart apart(block.python);
+    Question question = asked(run, arguments, numbers);
     auto foreseen = block.foresight.find(run.key);
-    run.learns = foreseen == block.foresight.end();
-    if (run.learns) return false;  // Python asks torch
-
-    int64_t needs = foreseen->second;
-    block.uses = question.uses();
-    try {
-      block.session.begin_op(run.index, fingerprint, facts_->name->c_str(), question.uses(), needs);
-      block.ledger.launches();
-      if (run.index >= 0 && block.place->profiles) block.ledger.streams().op_begins(run.index);
-    } catch (...) {
-      block.end_uses();
-      throw;
-    }
-    if (run.index >= 0) block.place->next_op = run.index + 1;
+    if (foreseen == block.foresight.end()) return false;
+    begin(run, question, foreseen->second);
     return true;
   }
 
-  bool is_expected(const Block& block, int64_t index) const {
-    return index >= 0 && static_cast<size_t>(index) < block.kernels.size() && block.kernels[index] == this;
+  bool is_expected(const Step& step) const {
+    const Step::Op* expected = step.expected();
+    return expected != nullptr && expected->kernel == this;
+  }
+
+  void begin(Run& run, const Question& question, int64_t needs) const {
+    Step& step = run.block->step;
+    run.index = step.next_op;
+    run.needs = needs;
+    try {
+      step.begin_op(run.index, question.fingerprint(), facts_->name->c_str(), question.uses(), needs);
+    } catch (...) {
+      step.uses.clear();
+      throw;
+    }
+    if (run.index >= 0) step.next_op = run.index + 1;
+  }
+
+  static void forget_uses(Block& block) {
+    Gil gil;
+    block.step.uses.clear();
   }
 
   // The same from where it has run.
-  void ends(const Run& run, const Tensors& results) const {
+  void ends(const Run& run, const Tensors& results, Op* op) const {
     Gil gil;
     Whole whole;
     Block& block = *run.block;
-    block.end_uses();
+    Apart apart(block.python);
+    block.step.uses.clear();
     int64_t slot = 0, born = bytes_made(run, results);
     if (makes_)
-      results.each([&](size_t, const at::Tensor& tensor) {
-        if (!add(run, tensor, slot)) look_at(run, slot, tensor);
+      for (const Holder& each : results) {
+        if (!add(run, each, slot)) look_at(run, slot, each);
         ++slot;
-        return true;
-      });
+      }
+    if (op != nullptr) tell_python(block, *facts_, *op, &block.observer);
     block.remember(run.key, born);
-    if (run.index >= 0 && block.plan.get() == nullptr) profiled(block, run.index, born);
-    block.session.end_op();
-    if (block.ledger.counted > block.ledger.peak) block.ledger.note_peak();
+    block.step.profiled(run.index, {this, facts_->name, born});
+    block.step.end_op();
     block.allocated += born;
     block.tell_heap();
   }
 
-  // As `Steps.profiled`.
-  void profiled(const Block& block, int64_t index, int64_t born) const {
-    if (!block.place->profiles) return;
-    put_last(block.funcs.get(), index, facts_->func.get());
-    put_last(block.needs_seen.get(), index, checked(PyLong_FromLongLong(born)).get());
-    block.ledger.streams().op_ran();
-  }
-
-  // Has a list end with an object at a place.
-  static void put_last(PyObject* list, int64_t place, PyObject* object) {
-    if (PyList_GET_SIZE(list) > place) checked(PyList_SetSlice(list, place, PyList_GET_SIZE(list), nullptr));
-    checked(PyList_Append(list, object));
-  }
+  // An op that is not usual has run; `observer`: of those that are looked at in full.
+  static void tell_python(const Block& block, const Facts& facts, Op& op, const Held* observer);
 
   int64_t bytes_made(const Run& run, const Tensors& results) const {
     if (!makes_) return 0;
     c10::SmallVector<const c10::StorageImpl*, 4> known = run.used;
     int64_t bytes = 0;
-    results.each([&](size_t, const at::Tensor& tensor) {
-      if (!is_plain(tensor)) return true;
-      const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-      if (std::find(known.begin(), known.end(), storage) != known.end()) return true;
-      known.push_back(storage);
-      bytes += storage->nbytes();
-      return true;
-    });
+    for (const Holder& each : results) {
+      if (each.storage == nullptr || std::find(known.begin(), known.end(), each.storage) != known.end()) continue;
+      known.push_back(each.storage);
+      bytes += each.storage->nbytes();
+    }
     return bytes;
   }
 
   // Counts a result's storage, if that needs none of Python's. False: Python may know it.
-  bool add(const Run& run, const at::Tensor& tensor, int64_t slot) const {
-    if (!is_plain(tensor)) return false;
-    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  bool add(const Run& run, const Holder& holder, int64_t slot) const {
+    if (holder.storage == nullptr) return true;
+    c10::StorageImpl& storage = *holder.storage;
     if (std::find(run.used.begin(), run.used.end(), &storage) != run.used.end() || storage.nbytes() == 0) return true;
     Record* known = Records::of(storage);
     if (known != nullptr && known->ledger == &run.block->ledger) return true;
@@ -337,11 +360,8 @@ class Kernel {
   }
 
   // A result that Python may know.
-  void look_at(const Run& run, int64_t slot, const at::Tensor& tensor) const {
-    if (!is_plain(tensor))  // a sparse one has others for its memory
-      call(run.block->hook.get(), names().made, checked(THPVariable_Wrap(tensor)).get());
-    else
-      run.block->ledger.record_of(*tensor.storage().unsafeGetStorageImpl(), Birth{facts_->name, run.index, slot});
+  void look_at(const Run& run, int64_t slot, const Holder& holder) const {
+    run.block->ledger.record_of(*holder.storage, Birth{facts_->name, run.index, slot});
   }
 
   static void tell(const Run& run) {
@@ -351,8 +371,7 @@ class Kernel {
       return;
     }
     block.tell_heap();
-    Run now = run;
-    if (!has_room(now, 0)) call(block.steps.get(), names().end_op);
+    if (block.ledger.counted > block.ledger.limit && block.ledger.live() > block.ledger.limit) block.step.end_op();
   }
 };
 

@@ -1,47 +1,93 @@
-// Launches of kernels that torch.compile made, and of what allocates for them, as ops: `Hook.launch` for the usual
-// ones.
+// Launches of kernels that get addresses (Triton's, and those that torch.compile made), and of what allocates for them:
+// they are ops like any other.
 #pragma once
 
-#include "kernel.h"
+#include "unusual.h"
 
 namespace tidelog {
 
-// Of one kernel, or of what allocates buffers of one type.
-class Launch final : public Kernel {
+// One launch.
+class Launched final : public Op {
  public:
-  // `arguments`: how many each has.
-  Launch(std::unique_ptr<const Facts> facts, bool makes, size_t arguments) : Kernel(makes), arguments_(arguments) {
-    adopt(std::move(facts));
+  // `func`: in Python. Arguments: a tuple, and a dict.
+  Launched(PyObject* func, PyObject* args, PyObject* kwargs) : func_(func), given_{borrowed(args), borrowed(kwargs)} {
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(args); ++place)
+      values_.push_back(PyTuple_GET_ITEM(args, place));
+    PyObject *name, *value;
+    for (Py_ssize_t place = 0; PyDict_Next(kwargs, &place, &name, &value);) values_.push_back(value);
   }
 
-  // Launches it, or has Python do so.
-  Held operator()(PyObject* arguments, PyObject* python) const {
-    Run run;
-    if (!takes(run, arguments)) {
-      Held result = checked(PyObject_CallFunctionObjArgs(python, facts_->func.get(), arguments, nullptr));
-      if (run.learns) learn(run, results_in(result));
-      return result;
-    }
-    Held result = carry_out(run, [&] { return checked(PyObject_Call(facts_->func.get(), arguments, nullptr)); });
-    done(run, results_in(result));
-    return result;
+  size_t count() const override { return PyTuple_GET_SIZE(given_.args.get()); }
+  Tensors arguments() const override { return Tensors(c10::ArrayRef<PyObject*>(values_)); }
+  Numbers numbers() const override { return Numbers(c10::ArrayRef<PyObject*>(values_)); }
+  Tensors results() const override {
+    PyObject* result = result_.get();
+    return Tensors(c10::ArrayRef<PyObject*>(&result, result != nullptr ? 1 : 0));
+  }
+
+  void run() override {
+    c10::impl::ExcludeDispatchKeyGuard no_mode(DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+    result_ = checked(PyObject_Call(func_, given_.args.get(), given_.kwargs.get()));
+  }
+
+  // It is Python itself.
+  void run_in(const Held&) override { run(); }
+
+  PyObject* func() const override { return func_; }
+  const Given& given() override { return given_; }
+  Held result() override { return borrowed(result_.get()); }
+
+ private:
+  PyObject* const func_;
+  const Given given_;
+  c10::SmallVector<PyObject*, 8> values_;
+  Held result_{nullptr};
+};
+
+// Launches of one kernel, with so many arguments.
+class Launch final : public Kernel {
+ public:
+  Launch() : Kernel(true) {}
+
+  Held operator()(Launched& op) {
+    auto block = open_block();
+    Observer observer = block ? observer_of(DispatchKeySet()) : Observer::nobody;
+    if (observer == Observer::block_inside)
+      do_unusual(block, op, true);
+    else if (observer != Observer::block)
+      run_as_part(block, op);
+    else if (!runs_usually(op))
+      do_unusual(block, op, false);
+    return op.result();
   }
 
  private:
-  bool takes(Run& run, PyObject* arguments) const {
-    // In an op it is a part of that.
-    if (observer_of(DispatchKeySet()) != Observer::block) return false;
-    if (static_cast<size_t>(PyTuple_GET_SIZE(arguments)) != arguments_) return false;
-    c10::ArrayRef<PyObject*> values(reinterpret_cast<PyTupleObject*>(arguments)->ob_item, arguments_);
-    return Kernel::takes(run, Tensors(values), [&] { return Numbers(values); });
+  bool runs_usually(Launched& op) const {
+    Run run;
+    Tensors arguments = op.arguments();
+    if (!takes(run, arguments, [&] { return op.numbers(); })) return false;
+    carry_out(run, [&] { op.run(); });
+    done(run, op.results());
+    return true;
   }
 
-  Tensors results_in(const Held& result) const {
-    PyObject* value = result.get();
-    return Tensors(c10::ArrayRef<PyObject*>(&value, makes_ ? 1 : 0));
+  // Inside an op: what that uses stays, and what is used here besides comes in.
+  void run_as_part(const std::shared_ptr<Block>& block, Launched& op) {
+    if (!block) return op.run();
+    learn_facts(*block, op);
+    Tensors arguments = op.arguments();
+    Run run;
+    run.block = block;
+    if (block->ledger.is_in_child) {
+      refuse_in_child(*block, arguments);
+    } else if (!block->ledger.quiet) {
+      Whole whole;
+      Uses uses = asked(run, arguments, op.numbers()).uses();
+      if (!uses.empty()) block->step.touch(std::move(uses));
+    }
+    op.run();
+    if (block->ledger.quiet) ran(run, op.results());
   }
-
-  const size_t arguments_;
 };
 
 }  // namespace tidelog

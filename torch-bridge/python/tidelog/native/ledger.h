@@ -44,15 +44,6 @@ class Ledger {
     enlist(Records::made_for(storage), static_cast<int64_t>(storage.nbytes()), birth);
   }
 
-  // The same of an op's result while all is quiet: ends the quiet where the limit is reached.
-  void born_quietly(c10::StorageImpl& storage, const Birth& birth, bool is_written) {
-    bool is_new = Records::of(storage) == nullptr;
-    Record* record = record_of(storage, birth);
-    if (record == nullptr) return;
-    if (is_new && is_written && expects_buckets) record->is_guarded = false;
-    if (quiet && counted > peak) has_grown();
-  }
-
   // The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is older
   // than the block: C++ alone has it.
   Record* record_of_written(c10::StorageImpl& storage) {
@@ -70,6 +61,7 @@ class Ledger {
 
   // The number by which the session knows a storage, given when it is first needed.
   int64_t number_of(Record& record) {
+    if (record.number >= 0) return record.number;  // none but its death changes that
     std::lock_guard lock(mutex());
     return numbered(record);
   }
@@ -187,10 +179,13 @@ class Ledger {
   }
 
   // Whether an update hangs on a storage that has not run.
-  static bool has_update(const c10::StorageImpl& storage) {
-    PyObject* object = python_object(storage);
-    return object != nullptr && attribute(object, names()._tide_update).get() != Py_None;
-  }
+  static bool has_update(const c10::StorageImpl& storage) { return update_on(storage).get() != Py_None; }
+
+  // It; None: there is none.
+  static Held update_on(const c10::StorageImpl& storage) { return hung_on(storage, update_of, Py_None); }
+
+  // How Python has what it hangs on a storage's object: functions of one argument.
+  static inline PyObject *update_of = nullptr, *aliased_of = nullptr;
 
   // Whether the storage's memory is torch's own to give and take.
   bool movable(c10::StorageImpl& storage) {
@@ -273,7 +268,20 @@ class Ledger {
 
   // -- what the session hears ------------------------------------------------------------------------------
 
-  void connect(const SessionCalls& calls) { calls_ = calls; }
+  // `async_uses`: lists of the ops that have returned and use storages still.
+  void connect(const SessionCalls& calls, PyObject* async_uses) {
+    calls_ = calls;
+    async_uses_ = borrowed(async_uses);
+  }
+
+  bool has_async_uses() const {
+    if (async_uses_.get() == nullptr) return false;
+    Py_ssize_t count = 0;
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(async_uses_.get()); ++place)
+      count += size_of(PyTuple_GET_ITEM(async_uses_.get(), place));
+    return count != 0;
+  }
+
   const SessionCalls& calls() const { return calls_; }
 
   // Sends what it has not heard of.
@@ -321,8 +329,8 @@ class Ledger {
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
-  bool in_cpp = true;  // requests of the session that are usual are done in C++
   bool is_performing = false;  // the session calls back
+  bool is_in_child = false;    // this is a child of a fork: the session is its parent's
 
   // Python's: the device, its streams, what reaches storages for other blocks and threads, what is called where a birth
   // exceeds the limit while all is quiet, and where storages are that are out, in words.
@@ -339,11 +347,14 @@ class Ledger {
   }
 
   // What hangs on the storage's object in Python, if it has one.
-  static PyObject* python_object(const c10::StorageImpl& storage) { return storage.pyobj_slot()->load_pyobj(); }
+  static Held hung_on(const c10::StorageImpl& storage, PyObject* function, PyObject* otherwise) {
+    PyObject* object = storage.pyobj_slot()->load_pyobj();
+    return object != nullptr && function != nullptr ? checked(PyObject_CallOneArg(function, object))
+                                                    : borrowed(otherwise);
+  }
 
   static bool is_aliased(const c10::StorageImpl& storage) {
-    PyObject* object = python_object(storage);
-    return object != nullptr && is_true(object, names()._aliased);
+    return hung_on(storage, aliased_of, Py_False).get() == Py_True;
   }
 
   // Looks which storages have died of the newest ones, which mostly do, and of some older ones in turn. One that owns
@@ -446,6 +457,7 @@ class Ledger {
   const c10::Device device_;
   Streams& streams_;
   SessionCalls calls_;
+  Held async_uses_{nullptr};
 
   // With the lock of `Records`.
   static constexpr size_t LOOKS = 256;  // at storages, each time that the dead are looked for

@@ -15,45 +15,28 @@ constexpr int64_t TOLD_EVERY = 1 << 20;  // the heap hears of so many bytes at o
 // Requests that were not done in Python.
 std::atomic<int64_t> performed{0};
 
-// Ops that have returned and use storages still: only Python knows how to wait for them.
-class AsyncUses {
- public:
-  explicit AsyncUses(PyObject* performer)
-      : uses_(attribute(performer, names()._async_uses)),
-        running_(attribute(uses_.get(), names()._running)),
-        elsewhere_(attribute(uses_.get(), names()._elsewhere)) {}
-
-  bool exist() const { return size_of(running_.get()) + size_of(elsewhere_.get()) != 0; }
-
-  // How long to wait until they are looked at again. 0: waiting for them does not help.
-  int64_t wait_ms() const { return number_in(call(uses_.get(), names().wait_ms).get()); }
-
- private:
-  const Held uses_;
-  const Held running_, elsewhere_;  // never replaced
-};
-
 // All is called with Python's lock held.
 class Performer {
  public:
-  Performer(PyObject* performer, Ledger& ledger)
+  // `requests` and `parts` do what is not usual, `allocated` hears of memory, and `wait_ms` says how long to wait until
+  // ops are looked at that have returned and use storages still. 0: waiting for them does not help.
+  Performer(Ledger& ledger, PyObject* requests, PyObject* parts, PyObject* allocated, PyObject* wait_ms)
       : ledger_(ledger),
-        async_uses_(performer),
-        heap_(attribute(performer, names()._heap)),
-        requests_(attribute(performer, names().requests)),
-        parts_(attribute(performer, names().parts)) {}
+        requests_(borrowed(requests)),
+        parts_(borrowed(parts)),
+        allocated_(borrowed(allocated)),
+        wait_ms_(borrowed(wait_ms)) {}
   Performer(const Performer&) = delete;
   Performer& operator=(const Performer&) = delete;
 
   // Has the session call back, as long as what is returned lives.
-  static PyObject* connected(PyObject* session, PyObject* ledger, PyObject* performer) {
-    auto made = std::make_unique<Performer>(performer, types::ledger_in(ledger));
+  static PyObject* connected(PyObject* session, std::unique_ptr<Performer> made, PyObject* async_uses) {
     Held owner = checked(PyCapsule_New(made.get(), nullptr, [](PyObject* capsule) {
       delete static_cast<Performer*>(PyCapsule_GetPointer(capsule, nullptr));
     }));
     Performer& it = *made.release();
     SessionCalls calls(session);
-    it.ledger_.connect(calls);
+    it.ledger_.connect(calls, async_uses);
     tide_session_callbacks callbacks = it.callbacks();
     calls.require(calls.set_callbacks(calls.handle, &callbacks));
     return owner.release();
@@ -145,8 +128,8 @@ class Performer {
     return TIDE_READY;
   }
 
-  bool may_be_usual(const tide_bytes& bytes, const Record& record) const {
-    return ledger_.in_cpp && bytes.is_part == 0 && !Ledger::has_update(*record.impl);
+  static bool may_be_usual(const tide_bytes& bytes, const Record& record) {
+    return bytes.is_part == 0 && !Ledger::has_update(*record.impl);
   }
 
   // Returns the address, where one is asked for.
@@ -178,7 +161,10 @@ class Performer {
 
   PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }
 
-  int32_t about_to_wait() const { return async_uses_.exist() ? static_cast<int32_t>(async_uses_.wait_ms()) : WAIT_MS; }
+  int32_t about_to_wait() const {
+    if (!ledger_.has_async_uses()) return WAIT_MS;
+    return static_cast<int32_t>(number_in(checked(PyObject_CallNoArgs(wait_ms_.get())).get()));
+  }
 
   // -- what is usual ---------------------------------------------------------------------------------
 
@@ -219,7 +205,7 @@ class Performer {
     Records::begins(record, ledger_.streams().keep_storages());
     untold_ += static_cast<int64_t>(size);
     if (untold_ >= TOLD_EVERY)
-      call(heap_.get(), names().allocated, checked(PyLong_FromLongLong(std::exchange(untold_, 0))).get());
+      checked(PyObject_CallOneArg(allocated_.get(), checked(PyLong_FromLongLong(std::exchange(untold_, 0))).get()));
     return true;
   }
 
@@ -235,8 +221,7 @@ class Performer {
   }
 
   Ledger& ledger_;
-  const AsyncUses async_uses_;
-  const Held heap_, requests_, parts_;
+  const Held requests_, parts_, allocated_, wait_ms_;
   PyThreadState* waiting_ = nullptr;  // of the thread that has given up Python's lock
   int64_t untold_ = 0;  // bytes that the heap has not heard of
 };

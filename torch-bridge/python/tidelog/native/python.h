@@ -57,19 +57,11 @@ int64_t number_in(PyObject* object) {
   return number;
 }
 
-int64_t number(PyObject* object, PyObject* name) { return number_in(attribute(object, name).get()); }
-
-void set_number(PyObject* object, PyObject* name, int64_t value) {
-  checked(PyObject_SetAttr(object, name, checked(PyLong_FromLongLong(value)).get()));
-}
-
 Py_ssize_t size_of(PyObject* object) {
   Py_ssize_t size = PyObject_Size(object);
   if (size < 0) throw_python_error();
   return size;
 }
-
-bool is_true(PyObject* object, PyObject* name) { return attribute(object, name).get() == Py_True; }
 
 template <class... Arguments>
 Held call(PyObject* object, PyObject* method, Arguments... arguments) {
@@ -127,44 +119,18 @@ class Whole {
   const bool collects_;
 };
 
-// Names of attributes, as Python has them in one place.
+// Names of methods, as Python has them in one place.
 struct Names {
 #define NAME(text) PyObject* text = PyUnicode_InternFromString(#text)
-  NAME(_aliased);
-  NAME(_async_uses);
-  NAME(_elsewhere);
-  NAME(_funcs);
-  NAME(_heap);
-  NAME(_needs);
-  NAME(_performer);
-  NAME(_running);
-  NAME(_session);
-  NAME(_steps);
-  NAME(_tide_update);
   NAME(after);
   NAME(allocate);
-  NAME(allocated);
   NAME(calls);
-  NAME(due);
-  NAME(end_op);
   NAME(evict);
-  NAME(forked);
-  NAME(funcs);
-  NAME(in_cpp);
-  NAME(inside);
-  NAME(looks_on);
-  NAME(made);
   NAME(movable);
-  NAME(needs);
-  NAME(ops);
-  NAME(parts);
   NAME(rebind);
   NAME(refuse);
   NAME(release);
-  NAME(requests);
   NAME(settle);
-  NAME(updates);
-  NAME(wait_ms);
 #undef NAME
 };
 

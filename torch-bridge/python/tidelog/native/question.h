@@ -1,49 +1,23 @@
 // What the session is asked about an op, made of the op's arguments.
 #pragma once
 
-#include <torch/csrc/DynamicTypes.h>
-
 #include <algorithm>
 #include <bit>
-#include <string>
 
 #include "tensors.h"
 
 namespace tidelog {
 
-uint64_t hash_of(PyObject* object) {
-  Py_hash_t hash = PyObject_Hash(object);
-  if (hash == -1) throw_python_error();
-  return static_cast<uint64_t>(hash);
-}
-
-// Of a whole number that is not below zero, and below 2^61 - 1.
-uint64_t hash_of(int64_t number) { return static_cast<uint64_t>(number); }
-
-// The hash of a tuple, as Python has it since 3.8, without the tuple.
-class TupleHash {
+// A hash over numbers, in their order.
+class Hash {
  public:
-  void add(uint64_t hash) {
-    hash_ = std::rotl(hash_ + hash * 14029467366897019727u, 31) * 11400714785074694791u;
-    ++length_;
-  }
-
-  uint64_t value() const {
-    uint64_t value = hash_ + (length_ ^ START ^ 3527539);
-    return value == UINT64_MAX ? 1546275796 : value;
-  }
+  explicit Hash(uint64_t seed) : hash_(seed * 14029467366897019727u) {}
+  void add(uint64_t number) { hash_ = std::rotl(hash_ + number * 14029467366897019727u, 31) * 11400714785074694791u; }
+  uint64_t value() const { return hash_ ^ hash_ >> 32; }
 
  private:
-  static constexpr uint64_t START = 2870177450012600261u;
-  uint64_t hash_ = START, length_ = 0;
+  uint64_t hash_;
 };
-
-// Whether this Python's hash is that.
-bool hashes_tuples_as_known() {
-  TupleHash known;
-  for (int64_t each : {1, 2, 3}) known.add(hash_of(each));
-  return hash_of(checked(Py_BuildValue("(iii)", 1, 2, 3)).get()) == known.value();
-}
 
 // Calls `visit` with each whole number of a value.
 template <class Visit>
@@ -100,9 +74,9 @@ class Numbers {
   }
 
   uint64_t hash() const {
-    uint64_t hash = 0;
-    for (int64_t each : all_) hash = (hash ^ static_cast<uint64_t>(each)) * 0x9E3779B97F4A7C15ull;
-    return hash;
+    Hash hash(all_.size());
+    for (int64_t each : all_) hash.add(static_cast<uint64_t>(each));
+    return hash.value();
   }
 
   // Whether the second argument is a list of the same numbers.
@@ -126,69 +100,61 @@ class Numbers {
   bool has_second_ = false;
 };
 
-// What the session is asked about an op.
+// What the session is asked about an op. Its fingerprint is made of the op, of shapes and types, and of which tensors
+// share memory.
 class Question {
  public:
-  explicit Question(uint64_t seed) { parts_.push_back(seed); }
+  // `seed` stands for the op.
+  Question(Ledger& ledger, uint64_t seed) : ledger_(ledger), fingerprint_(seed) {}
 
-  // Adds a tensor that the op uses; false: the session knows nothing like it.
-  bool add(const Block& block, const at::Tensor& tensor, bool writes) {
-    if (!is_plain(tensor)) return false;
-    const c10::Storage& storage = tensor.storage();
-    if (has_update(block, *storage.unsafeGetStorageImpl())) return false;
-    add_shape(tensor);
-    int64_t number = number_of(block, storage, writes);
-    if (number < 0) return true;  // not ours to move
-    auto place = std::find(numbers_.begin(), numbers_.end(), number);
-    aliasing_.push_back(place - numbers_.begin());
-    if (place == numbers_.end()) {
-      numbers_.push_back(number);
-      uses_.push_back(static_cast<uint32_t>(number));
+  // Adds what the op uses. What it writes differs from its copy from here on.
+  void add(const Holder& holder, bool writes) {
+    if (holder.tensor != nullptr) add_shape(*holder.tensor);
+    if (holder.storage == nullptr) return;
+    Record* record = writes ? ledger_.record_of_written(*holder.storage) : ledger_.record_of(*holder.storage);
+    if (record == nullptr) return;  // not ours to move
+    if (writes) ledger_.modifies(*record);
+    auto number = static_cast<uint32_t>(ledger_.number_of(*record));
+    auto* place =
+        std::find_if(uses_.begin(), uses_.end(), [&](uint32_t use) { return Step::storage_in(use) == number; });
+    fingerprint_.add(place - uses_.begin());
+    if (place == uses_.end()) {
+      uses_.push_back(number);
+      place = uses_.end() - 1;
+      bytes_ += record->size;
     }
-    if (writes) uses_[aliasing_.back()] |= MODIFIES;
-    return true;
+    if (writes) *place |= MODIFIES;
+    is_away_ |= record->is_away();
   }
 
-  // As `_fingerprint` in `_hook.py`.
-  uint64_t fingerprint() const {
-    TupleHash whole;
-    for (uint64_t part : parts_) whole.add(part);
-    for (int64_t alias : aliasing_) whole.add(hash_of(alias));
-    return whole.value();
-  }
+  uint64_t fingerprint() const { return fingerprint_.value(); }
 
   // What the bytes of the op's results are remembered by.
-  static uint64_t key(uint64_t fingerprint, const Numbers& numbers) {
-    return fingerprint ^ numbers.hash() * 0xD6E8FEB86659FD93ull;
-  }
-
-  const std::vector<uint32_t>& uses() const { return uses_; }
+  uint64_t key(const Numbers& numbers) const { return fingerprint() ^ numbers.hash() * 0xD6E8FEB86659FD93ull; }
 
   // What the op uses does not matter to it: it only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
 
+  const Uses& uses() const { return uses_; }
+  int64_t bytes() const { return bytes_; }    // of the storages
+  bool is_away() const { return is_away_; }  // whether one of them is not in memory
+
  private:
   void add_shape(const at::Tensor& tensor) {
-    TupleHash shape;
-    for (int64_t size : tensor.sizes()) shape.add(hash_of(size));
-    parts_.push_back(shape.value());
-    parts_.push_back(hash_of(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))));
+    if (tensor.is_nested()) {
+      fingerprint_.add(tensor.numel());
+    } else {
+      fingerprint_.add(tensor.dim());
+      for (int64_t size : tensor.sizes()) fingerprint_.add(size);
+    }
+    fingerprint_.add(static_cast<uint64_t>(tensor.scalar_type()));
   }
 
-  // The session's number for a storage, below zero: it has none. What is written differs from its copy from here on.
-  static int64_t number_of(const Block& block, const c10::Storage& storage, bool writes) {
-    Ledger& ledger = block.ledger;
-    c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-    Record* record = writes ? ledger.record_of_written(impl) : ledger.record_of(impl);
-    if (record == nullptr) return -1;
-    if (writes) ledger.modifies(*record);
-    return ledger.number_of(*record);
-  }
-
-  std::vector<uint64_t> parts_;    // hashes of those of the fingerprint
-  std::vector<int64_t> aliasing_;  // which storage each tensor has
-  std::vector<int64_t> numbers_;   // of storages
-  std::vector<uint32_t> uses_;     // of the session's call
+  Ledger& ledger_;
+  Hash fingerprint_;
+  Uses uses_;
+  int64_t bytes_ = 0;
+  bool is_away_ = false;
 };
 
 }  // namespace tidelog

@@ -1,4 +1,4 @@
-// The tensors of an op.
+// The storages of an op: those of its tensors, and those that it is given itself.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,44 +6,48 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <list>
+
 #include "block.h"
 
 namespace tidelog {
 
 using torch::jit::Stack;
 
-// Calls `visit` with each tensor of a value; false: it holds something else that has storages, or `visit`
-// has said false.
+// What has a storage, of an op's arguments or results.
+struct Holder {
+  size_t position;            // of the argument that it is, or is in
+  c10::StorageImpl* storage;  // null: a tensor that has none, of which only the shape counts
+  const at::Tensor* tensor;   // null: the storage was given itself
+};
+
+// Calls `visit` with each tensor and each storage of a value. Of what else it holds there is no storage to look for.
 template <class Visit>
-bool each_tensor(const c10::IValue& value, const Visit& visit) {
+void each_holder(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     // A number of Python's, as an op of tensors gets it, is no tensor in Python either.
-    return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
+    if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) visit(tensor);
+  } else if (value.isStorage()) {
+    visit(value.toStorage());
+  } else if (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()) {
+    for (const c10::IValue& item : value.toListRef()) each_holder(item, visit);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) each_holder(item, visit);
   }
-  if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const c10::IValue& item : value.toListRef())
-      if (!each_tensor(item, visit)) return false;
-    return true;
-  }
-  return !value.isStorage() && !value.isObject() && !value.isTuple() && !value.isGenericDict();
 }
 
-// The same for an argument or a result of a launch, as Python has it. A tuple is of numbers.
+// The same for an argument or a result of a launch, as Python has it.
 template <class Visit>
-bool each_tensor(PyObject* value, const Visit& visit) {
-  if (THPVariable_Check(value)) return visit(THPVariable_Unpack(value));
-  if (PyTuple_CheckExact(value)) {
-    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(value); ++place)
-      if (!PyLong_CheckExact(PyTuple_GET_ITEM(value, place))) return false;
-    return true;
+void each_holder(PyObject* value, const Visit& visit) {
+  if (THPVariable_Check(value)) {
+    visit(THPVariable_Unpack(value));
+  } else if (THPStorage_Check(value)) {
+    visit(THPStorage_Unpack(value));
+  } else if (PyTuple_Check(value) || PyList_Check(value)) {
+    for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(value); ++place)
+      each_holder(PySequence_Fast_GET_ITEM(value, place), visit);
   }
-  return PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyBool_Check(value) || THPDtype_Check(value);
-}
-
-// Whether a tensor is no more than its storage: no subclass with a dispatch of its own, not sparse.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.key_set().has(DispatchKey::Python) && !tensor.is_nested();
 }
 
 // Whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it names.
@@ -52,17 +56,45 @@ inline bool has_no_bytes(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
 }
 
-// The tensors of an op's arguments, or of its results. Each is alive as long as those are.
+// Whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its own
+// dispatch makes ops on those others of it.
+inline bool is_wrapper(const at::Tensor& tensor) {
+  if (!tensor.key_set().has(DispatchKey::Python)) return false;
+  const c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return Records::of(storage) == nullptr && Records::memory_of(storage).get() == nullptr;
+}
+
+// A sparse tensor has no storage of its own; its components have. Opaque layouts stay where they are.
+inline std::vector<at::Tensor> components_of(const at::Tensor& tensor) {
+  At inside(Where::inside);
+  c10::impl::ExcludeDispatchKeyGuard none_above(ABOVE);
+  switch (tensor.layout()) {
+    case c10::kSparse:
+      return {tensor._indices(), tensor._values()};
+    case c10::kSparseCsr:
+    case c10::kSparseBsr:
+      return {tensor.crow_indices(), tensor.col_indices(), tensor.values()};
+    case c10::kSparseCsc:
+    case c10::kSparseBsc:
+      return {tensor.ccol_indices(), tensor.row_indices(), tensor.values()};
+    default:
+      return {};
+  }
+}
+
+// Those of an op's arguments, or of its results. Each is alive as long as those are.
 class Tensors {
  public:
   Tensors() = default;
+  Tensors(const Tensors&) = delete;
+  Tensors& operator=(const Tensors&) = delete;
 
-  // The last `count` values of a stack.
+  // Of the last `count` values of a stack.
   Tensors(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
   }
 
-  // Values as C++ has them, which know their own `each_tensor`.
+  // Of values as C++ has them, which know their own `each_holder`.
   template <class... Values>
   explicit Tensors(const std::tuple<const Values&...>& values) {
     std::apply([&](const auto&... each) { (add(each), ...); }, values);
@@ -73,27 +105,23 @@ class Tensors {
     for (PyObject* each : values) add(each);
   }
 
-  // Calls `visit` with each, and the position of the value that it is or is in; false: there is something else that has
-  // storages, or `visit` has said false.
-  template <class Visit>
-  bool each(const Visit& visit) const {
-    return is_all_ &&
-           std::all_of(found_.begin(), found_.end(), [&](const auto& each) { return visit(each.first, *each.second); });
-  }
+  auto begin() const { return found_.begin(); }
+  auto end() const { return found_.end(); }
 
   // Whether one of them has no bytes.
   bool have_meta() const {
-    return std::any_of(found_.begin(), found_.end(), [](const auto& each) { return has_no_bytes(*each.second); });
+    return std::any_of(begin(), end(), [](const Holder& each) { return each.tensor && has_no_bytes(*each.tensor); });
   }
 
   // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does
   // not resize it.
   bool are_of_product() const {
-    if (!is_all_ || found_.size() < 3) return false;
-    const auto* last = found_.end();
-    const at::Tensor &left = *last[-3].second, &right = *last[-2].second, &product = *last[-1].second;
-    for (const at::Tensor* each : {&left, &right, &product})
-      if (!is_plain(*each) || each->dim() < 2 || each->dim() != product.dim()) return false;
+    if (found_.size() < 3) return false;
+    for (const Holder* each = end() - 3; each != end(); ++each)
+      if (each->storage == nullptr || each->tensor == nullptr || each->tensor->is_nested() || each->tensor->dim() < 2 ||
+          each->tensor->dim() != end()[-1].tensor->dim())
+        return false;
+    const at::Tensor &left = *end()[-3].tensor, &right = *end()[-2].tensor, &product = *end()[-1].tensor;
     return product.sizes().slice(0, product.dim() - 1) == left.sizes().slice(0, left.dim() - 1) &&
            product.size(-1) == right.size(-1);
   }
@@ -101,16 +129,27 @@ class Tensors {
  private:
   template <class Value>
   void add(const Value& value) {
-    is_all_ &= each_tensor(value, [&](const at::Tensor& tensor) {
-      found_.emplace_back(position_, &tensor);
-      return true;
-    });
+    each_holder(value, [&](const auto& holder) { add_holder(holder); });
     ++position_;
   }
 
-  c10::SmallVector<std::pair<size_t, const at::Tensor*>, 4> found_;
+  void add_holder(const at::Tensor& tensor) {
+    if (tensor.has_storage()) {
+      if (!is_wrapper(tensor))
+        found_.push_back({position_, tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), &tensor});
+      return;
+    }
+    found_.push_back({position_, nullptr, &tensor});
+    for (at::Tensor& each : components_of(tensor)) add_holder(components_.emplace_back(std::move(each)));
+  }
+
+  void add_holder(const c10::Storage& storage) {
+    found_.push_back({position_, storage.unsafeGetStorageImpl(), nullptr});
+  }
+
+  c10::SmallVector<Holder, 4> found_;
+  std::list<at::Tensor> components_;  // of sparse tensors
   size_t position_ = 0;
-  bool is_all_ = true;
 };
 
 }  // namespace tidelog

@@ -65,22 +65,6 @@ inline Message message_of(const Record& record) {
   return record.is_guarded ? Message(guard_text(record)) : std::nullopt;
 }
 
-inline PyObject* birth_of(const Birth& birth) {
-  if (birth.op == nullptr) return none();
-  return Py_BuildValue("(LLs)", static_cast<long long>(birth.index), static_cast<long long>(birth.slot),
-                       birth.op->c_str());
-}
-
-// None, the name of an op, or its index in the step, the result's place, and the name.
-inline Birth birth_in(PyObject* birth) {
-  if (birth == Py_None) return {};
-  if (PyUnicode_Check(birth)) return {interned(string_in(birth)), -1, 0};
-  long long index, slot;
-  const char* op;
-  if (!PyArg_ParseTuple(birth, "LLs", &index, &slot, &op)) throw_python_error();
-  return {interned(op), index, slot};
-}
-
 inline PyObject* called(PyObject* object, PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     c10::Storage storage = record_in(object).storage();
@@ -137,8 +121,6 @@ inline PyGetSetDef RECORD_MEMBERS[] = {
        return guarded([&] { return boolean((record_in(object).state & OUT) != 0 && record_in(object).present == 0); });
      },
      nullptr, "Whether nothing of it is in memory.", nullptr},
-    {"birth", [](PyObject* object, void*) { return guarded([&] { return birth_of(record_in(object).birth); }); },
-     nullptr, "The op that made it: its index, the result's place, its name.", nullptr},
     {"loans", [](PyObject* object, void*) { return guarded([&] { return number(record_in(object).loans); }); }, nullptr,
      "Ops of other threads that are using it right now.", nullptr},
     {"size", get_number<&Record::size>, nullptr, "Its bytes.", nullptr},
@@ -195,11 +177,7 @@ inline PyObject* record_in_block(PyObject*, PyObject* storage) { return record_o
 
 // The update that hangs on a storage, and has not run; None: there is none.
 inline PyObject* update_on(PyObject*, PyObject* storage) {
-  return guarded([&] {
-    c10::StorageImpl& impl = moves::impl_in(storage);
-    if (!Ledger::has_update(impl)) return none();
-    return PyObject_GetAttr(impl.pyobj_slot()->load_pyobj(), names()._tide_update);
-  });
+  return guarded([&] { return Ledger::update_on(moves::impl_in(storage)).release(); });
 }
 
 // The same where no block counts it: other threads' uses are noted before one does.
@@ -290,11 +268,10 @@ inline void end_ledger(PyObject* object) {
 
 // The arguments of a call.
 template <size_t count>
-std::array<PyObject*, count> arguments_in(PyObject* args, size_t needed = count) {
+std::array<PyObject*, count> arguments_in(PyObject* args) {
   std::array<PyObject*, count> found{};
-  TORCH_CHECK_TYPE(static_cast<size_t>(PyTuple_GET_SIZE(args)) >= needed, "too few arguments");
-  for (size_t place = 0; place < std::min<size_t>(count, PyTuple_GET_SIZE(args)); ++place)
-    found[place] = PyTuple_GET_ITEM(args, place);
+  TORCH_CHECK_TYPE(static_cast<size_t>(PyTuple_GET_SIZE(args)) == count, "another number of arguments");
+  for (size_t place = 0; place < count; ++place) found[place] = PyTuple_GET_ITEM(args, place);
   return found;
 }
 
@@ -309,15 +286,10 @@ inline PyMethodDef LEDGER_METHODS[] = {
            "How others reach the block's storages, and what is called where a birth exceeds the limit.",
            auto [access, when_full] = arguments_in<2>(given);
            ledger.access = borrowed(access); ledger.when_full = borrowed(when_full)),
-    METHOD("record_of", METH_VARARGS, "A storage's record; None: it is not ours to move.",
-           auto [storage, birth] = arguments_in<2>(given, 1);
-           return wrap(ledger.record_of(moves::impl_in(storage), birth != nullptr ? birth_in(birth) : Birth()))),
+    METHOD("record_of", METH_O, "A storage's record; None: it is not ours to move.",
+           return wrap(ledger.record_of(moves::impl_in(given)))),
     METHOD("record_of_written", METH_O, "The same of a storage that an op writes.",
            return wrap(ledger.record_of_written(moves::impl_in(given)))),
-    METHOD("register", METH_VARARGS, "Counts an op's new storage while all is quiet.",
-           auto [storage, birth, is_written] = arguments_in<3>(given);
-           ledger.born_quietly(moves::impl_in(storage), birth_in(birth), truth_in(is_written))),
-    METHOD("has_grown", METH_NOARGS, "More may be in memory than ever, while all is quiet.", ledger.has_grown()),
     METHOD("number_of", METH_O, "The number by which the session knows a storage.",
            return number(ledger.number_of(record_in(given)))),
     METHOD("number_from", METH_O, "The numbers below this are the session's own.",
@@ -369,7 +341,6 @@ inline PyMethodDef LEDGER_METHODS[] = {
            return PyLong_FromVoidPtr(ledger.after(record_in(given)))),
     METHOD("order", METH_O, "From here on streams wait for the bytes that are on their way to a storage.",
            ledger.order(record_in(given))),
-    METHOD("note_peak", METH_NOARGS, "All that is alive at this moment counts for `peak`.", ledger.note_peak()),
     METHOD("restart_peak", METH_NOARGS, "What was alive before counts for it no longer.", ledger.peak = ledger.live()),
     METHOD("is_at_rest", METH_NOARGS, "Whether nothing is out, on its way or copied, and there is room.",
            return boolean(ledger.is_at_rest())),
@@ -382,7 +353,6 @@ inline PyMethodDef LEDGER_METHODS[] = {
 inline PyGetSetDef LEDGER_MEMBERS[] = {
     GETTER("limit", number(ledger.limit), "Of `live`."),
     GETTER("live", number(ledger.live()), "Bytes of the storages that are in memory: all but those that are OUT."),
-    GETTER("counted", number(ledger.counted), "As `live`, with those that have died unseen."),
     GETTER("peak", number(ledger.peak), "The highest `live` at an op boundary."),
     GETTER("marked", number(ledger.marked), "Storages that are not plainly resident."),
     GETTER("access", Py_NewRef(ledger.access.get()), "How other blocks and threads reach its storages."),
@@ -398,8 +368,7 @@ inline PyGetSetDef LEDGER_MEMBERS[] = {
      },
      "The size of the host's random state.", nullptr},
     FLAG("asks_device", asks_device, "Whether plain memory on the host may be locked by CUDA."),
-    FLAG("in_cpp", in_cpp, "Whether requests that are usual are done in C++."),
-    FLAG("is_performing", is_performing, "Whether the session calls back."),
+    FLAG("is_in_child", is_in_child, "Whether this is a child of a fork: the session is its parent's."),
     FLAG("maps_memory", maps_memory, "Whether what comes back has memory of Python's, not of torch's."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

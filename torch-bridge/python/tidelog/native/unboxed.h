@@ -10,33 +10,25 @@ namespace tidelog {
 
 // As those of `tensors.h`, for an argument or a result as C++ has it.
 template <class Visit>
-bool each_tensor(const at::Tensor& tensor, const Visit& visit) {
-  return !tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number() || visit(tensor);
+void each_holder(const at::Tensor& tensor, const Visit& visit) {
+  if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) visit(tensor);
 }
 
 // Those that have no storage, and no part that has one. Of the rest, no operator of `operators.h` has any.
 template <class Visit, class Value>
   requires(std::is_arithmetic_v<Value> || std::is_same_v<Value, at::Scalar> || std::is_same_v<Value, c10::SymInt>)
-bool each_tensor(const Value&, const Visit&) {
-  return true;
-}
+void each_holder(const Value&, const Visit&) {}
 
 template <class Visit, class Value>
   requires(std::is_arithmetic_v<Value> || std::is_same_v<Value, c10::SymInt>)
-bool each_tensor(const c10::ArrayRef<Value>&, const Visit&) {
-  return true;
-}
+void each_holder(const c10::ArrayRef<Value>&, const Visit&) {}
 
 template <class Visit, class Value>
   requires(!std::is_same_v<Value, at::Tensor>)
-bool each_tensor(const std::optional<Value>&, const Visit&) {
-  return true;
-}
+void each_holder(const std::optional<Value>&, const Visit&) {}
 
 template <class Visit, class Value>
-bool each_tensor(const at::OptionalArrayRef<Value>&, const Visit&) {
-  return true;
-}
+void each_holder(const at::OptionalArrayRef<Value>&, const Visit&) {}
 
 // The same for whole numbers, as a stack has them.
 template <class Value, class Visit>

@@ -1,7 +1,7 @@
 """The lazy optimizer: a step is taken note of, and each parameter's update runs just before anybody
 touches the parameter, its gradient or its state: mostly in the next forward pass.
 
-Who touches it: ops, by the hook; calls that are no ops, by the wrappers of `_escape`; who reads an
+Who touches it: ops, by their kernels; calls that are no ops, by the wrappers of `_escape`; who reads an
 optimizer's state, by a property of the class; and the next step, a fork and the end of the block.
 """
 
@@ -121,7 +121,7 @@ class LazyUpdates(Updates):
     # -- running them -------------------------------------------------------------------------------
 
     def run_before_op(self, update: Late) -> None:
-        """Runs one for an op that has come to the hook."""
+        """Runs one for an op of the block's."""
         if self.is_forked():
             self.run(update)
         self._run(update)

@@ -21,15 +21,14 @@ from torch.utils.hooks import RemovableHandle
 
 from tidelog import _patches
 from tidelog._whole import come_again
-from tidelog.dispatch._dispatch import get_compiler
-from tidelog.dispatch._hook import Hook, Run, apart
-from tidelog.memory._record import Record, Storage, run_updates, seen, update_on
+from tidelog.dispatch._dispatch import apart, get_compiler
+from tidelog.memory._record import Record, Storage, seen
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ledger import Ledger
-from tidelog.storages._ops import Args, Kwargs, Launch, Op, OpOverload, holders_of, storages_of
+from tidelog.storages._ops import Args, Kwargs
 
 _NOTHING = contextlib.nullcontext()
 
@@ -167,7 +166,7 @@ class Updates:
             self._compute(update)
 
     def _compute(self, update: Update) -> None:
-        """As the step would have run: its ops come to the hook, and what surrounds them is no matter."""
+        """As the step would have run: its ops are the block's, and what surrounds them is no matter."""
         usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         self.is_running = True
         try:
@@ -206,40 +205,6 @@ class Updates:
     def _look_at(self, optimizer: Optimizer) -> None:
         if not self.is_running:
             self.look_at(optimizer)
-
-
-class UpdatesHook(Hook):
-    """The hook of a block with updates at other times."""
-
-    def __init__(self, updates: Updates, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._updates = updates
-        self.updates = updates.pending  # the kernels of `_dispatch` look there
-
-    def _seen(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Run) -> Any:
-        if self._updates.pending and not self._updates.is_running:
-            self._touch_updates(func, args, kwargs)
-        return super()._seen(func, args, kwargs, run)
-
-    def inside(self, func: Op, args: Args, kwargs: Kwargs, run: Run) -> Any:
-        if self._updates.pending and not self._updates.is_running:
-            with self._steps.inside():
-                self._touch_updates(func, args, kwargs)
-        return super().inside(func, args, kwargs, run)
-
-    def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
-        for holder in holders_of(args, kwargs):
-            if (update := update_on(holder)) is not None:
-                update.touch(func)
-
-    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
-        if self._updates.pending:
-            run_updates(storages_of(args, kwargs))
-        return super().launch(func, args, kwargs)
-
-    def expect_collectives(self) -> None:
-        self._updates.expect_collectives()
-        super().expect_collectives()
 
 
 @contextlib.contextmanager

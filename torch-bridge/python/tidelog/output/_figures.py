@@ -276,7 +276,7 @@ class Scrubbed(TypedDict):
 class Dispatch(TypedDict):
     """How ops reach a block, and what its session asks for is done."""
 
-    ops_past_python: int  # that went past the hook, by kernels in C++
+    ops_past_python: int  # that needed nothing of Python's
     requests_past_python: int  # to give memory and to take it, that were done in C++
 
 

@@ -19,7 +19,7 @@ from tidelog import _errors
 from tidelog.memory._record import Holder, Record, record_in
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.recompute._regions import Key, Region, Regions
-from tidelog.storages._ops import Args, Kwargs, Op, holders_in, holders_of, info_of
+from tidelog.storages._ops import Args, Kwargs, Op, holders_in, holders_of, modified
 
 # What a second run finds as the first one did, but for the bytes of tensors.
 _PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Generator)
@@ -112,8 +112,7 @@ class Blocks:
         self._regions.saw(func, args, kwargs)
         if self.again:
             return
-        info = info_of(func)
-        written = dict(_numbers(info.modified(args, kwargs)))
+        written = dict(_numbers(modified(func, args, kwargs)))
         for waiting in self._waiting:
             for number in waiting.read & written.keys():
                 waiting.region.refuse(f"{written[number].describe()}, which it reads, changes before its backward pass")

@@ -139,7 +139,7 @@ class Regions:
         self, function: Callable[..., Any], args: Args, preserves: bool, options: dict[str, Any]
     ) -> Region | None:
         """A region of a step, if it is to be looked at."""
-        if self._steps.next_op < 0 or not torch.is_grad_enabled():
+        if self._steps.place.next_op < 0 or not torch.is_grad_enabled():
             return None
         if not self._access.is_live() or self._access.is_elsewhere():
             return None
@@ -175,14 +175,14 @@ class Regions:
     @contextlib.contextmanager
     def runs(self, region: Region) -> Iterator[None]:
         outer, self.inside = self.inside, region
-        begins, step = self._steps.next_op, self.of_step
+        begins, step = self._steps.place.next_op, self.of_step
         drawn = states_of_others() if self.looks else None
         try:
             yield
         finally:
             self.inside = outer
             if self.looks:
-                region.runs.append((begins, self._steps.next_op))
+                region.runs.append((begins, self._steps.place.next_op))
                 if step is not self.of_step or region not in step:
                     region.refuse("it runs again in another step")
                 if states_of_others() != drawn:

@@ -43,9 +43,8 @@ class AsyncUses:
         self._ledger = ledger
         self._when_begun = when_begun
         self._running: list[_Use] = []
-        self._elsewhere: collections.deque[_Use] = (
-            collections.deque()
-        )  # what other threads began: see `began_elsewhere`
+        self._elsewhere: collections.deque[_Use] = collections.deque()  # that other threads began: `began_elsewhere`
+        self.lists = self._running, self._elsewhere  # C++ looks whether there are any: never replaced
 
     def began(self, info: OpInfo, args: Args, kwargs: Kwargs, result: Any) -> None:
         """An op has returned, and goes on where its result says so."""

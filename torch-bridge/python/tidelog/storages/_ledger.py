@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tidelog.memory import _moves
 from tidelog.memory._device import Host
-from tidelog.memory._record import Birth, Holder, Reach, Record, Storage, nbytes, untyped_storage
+from tidelog.memory._record import Holder, Reach, Record, Storage, nbytes, untyped_storage
 from tidelog.native._built import native
 from tidelog.storages._ops import is_wrapper, memory_of
 
@@ -23,7 +23,6 @@ class Ledger(Protocol):
 
     limit: int  # of `live`
     live: int  # bytes of the storages that are in memory: all but those that are OUT
-    counted: int  # the same, with those that have died unseen
     peak: int  # the highest `live` at an op boundary
     marked: int  # storages that are not plainly resident
     quiet: bool  # nothing is out, on its way or copied, and there is room: ops need not be looked at
@@ -32,8 +31,7 @@ class Ledger(Protocol):
     newborn_moves: bool  # whether they move
     asks_device: bool  # whether plain memory on the host may be locked by CUDA
     maps_memory: bool  # whether what comes back has memory of ours, not of torch's
-    in_cpp: bool  # whether requests of the session that are usual are done in C++
-    is_performing: bool  # whether the session calls back
+    is_in_child: bool  # whether this is a child of a fork: the session is its parent's
 
     def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
         """`access`: how other blocks and threads reach the storages of this one. `when_full` is called where a birth
@@ -41,15 +39,12 @@ class Ledger(Protocol):
 
     # -- births and deaths
 
-    def record_of(self, holder: Holder, birth: Birth = None) -> Record | None:
+    def record_of(self, holder: Holder) -> Record | None:
         """The storage's record; one that was never met is registered. None: not ours to move."""
 
     def record_of_written(self, holder: Holder) -> Record | None:
         """The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is
         older than the block: C++ alone has it."""
-
-    def register(self, holder: Holder, birth: Birth, is_written: bool) -> None:
-        """Registers an op's new storage while all is quiet, and ends the quiet where the limit is reached."""
 
     def number_of(self, record: Record) -> int:
         """The number by which the session knows a storage, given when it is first needed."""
@@ -138,12 +133,6 @@ class Ledger(Protocol):
         """From here on streams wait for the bytes that are on their way to a storage."""
 
     # -- how much is in memory
-
-    def has_grown(self) -> None:
-        """More may be in memory than ever, while all is quiet."""
-
-    def note_peak(self) -> None:
-        """All that is alive at this moment counts for `peak`."""
 
     def restart_peak(self) -> None:
         """What was alive before counts for `peak` no longer."""

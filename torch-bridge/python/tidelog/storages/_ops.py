@@ -1,12 +1,13 @@
-"""What an op touches and what its schema says: which arguments it writes, what may be split."""
+"""What an op touches, and what its schema says."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,27 +16,25 @@ from tidelog.memory._record import Holder, Storage, data_ptr, has_storage, nbyte
 
 OpOverload: TypeAlias = "torch._ops.OpOverload[..., Any]"
 Work: TypeAlias = "torch.distributed.Work"
-# What the hook is asked about, and its facts.
 Op: TypeAlias = "OpOverload | Launch"
-Info: TypeAlias = "OpInfo | LaunchInfo"
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
+# The name of an op, the places of the arguments that it writes as bits, what stands for it in fingerprints, its traits.
+Facts: TypeAlias = tuple[str, int, int, int]
+
 # Namespaces of ops that launch nothing in Python.
-IN_CPP = ("aten.", "prims.", "c10d", "_c10d_functional", "_dtensor", "mkldnn.", "quantized.", "inductor.")
+_IN_CPP = ("aten.", "prims.", "c10d", "_c10d_functional", "_dtensor", "mkldnn.", "quantized.", "inductor.")
 
 _COMPOSITE = "CompositeExplicitAutograd"
 
-# How an argument is walked, by its type.
-_PLAIN, _TENSOR, _SUBCLASS, _LIST, _STORAGE, _INTEGER = range(6)
-_walks: dict[type, int] = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
+_ARGUMENTS_MAX = 63  # as native/kernel.h has a bit for each, and one for all others
 
-# Of these there are no storages to look for.
-SCALARS: frozenset[type] = frozenset(
-    {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-)
+# How an argument is walked, by its type.
+_PLAIN, _TENSOR, _SUBCLASS, _LIST, _STORAGE = range(5)
+_walks: dict[type, int] = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
 
 
 def _walk_of(kind: type) -> int:
@@ -44,7 +43,6 @@ def _walk_of(kind: type) -> int:
         (Tensor, _TENSOR),
         ((list, tuple), _LIST),
         (torch.UntypedStorage, _STORAGE),
-        (int, _INTEGER),
     ):
         if issubclass(kind, base):
             break
@@ -56,11 +54,9 @@ def _walk_of(kind: type) -> int:
     return walk
 
 
-def holders_in(
-    value: Any, holders: list[Holder], shapes: list[Any] | None = None, sizes: list[int] | None = None
-) -> None:
-    """Appends every tensor in an argument that has a storage, and every storage, to `holders`, the tensors' shapes and
-    types to `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
+def holders_in(value: Any, holders: list[Holder], shapes: list[Any] | None = None) -> None:
+    """Appends every tensor in an argument that has a storage, and every storage, to `holders`, and the tensors' shapes
+    and types to `shapes`."""
     walk = _walks.get(type(value))
     if walk is None:
         walk = _walk_of(type(value))
@@ -70,17 +66,15 @@ def holders_in(
         if has_storage(value):
             holders.append(value)
         else:
-            _components_in(value, holders, shapes, sizes)
+            _components_in(value, holders, shapes)
         if shapes is not None:
             shapes.append(value.shape if not value.is_nested else value.numel())
             shapes.append(value.dtype)
     elif walk == _LIST:
         for item in value:
-            holders_in(item, holders, shapes, sizes)
+            holders_in(item, holders, shapes)
     elif walk == _STORAGE:
         holders.append(value)
-    elif walk == _INTEGER and sizes is not None:
-        sizes.append(value)
 
 
 def is_wrapper(tensor: Tensor) -> bool:
@@ -95,15 +89,13 @@ def is_wrapper(tensor: Tensor) -> bool:
         return True
 
 
-def holders_of(
-    args: Iterable[Any], kwargs: Kwargs, shapes: list[Any] | None = None, sizes: list[int] | None = None
-) -> list[Holder]:
+def holders_of(args: Iterable[Any], kwargs: Kwargs, shapes: list[Any] | None = None) -> list[Holder]:
     """What has a storage of all of an op's arguments; see `holders_in`."""
     holders: list[Holder] = []
     for value in args:
-        holders_in(value, holders, shapes, sizes)
+        holders_in(value, holders, shapes)
     for value in kwargs.values():
-        holders_in(value, holders, shapes, sizes)
+        holders_in(value, holders, shapes)
     return holders
 
 
@@ -133,7 +125,7 @@ def memory_of(tensor: Tensor) -> list[Storage]:
             return storages_of((tensor,), {})
 
 
-def _components_in(tensor: Tensor, holders: list[Holder], shapes: list[Any] | None, sizes: list[int] | None) -> None:
+def _components_in(tensor: Tensor, holders: list[Holder], shapes: list[Any] | None) -> None:
     """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where
     they are."""
     parts: tuple[Tensor, ...]
@@ -145,38 +137,45 @@ def _components_in(tensor: Tensor, holders: list[Holder], shapes: list[Any] | No
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     else:
         parts = ()
-    holders_in(parts, holders, shapes, sizes)
+    holders_in(parts, holders, shapes)
 
 
-# What a state_dict is made with, and what torch asks of a tensor that it saves. A view only where it is
-# of the same shape, as `DTensor.to_local` makes it: of others it is said that they bring bytes back.
-_LOOKS = {"aten.detach.default", "aten.alias.default", "aten.view.default", "aten.is_pinned.default"}
+class Trait(enum.IntFlag):
+    """What is special about an op: `Trait` in native/kernel.h."""
+
+    LOOKS = 1  # it asks no tensor for its bytes: what is out stays out
+    LOOKS_AT_SHAPE = 2  # the same, where its second argument is the shape of its first
+    ASKS_PINNED = 4  # it asks whether memory is page-locked
+    IS_PRODUCT = 8  # it writes a product of its last two matrices
+    REPEATS = 16  # it changes nothing: where a GPU had no memory for it, it may run a second time
+    RESIZES = 32  # it may change the size of what it writes
+    IN_PIECES = 64  # element by element over lists: doing a list in pieces gives the same bits
+    IN_PYTHON = 128  # it may be written in Python, and launch kernels
+    GOES_ON = 256  # it may go on after it has returned: its result has a `Work`
+    COMPOSED = 512  # it is made of other ops
+
+
+# By name. A state_dict is made with the first ones, and torch asks `is_pinned` of a tensor that it saves. A view only
+# looks where it is of the same shape, as `DTensor.to_local` makes it: of others it is said that they bring bytes back.
+_TRAITS_OF = {
+    "aten.detach.default": Trait.LOOKS,
+    "aten.alias.default": Trait.LOOKS,
+    "aten.view.default": Trait.LOOKS_AT_SHAPE,
+    "aten.is_pinned.default": Trait.LOOKS | Trait.ASKS_PINNED,
+    # What torch.compile has products written to buffers by. None is resized that has the product's shape.
+    **dict.fromkeys(("aten.mm.out", "aten.addmm.out", "aten.bmm.out", "aten.baddbmm.out"), Trait.IS_PRODUCT),
+}
+_ALL = (1 << 64) - 1  # arguments
 
 
 class OpInfo:
     """Facts of one overload, read from its schema once."""
 
-    __slots__ = (
-        "asks_pinned",
-        "chunks",
-        "draws",
-        "launches",
-        "looks",
-        "name",
-        "nests",
-        "repeats",
-        "resizes",
-        "seed",
-        "special",
-        "text",
-        "written",
-    )
+    __slots__ = ("draws", "launches", "name", "seed", "traits", "written")
 
     def __init__(self, func: OpOverload) -> None:
         self.name = str(func)
-        self.text = self.name.encode()
-        # Stands for the op in fingerprints; the same in every process.
-        self.seed = zlib.crc32(self.text)
+        self.seed = _seed_of(self.name)
         schema = getattr(func, "_schema", None)
         arguments = schema.arguments if schema is not None else ()
         # It may go on after it has returned: its result has a `Work`.
@@ -186,28 +185,31 @@ class OpInfo:
             for position, argument in enumerate(arguments)
             if (argument.alias_info is not None and argument.alias_info.is_write) or self._fills(argument)
         )
-        base = self.name.removeprefix("aten.")
-        # Only these can change the size of a storage that exists already.
-        self.resizes = bool(self.written) and (
-            "resize" in base or base.startswith("set_") or any(name.startswith("out") for _, name in self.written)
-        )
-        # Element-wise over lists: doing a list in pieces gives the same bits.
-        self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
-        # It may ask no tensor for its bytes: `leaves_out`.
-        self.looks = self.name in _LOOKS
-        self.asks_pinned = self.name == "aten.is_pinned.default"
         # Random numbers, perhaps of a generator among its arguments.
         self.draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        # It may be written in Python, and launch kernels.
-        self.nests = not self.name.startswith(IN_CPP)
-        # It changes nothing, and gives the same again: where a GPU had no memory for it, it may run a second time.
-        self.repeats = not (self.written or self.launches or self.nests or self.draws)
-        # It is looked at in full wherever it runs.
-        self.special = self.chunks or self.nests or self.launches or self.resizes
+        self.traits = self._traits() | (Trait.COMPOSED if func in functional_collectives() else Trait(0))
 
-    def leaves_out(self, args: Args) -> bool:
-        """Whether what is out stays out: the op, one of those that only look, does not see the bytes."""
-        return self.name != "aten.view.default" or (len(args) == 2 and tuple(args[1]) == tuple(args[0].shape))
+    def _traits(self) -> Trait:
+        base, traits = self.name.removeprefix("aten."), _TRAITS_OF.get(self.name, Trait(0))
+        # Only these can change the size of a storage that exists already.
+        if self.written and (
+            "resize" in base or base.startswith("set_") or any(name.startswith("out") for _, name in self.written)
+        ):
+            traits |= Trait.RESIZES
+        if base.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+            traits |= Trait.IN_PIECES
+        if self.launches:
+            traits |= Trait.GOES_ON
+        if not self.name.startswith(_IN_CPP):
+            traits |= Trait.IN_PYTHON
+        if not (self.written or self.launches or self.draws or Trait.IN_PYTHON in traits):
+            traits |= Trait.REPEATS
+        return traits
+
+    @property
+    def facts(self) -> Facts:
+        """What its kernel knows of it."""
+        return self.name, sum(1 << position for position, _ in self.written), self.seed, int(self.traits)
 
     def _fills(self, argument: Any) -> bool:
         """Collectives write what their schemas do not say they write."""
@@ -230,10 +232,6 @@ class OpInfo:
                 if not work.is_completed():
                     yield work
 
-    def expect(self, func: Op, args: Args, kwargs: Kwargs) -> int:
-        """Bytes of the new storages that the op will make."""
-        return _expect(func, args, kwargs)
-
     def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
         """What of the arguments the op writes."""
         found: list[Holder] = []
@@ -243,14 +241,6 @@ class OpInfo:
             elif name in kwargs:
                 holders_in(kwargs[name], found)
         return found
-
-
-class Passing(NamedTuple):
-    """What must be known of launches that go past Python."""
-
-    written: Sequence[int]  # places of arguments
-    makes: bool  # whether they give a new tensor
-    arguments: int
 
 
 class Launch:
@@ -269,58 +259,44 @@ class Launch:
     def __str__(self) -> str:
         return self.name
 
+    def written(self, _count: int) -> Sequence[int] | None:
+        """The places of those of so many arguments that it writes, beside those by name. None: it may write all."""
+        return None
+
+    def facts(self, count: int) -> Facts:
+        """What its kernel knows of launches with so many arguments."""
+        places = self.written(count)
+        written = _ALL if places is None or count > _ARGUMENTS_MAX else sum(1 << place for place in places)
+        return self.name, written | _ALL << count & _ALL, _seed_of(self.name), 0
+
     def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        """What it may write: all, where nothing says which of them it only reads."""
-        return holders_of(args, kwargs)
+        """What it may write."""
+        places = self.written(len(args))
+        return holders_of(args if places is None else [args[place] for place in places], kwargs)
 
     def expect(self, _args: Args) -> int:
         """Bytes of the new storages that it will make."""
         return 0
 
-    def passing(self) -> Passing | None:
-        """How it may go past Python. None: it may not."""
-        return None
+
+def _seed_of(name: str) -> int:
+    """Stands for an op in fingerprints; the same in every process."""
+    return zlib.crc32(name.encode())
 
 
-class LaunchInfo:
-    """The same facts of a launch."""
-
-    __slots__ = ("_launch", "name", "seed", "text")
-
-    asks_pinned = chunks = draws = looks = nests = resizes = special = False
-    launches: Literal[False] = False
-    written = True
-    repeats = False
-
-    def __init__(self, launch: Launch) -> None:
-        self.name = launch.name
-        self.text = self.name.encode()
-        self.seed = zlib.crc32(self.text)
-        self._launch = launch
-
-    def leaves_out(self, _args: Args) -> bool:
-        return False
-
-    def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        return self._launch.modified(args, kwargs)
-
-    def expect(self, _func: Op, args: Args, _kwargs: Kwargs) -> int:
-        return self._launch.expect(args)
+_infos: dict[OpOverload, OpInfo] = {}
 
 
-_infos: dict[Op, Info] = {}
-
-
-@overload
-def info_of(func: OpOverload) -> OpInfo: ...
-@overload
-def info_of(func: Op) -> Info: ...
-def info_of(func: Op) -> Info:
+def info_of(func: OpOverload) -> OpInfo:
     info = _infos.get(func)
     if info is None:
-        info = LaunchInfo(func) if isinstance(func, Launch) else OpInfo(func)
-        _infos[func] = info
+        info = _infos[func] = OpInfo(func)
     return info
+
+
+def modified(func: Op, args: Args, kwargs: Kwargs) -> list[Holder]:
+    """What of its arguments an op writes."""
+    return (func if isinstance(func, Launch) else info_of(func)).modified(args, kwargs)
 
 
 @functools.cache
@@ -342,42 +318,15 @@ def awaits(op: OpOverload) -> bool:
     return str(op).startswith("_c10d_functional.wait_tensor")
 
 
-def halves(args: Args, kwargs: Kwargs) -> list[tuple[Args, Kwargs]] | None:
-    """The arguments of a foreach or fused op with their tensor lists cut in two; None where they
-    hold one tensor."""
-    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
-    length = max(map(len, lists), default=0)
-    if length < 2:
-        return None
-    middle = length // 2
-
-    def cut(value: Any, piece: slice) -> Any:
-        return value[piece] if isinstance(value, (list, tuple)) and len(value) == length else value
-
-    return [
-        (tuple(cut(a, piece) for a in args), {name: cut(a, piece) for name, a in kwargs.items()})
-        for piece in (slice(0, middle), slice(middle, length))
-    ]
-
-
-def merged(results: list[Any]) -> Any:
-    """One op's result out of its pieces' results: lists are joined, tuples of lists member by
-    member."""
-    first = results[0]
-    if isinstance(first, list):
-        return [item for result in results for item in result]
-    if isinstance(first, tuple):
-        return tuple(merged([result[i] for result in results]) for i in range(len(first)))
-    return first
-
-
-def _expect(func: Op, args: Args, kwargs: Kwargs) -> int:
+def expected(func: Op, args: Args, kwargs: Kwargs) -> int:
     """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that
     cannot tell.
 
     Costs some tens of microseconds, so the result is kept by shapes. Meta kernels draw no random
     numbers; should one do so after all, the generator's state is put back.
     """
+    if isinstance(func, Launch):
+        return func.expect(args)
     random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
     state = torch.get_rng_state() if random else None
     try:
