@@ -126,7 +126,7 @@ class Tide:
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
-        bystander = _threads.Bystander(self.access, async_uses, self.steps.notice)
+        bystander = _threads.Bystander(self.access, async_uses, partial(self.steps.notice, None))
         self._open_kernels = partial(kernels.open, self._hook, bystander, ledger, session)
         self._handlers = Handlers(self.access, kernels, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)

@@ -228,7 +228,7 @@ class Hook:
         ):
             return self._observed(func, info, args, kwargs, run)
         steps.next_op = index + 1
-        steps.notice()
+        steps.notice(None)
         try:
             result = run()
         except OutOfMemoryError as error:

@@ -75,7 +75,8 @@ class Steps(Place):
         super().__init__()
         self.leave_step()
         self.profiles = learns
-        self.notice: Callable[[], None] = ledger.launches  # an op is about to be launched
+        # An op is about to be launched, which uses these storages; None: it may use any.
+        self.notice: Callable[[Mapping[int, int] | None], None] = ledger.launches
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.
         self.follows_plan: Callable[[bool], bool] | None = None
@@ -226,7 +227,7 @@ class Steps(Place):
     def begin_op(self, index: int, fingerprint: int, name: bytes, uses: Mapping[int, int], needs: int) -> None:
         """Blocks until the op's storages are resident and its outputs have room."""
         self._session.op_begin(index, fingerprint, name, uses, needs)
-        self.notice()
+        self.notice(uses)
         if index >= 0 and self.profiles:
             self._device.streams.op_begins(index)
 

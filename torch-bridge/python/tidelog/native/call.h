@@ -153,6 +153,7 @@ class Call {
   const DispatchKeySet keys_;
   const Beneath& beneath_;
   const Stack arguments_;
+  const InPython in_python_;
   const c10::impl::LocalDispatchKeySet thread_;  // the keys of this thread
   Held result_{nullptr};                         // of the last run, and what it is in C++
   Stack results_;

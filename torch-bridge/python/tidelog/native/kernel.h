@@ -11,27 +11,6 @@ enum class Looks { never, always, at_shape, is_pinned };
 // Ops that did not go through Python.
 std::atomic<int64_t> passed{0};
 
-// An op that is under way past Python, counted until it ends.
-class UnderWay {
- public:
-  UnderWay() = default;
-  UnderWay(const UnderWay&) {}
-  UnderWay& operator=(const UnderWay&) = delete;
-  ~UnderWay() { ends(); }
-  void begins() {
-    counts_ = true;
-    ++count;
-  }
-  void ends() {
-    if (std::exchange(counts_, false)) --count;
-  }
-
-  static inline std::atomic<int> count{0};
-
- private:
-  bool counts_ = false;
-};
-
 // How ops of one kind go past Python: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
@@ -74,6 +53,7 @@ class Kernel {
     uint64_t key = 0;    // what the bytes of its results are remembered by
     bool learns = false;  // nobody has seen yet how many they are
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
+    c10::SmallVector<Record*, 4> records;  // of them, where the op is looked at
     UnderWay under_way;
   };
 
@@ -197,7 +177,7 @@ class Kernel {
     run.needs = block.needs[run.index];
     if (block.due[run.index] || *block.attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    block.ledger.launches();
+    launches(run);
     block.place->next_op = run.index + 1;
     return true;
   }
@@ -220,6 +200,7 @@ class Kernel {
       if (has_update(*run.block, storage)) return false;
       Record* record = Records::of(storage);
       if (record == nullptr || record->ledger != &ledger) return false;
+      run.records.push_back(record);
       uint8_t state = record->state;
       if (state == CLEAN && writes(position)) modified.push_back(record);
       return state == SETTLED || state == CLEAN;
@@ -227,6 +208,11 @@ class Kernel {
     if (!settled) return false;
     for (Record* record : modified) ledger.modified(*record);
     return true;
+  }
+
+  // It is about to.
+  static void launches(const Run& run) {
+    run.block->ledger.launches(run.records, UnderWay::count == 0 && InPython::count == 0);
   }
 
   // -- an op that is looked at in full -------------------------------------------------------------
@@ -260,7 +246,8 @@ class Kernel {
     block.uses = question.uses();
     try {
       block.session.begin_op(run.index, fingerprint, facts_->name->c_str(), question.uses(), needs);
-      block.ledger.launches();
+      run.records = question.records();
+      launches(run);
       if (run.index >= 0 && block.place->profiles) block.ledger.streams().op_begins(run.index);
     } catch (...) {
       block.end_uses();

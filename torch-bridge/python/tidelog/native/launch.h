@@ -18,6 +18,7 @@ class Launch final : public Kernel {
   Held operator()(PyObject* arguments, PyObject* python) const {
     Run run;
     if (!takes(run, arguments)) {
+      InPython in_python;
       Held result = checked(PyObject_CallFunctionObjArgs(python, facts_->func.get(), arguments, nullptr));
       if (run.learns) learn(run, results_in(result));
       return result;

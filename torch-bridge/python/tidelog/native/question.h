@@ -137,8 +137,10 @@ class Question {
     const c10::Storage& storage = tensor.storage();
     if (has_update(block, *storage.unsafeGetStorageImpl())) return false;
     add_shape(tensor);
-    int64_t number = number_of(block, storage, writes);
-    if (number < 0) return true;  // not ours to move
+    Record* record = record_of(block, storage, writes);
+    if (record == nullptr) return true;  // not ours to move
+    records_.push_back(record);
+    int64_t number = block.ledger.number_of(*record);
     auto place = std::find(numbers_.begin(), numbers_.end(), number);
     aliasing_.push_back(place - numbers_.begin());
     if (place == numbers_.end()) {
@@ -164,6 +166,9 @@ class Question {
 
   const std::vector<uint32_t>& uses() const { return uses_; }
 
+  // Of the storages that the op uses.
+  const c10::SmallVector<Record*, 4>& records() const { return records_; }
+
   // What the op uses does not matter to it: it only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
 
@@ -175,19 +180,19 @@ class Question {
     parts_.push_back(hash_of(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))));
   }
 
-  // The session's number for a storage, below zero: it has none. What is written differs from its copy from here on.
-  static int64_t number_of(const Block& block, const c10::Storage& storage, bool writes) {
+  // A storage's record; null: it has none. What is written differs from its copy from here on.
+  static Record* record_of(const Block& block, const c10::Storage& storage, bool writes) {
     Ledger& ledger = block.ledger;
     c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
     Record* record = writes ? ledger.record_of_written(impl) : ledger.record_of(impl);
-    if (record == nullptr) return -1;
-    if (writes) ledger.modifies(*record);
-    return ledger.number_of(*record);
+    if (record != nullptr && writes) ledger.modifies(*record);
+    return record;
   }
 
   std::vector<uint64_t> parts_;    // hashes of those of the fingerprint
   std::vector<int64_t> aliasing_;  // which storage each tensor has
   std::vector<int64_t> numbers_;   // of storages
+  c10::SmallVector<Record*, 4> records_;
   std::vector<uint32_t> uses_;     // of the session's call
 };
 

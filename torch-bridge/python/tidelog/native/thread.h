@@ -91,6 +91,39 @@ class Workers {
   static inline std::atomic<const c10::SafePyObject*> token_{nullptr};
 };
 
+// An op, as long as Python has it: it may have launched only a part of what it does.
+class InPython {
+ public:
+  InPython() { ++count, ++here; }
+  InPython(const InPython&) = delete;
+  InPython& operator=(const InPython&) = delete;
+  ~InPython() { --count, --here; }
+
+  static inline std::atomic<int> count{0};
+  static inline thread_local int here = 0;  // of this thread's
+};
+
+// An op that is under way past Python, counted until it ends.
+class UnderWay {
+ public:
+  UnderWay() = default;
+  UnderWay(const UnderWay&) {}
+  UnderWay& operator=(const UnderWay&) = delete;
+  ~UnderWay() { ends(); }
+  void begins() {
+    counts_ = true;
+    ++count;
+  }
+  void ends() {
+    if (std::exchange(counts_, false)) --count;
+  }
+
+  static inline std::atomic<int> count{0};
+
+ private:
+  bool counts_ = false;
+};
+
 // Who looks at an op of this thread.
 enum class Observer { nobody, block, block_inside, bystander };
 

@@ -304,6 +304,21 @@ inline PyObject* list_of(const std::vector<RecordPtr>& records) {
   return list.release();
 }
 
+inline void launch_of(Ledger& ledger, PyObject* numbers) {
+  if (numbers == Py_None) return ledger.launches();
+  std::vector<RecordPtr> kept;
+  std::vector<Record*> used;
+  Held iterator = checked(PyObject_GetIter(numbers));
+  for (Held each(PyIter_Next(iterator.get())); each.get() != nullptr; each = Held(PyIter_Next(iterator.get())))
+    if (RecordPtr record = ledger.record_at(number_in(each.get()))) {
+      used.push_back(record.get());
+      kept.push_back(std::move(record));
+    }
+  if (PyErr_Occurred() != nullptr) throw_python_error();
+  // It is under way itself.
+  ledger.launches(used, UnderWay::count == 0 && InPython::count == 1 && InPython::here == 1);
+}
+
 inline PyMethodDef LEDGER_METHODS[] = {
     METHOD("connect", METH_VARARGS,
            "How others reach the block's storages, and what is called where a birth exceeds the limit.",
@@ -362,7 +377,11 @@ inline PyMethodDef LEDGER_METHODS[] = {
     METHOD("begins", METH_O, "A device or a copy may touch the storage's memory: it lives meanwhile.",
            Records::begins(record_in(given), true)),
     METHOD("ends", METH_O, "None does any more.", Records::ends(record_in(given))),
-    METHOD("launches", METH_NOARGS, "An op is about to be launched on the current stream.", ledger.launches()),
+    METHOD(
+        "launches", METH_O,
+        "An op of Python's is about to be launched on the current stream, which uses these numbers of storages; None: "
+        "it may use any.",
+        launch_of(ledger, given)),
     METHOD("share", METH_O, "A storage has its bytes again, or is about to lose its memory.",
            ledger.share(moves::impl_of(given))),
     METHOD("after", METH_O, "The handle of an event behind all that was launched, noted with a record; 0: it is done.",

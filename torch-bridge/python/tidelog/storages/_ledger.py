@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -124,8 +124,9 @@ class Ledger(Protocol):
 
     # -- in what order ops and moves use memory
 
-    def launches(self) -> None:
-        """An op is about to be launched on the current stream."""
+    def launches(self, uses: Mapping[int, int] | None) -> None:
+        """An op of Python's is about to be launched on the current stream, which uses these numbers of storages; None:
+        it may use any."""
 
     def share(self, storage: Storage) -> None:
         """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
