@@ -62,6 +62,7 @@ def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mode, where)
 
 
 NUMBERS = 16 * KIB  # of each tensor, which is less than staging holds
+WHERE = {"staging": {}, "host memory": {"host_memory": 4 * MIB}}
 
 
 @contextlib.contextmanager
@@ -175,11 +176,11 @@ def later_ops_lag(gpu):
         gpu.library.fake_hold_event(None)
 
 
-@pytest.mark.parametrize("where", ["staging", "host memory"])
+@pytest.mark.parametrize("where", WHERE)
 def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where):
     """What was launched later lags."""
     gpu = fake()
-    with spilled(gpu, pool, **OPTIONS[where]) as (tide, _):
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
         gpu.library.fake_hold(False)
         leaves, other = (torch.full((NUMBERS,), float(number)) for number in range(2))
         for _ in range(2):
@@ -201,14 +202,33 @@ def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where
         assert_same(bits(other), full(22), "what was written later")
 
 
-@pytest.mark.parametrize("where", ["staging", "host memory"])
+@pytest.mark.parametrize("where", WHERE)
+def test_a_copy_out_waits_for_the_stream_of_the_last_use(fake, pool, where):
+    gpu, beside = fake(), Stream()
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
+        gpu.library.fake_hold(False)
+        leaves = torch.full((NUMBERS,), 1.0)
+        for _ in range(20):
+            leaves.add_(1)
+        beside.wait_event(gpu.stream.record_event())
+        with gpu.on(beside), later_ops_lag(gpu):
+            leaves.add_(1)
+            before = gpu.host_bytes()
+            record = out(tide, leaves)
+            assert not awaited(lambda: gpu.host_bytes() != before, seconds=0.5), "it was copied before that op"
+        tide.performer.settle()
+        tide.performer.await_leaving([record])
+        assert_same(bits(leaves), full(22), "what left")
+
+
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_leaves_is_copied_once_whatever_stream_has_used_it_last(fake, pool, where, streams, seed):
     """A copy that was made too early would be made again, as it is compared with the memory before that goes."""
     gpu = fake(seed, laziness=40)
     beside = [gpu.stream, *(Stream() for _ in range(streams - 1))]
-    with spilled(gpu, pool, **OPTIONS[where]) as (tide, _):
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
         gpu.library.fake_hold(False)
         tensors = [torch.full((NUMBERS,), float(number)) for number in range(4)]
         for number in range(40):

@@ -115,7 +115,7 @@ pub struct Framework {
     device: ComputeDevice,
     storages: BTreeMap<u32, FrameworkStorage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
-    parked: Vec<(Option<Room>, Option<Event>)>,
+    parked: Vec<(Option<Room>, [Option<Event>; 2])>,
     parked_numbers: BTreeSet<u32>,
     /// How many ops and requests are around what is done now.
     depth: u32,
@@ -246,7 +246,7 @@ impl Framework {
     pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
         if storage.moves() {
-            self.parked.push((storage.memory, storage.after));
+            self.parked.push((storage.memory, [storage.after, storage.last_use]));
             self.parked_numbers.insert(number);
         }
         self.deaths.push(number);

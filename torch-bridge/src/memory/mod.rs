@@ -167,7 +167,7 @@ impl CallerMemory {
     }
 
     /// The same, where the memory is a GPU's. What is written is checked once more before its
-    /// memory goes, so it waits for the uses alone that are known; a check is what finds the others.
+    /// memory goes, so it waits for those uses alone that are known; a check finds the others.
     pub(crate) fn gpu_source(&self, request: &MemoryRequest, copy: CopyKind) -> GpuSource {
         let after = match copy {
             CopyKind::Write => self.last_use.or(self.after),
