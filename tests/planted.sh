@@ -2,15 +2,17 @@
 # Plants one bug after the other into a copy of the source, and lets a test look for it:
 #   tests/planted/*.patch        the simulation must find each within 500 seeds (SEEDS)
 #   tests/planted/loom/*.patch   a loom model of the ticket protocol must find each
-# tests/planted.sh [sim|loom|check] [NAME]...: those of one kind, or all, or of one kind those of these names; check
-# only sees whether the patches apply. Ends with 1 where one is not found, or where a patch does not apply any more.
+#   tests/planted/named/*.patch  the test must find each that its first line names
+# tests/planted.sh [sim|loom|named|check] [NAME]...: those of one kind, or all, or of one kind those of these names;
+# check only sees whether the patches apply. Ends with 1 where one is not found, or where a patch does not apply any
+# more.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 
 # A patch that does not apply finds nothing, and planting all of them takes an hour: this takes none.
 if [ "${1:-}" = check ]; then
-    for patch in tests/planted/*.patch tests/planted/loom/*.patch; do
+    for patch in tests/planted/*.patch tests/planted/{loom,named}/*.patch; do
         git apply --check "$patch" || {
             echo "planted.sh: $patch does not apply any more; write it anew" >&2
             failed=1
@@ -20,10 +22,11 @@ if [ "${1:-}" = check ]; then
 fi
 
 seeds=${SEEDS:-500}
-kinds=${1:-sim loom}
+kinds=${1:-sim loom named}
 names=" ${*:2} "
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
+root=$PWD
 git ls-files -z | xargs -0 cp --parents -t "$copy"
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target/planted}
 export LOOM_TARGET_DIR=$CARGO_TARGET_DIR/loom
@@ -52,6 +55,30 @@ find_by_loom() {
         { echo "the models did not run: $(tail -n 1 "$copy/said")" && return 1; }
 }
 
+# `found by: cargo ...` or `found by: pytest ...`, with the rest of the command. A test that cannot be made finds
+# nothing.
+find_by_named() {
+    local command
+    command=$(sed -n '1s/^found by: //p' "$1")
+    case $command in
+        cargo\ *)
+            (cd "$copy" && $command --no-run) 2>"$copy/errors" || does_not_compile || return
+            ! (cd "$copy" && $command) >"$copy/said" 2>&1 || { echo "the test passes" && return 1; }
+            ;;
+        pytest\ *)
+            (cd "$copy" && cargo build -q --release -p tidelog-torch) 2>"$copy/errors" || does_not_compile || return
+            export TIDELOG_LIBRARY=$CARGO_TARGET_DIR/release/libtidelog.so XDG_CACHE_HOME=$CARGO_TARGET_DIR/cache
+            ! (cd "$copy" && PYTHONPATH=torch-bridge/python "$root/.venv/bin/python" -m $command -q -x \
+                -p no:cacheprovider) >"$copy/said" 2>&1 || { echo "the test passes" && return 1; }
+            ! grep -q 'errors during collection\|Error: the part in C++' "$copy/said" || does_not_compile || return
+            ;;
+    esac
+    grep -m1 -oE '^(FAILED [^ ]+|test [^ ]+ \.\.\. FAILED)' "$copy/said" || {
+        echo "no test has failed: $(tail -n 1 "$copy/said")"
+        return 1
+    }
+}
+
 does_not_compile() {
     echo "it does not compile: $(grep -m1 '^error' "$copy/errors")"
     return 1
@@ -63,7 +90,7 @@ find() {
         echo "the patch does not apply; write it anew"
         return 1
     fi
-    "find_by_$1"
+    "find_by_$1" "$2"
     local found=$?
     git -C "$copy" apply -R "$2"
     return $found
@@ -73,8 +100,8 @@ printf '%-32s %s\n' 'planted bug' 'found'
 for kind in $kinds; do
     case $kind in
         sim) patches=("$PWD"/tests/planted/*.patch) ;;
-        loom) patches=("$PWD"/tests/planted/loom/*.patch) ;;
-        *) echo "no bugs of kind $kind are planted: sim or loom" >&2 && exit 2 ;;
+        loom | named) patches=("$PWD/tests/planted/$kind"/*.patch) ;;
+        *) echo "no bugs of kind $kind are planted: sim, loom or named" >&2 && exit 2 ;;
     esac
     for patch in "${patches[@]}"; do
         name=$(basename "$patch" .patch)

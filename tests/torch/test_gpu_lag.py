@@ -4,8 +4,10 @@ happen when their streams get there.
 
 import concurrent.futures
 import contextlib
+import ctypes
 import os
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -16,7 +18,7 @@ from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
 from tidetest.device import STAGING
-from tidetest.fake_cuda import FakeCuda, Stream
+from tidetest.fake_cuda import Event, FakeCuda, Stream
 from tidetest.lagging import Lagging
 from tidetest.requests import until_it_waits
 from tidetest.world import TENSORS
@@ -60,6 +62,7 @@ def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mode, where)
 
 
 NUMBERS = 16 * KIB  # of each tensor, which is less than staging holds
+WHERE = {"staging": {}, "host memory": {"host_memory": 4 * MIB}}
 
 
 @contextlib.contextmanager
@@ -147,13 +150,109 @@ def test_what_leaves_before_its_bytes_are_there_leaves_with_them(fake, pool, see
             assert_same(bits(result), full(2 * number), "what was made of it")
 
 
+def out(tide, tensor):
+    """Has a tensor leave, up to where the block would wait for that."""
+    record = tensor.untyped_storage()._tide
+    until_it_waits(tide, partial(tide.session.evict, record.id))
+    return record
+
+
+def awaited(happens, seconds=20):
+    end = time.monotonic() + seconds
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.001)
+    return happens()
+
+
+@contextlib.contextmanager
+def later_ops_lag(gpu):
+    """Nothing happens meanwhile in the stream of ops beyond what is there now."""
+    late = Event()
+    late.record(gpu.stream)
+    gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
+    try:
+        yield
+    finally:
+        gpu.library.fake_hold_event(None)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where):
+    """What was launched later lags."""
+    gpu = fake()
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
+        gpu.library.fake_hold(False)
+        leaves, other = (torch.full((NUMBERS,), float(number)) for number in range(2))
+        for _ in range(2):
+            leaves.add_(1)
+        for _ in range(20):
+            other.add_(1)
+        with later_ops_lag(gpu):
+            other.add_(1)
+            before = gpu.host_bytes()
+            record = out(tide, leaves)
+            assert awaited(lambda: gpu.host_bytes() == before + leaves.nbytes), (
+                "it has waited for what it does not need"
+            )
+            assert record.in_flight, "it has gone before it was compared with all that might have been launched"
+        tide.performer.settle()
+        tide.performer.await_leaving([record])
+        assert not tide.is_resident(leaves)
+        assert_same(bits(leaves), full(2), "what left")
+        assert_same(bits(other), full(22), "what was written later")
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_copy_out_waits_for_the_stream_of_the_last_use(fake, pool, where):
+    gpu, beside = fake(), Stream()
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
+        gpu.library.fake_hold(False)
+        leaves = torch.full((NUMBERS,), 1.0)
+        for _ in range(20):
+            leaves.add_(1)
+        beside.wait_event(gpu.stream.record_event())
+        with gpu.on(beside), later_ops_lag(gpu):
+            leaves.add_(1)
+            before = gpu.host_bytes()
+            record = out(tide, leaves)
+            assert not awaited(lambda: gpu.host_bytes() != before, seconds=0.5), "it was copied before that op"
+        tide.performer.settle()
+        tide.performer.await_leaving([record])
+        assert_same(bits(leaves), full(22), "what left")
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("streams", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_leaves_is_copied_once_whatever_stream_has_used_it_last(fake, pool, where, streams, seed):
+    """A copy that was made too early would be made again, as it is compared with the memory before that goes."""
+    gpu = fake(seed, laziness=40)
+    beside = [gpu.stream, *(Stream() for _ in range(streams - 1))]
+    with spilled(gpu, pool, **WHERE[where]) as (tide, _):
+        gpu.library.fake_hold(False)
+        tensors = [torch.full((NUMBERS,), float(number)) for number in range(4)]
+        for number in range(40):
+            with gpu.on(beside[number % streams]):
+                # Each stream waits for the others: it is the program that orders its own ops.
+                for stream in beside:
+                    gpu.stream.wait_event(stream.record_event())
+                tensors[number % 3].add_(1)
+        copied = tide.stats()["totals"]
+        for tensor in tensors:
+            tide.evict(tensor)
+        totals = tide.stats()["totals"]
+        written = sum(totals[key] - copied[key] for key in ("bytes_written", "bytes_to_host"))
+        assert written == sum(tensor.nbytes for tensor in tensors)
+        for tensor, number in zip(tensors, (14, 14, 15, 3)):
+            assert_same(bits(tensor), full(number), "what left")
+
+
 def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fake, pool):
     gpu = fake()
     with spilled(gpu, pool) as (tide, _):
         tensor = torch.full((NUMBERS,), 9.0)
         gpu.lagging.forget()
-        record = tensor.untyped_storage()._tide
-        until_it_waits(tide, partial(tide.session.evict, record.id))
+        record = out(tide, tensor)
         assert record.in_flight
         del tensor
         assert record() is not None, "its memory went while it was read"

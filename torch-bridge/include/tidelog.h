@@ -484,6 +484,13 @@ typedef struct tide_memory {
    * settled once its bytes are there.
    */
   void *landed;
+  /**
+   * Of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
+   * storage, where that is earlier than `after`. Bytes that are written are read from then on.
+   * They are compared with the memory from `after` on, before its release: what a kernel wrote
+   * that nobody knew of is written again. Null: all waits for `after`.
+   */
+  void *last_use;
 } tide_memory;
 
 /**

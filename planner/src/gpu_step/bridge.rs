@@ -41,7 +41,8 @@ pub enum Bridge {
     Measured,
     /// The same under the plan that the search ends with.
     MeasuredPlanned,
-    /// The same, and ops and requests are C++'s, as they have become since.
+    /// The same, and what has changed since: ops and requests are C++'s, and what is written is
+    /// copied behind the last op that used it.
     Native,
     /// As measured under the best plan, and the check behind the copy, in a stream of its own.
     ChecksInStream,
@@ -85,7 +86,7 @@ impl Bridge {
     pub fn runtime(self, constants: &Constants) -> GpuRuntime {
         let (behaviour, ops) = match self {
             Self::Measured | Self::MeasuredPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
-            Self::Native => (GpuBehaviour::HOST_WAITS, OpsIn::Native),
+            Self::Native => (GpuBehaviour::WRITES_AFTER_LAST_USE, OpsIn::Native),
             Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
             Self::EventOrdered => (GpuBehaviour::EVENT_ORDERED, OpsIn::Native),
         };

@@ -48,6 +48,9 @@ pub enum CompletionRule {
 pub enum EvictionAfter {
     /// All that has been launched.
     AllLaunched,
+    /// What is written: the last op that used the storage; what is compared with a copy: all that
+    /// has been launched.
+    LastUseOfWrites,
     /// The last op that used the storage.
     LastUse,
 }
@@ -125,6 +128,10 @@ impl GpuBehaviour {
         recheck: true,
         loss_is_read: true,
     };
+
+    /// The same, and what is written is copied behind the last op that used it.
+    pub const WRITES_AFTER_LAST_USE: Self =
+        Self { eviction_after: EvictionAfter::LastUseOfWrites, ..Self::HOST_WAITS };
 
     /// Streams wait for events, and memory is an arena's.
     pub const EVENT_ORDERED: Self = Self {

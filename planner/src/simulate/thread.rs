@@ -106,14 +106,16 @@ impl ProgramThread {
     pub(super) fn before_eviction(
         &mut self,
         id: StorageId,
+        is_write: bool,
         events: &SimulatedEvents,
     ) -> Vec<SimulatedEvent> {
         let all = self.last_launched;
         let order = self.runtime.behaviour.eviction_after;
         let StorageEvents { last_use, fetched, .. } = *self.storage(id);
         let waits = match order {
+            EvictionAfter::LastUseOfWrites if !is_write => [all, None],
             EvictionAfter::AllLaunched => [all, None],
-            EvictionAfter::LastUse => [last_use, fetched],
+            EvictionAfter::LastUse | EvictionAfter::LastUseOfWrites => [last_use, fetched],
         };
         to_come(waits, events)
     }

@@ -184,7 +184,8 @@ impl World<'_> {
         let (after, calls) = if is_fetch {
             thread.before_fetch(id, flight.bytes.0, &engines.events)
         } else {
-            (thread.before_eviction(id, &engines.events), DriverCalls::default())
+            let is_write = matches!(flight.way, LinkId::Out(_));
+            (thread.before_eviction(id, is_write, &engines.events), DriverCalls::default())
         };
         self.have_driver(calls);
         let flight = LinkTransfer { begin: self.now, ..flight };

@@ -115,7 +115,7 @@ pub struct Framework {
     device: ComputeDevice,
     storages: BTreeMap<u32, FrameworkStorage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
-    parked: Vec<(Option<Room>, Option<Event>)>,
+    parked: Vec<(Option<Room>, [Option<Event>; 2])>,
     parked_numbers: BTreeSet<u32>,
     /// How many ops and requests are around what is done now.
     depth: u32,
@@ -232,9 +232,10 @@ impl Framework {
     pub fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
         let seed = self.choices.content();
         let mut memory = self.device.room(size, 0);
-        memory.fill(seed, size);
+        let last_use = self.kernel(|| memory.fill(seed, size));
+        let memory = Some(memory);
         let storage =
-            FrameworkStorage { size, seed, memory: Some(memory), ..FrameworkStorage::default() };
+            FrameworkStorage { size, seed, memory, last_use, ..FrameworkStorage::default() };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -245,7 +246,7 @@ impl Framework {
     pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
         if storage.moves() {
-            self.parked.push((storage.memory, storage.after));
+            self.parked.push((storage.memory, [storage.after, storage.last_use]));
             self.parked_numbers.insert(number);
         }
         self.deaths.push(number);
@@ -367,7 +368,28 @@ impl Framework {
     pub(super) fn called_back(&mut self, action: &tide_action, begin: u64) -> (i32, tide_memory) {
         let (address, after) = self.perform_among_others(action, Some(begin as usize));
         let landed = self.landed(action.kind, after);
-        (self.end_of_callback(), tide_memory { address, after, landed })
+        let storage = self.storages.get(&action.storage).filter(|_| action.kind == TIDE_EVICT);
+        let last_use = raw(storage.and_then(|storage| storage.last_use.as_ref()));
+        (self.end_of_callback(), tide_memory { address, after, landed, last_use })
+    }
+
+    /// A kernel gives a storage that is in memory other bytes.
+    fn overwrite(&mut self, number: u32, seed: u64) {
+        let storage = self.storages.get_mut(&number).unwrap();
+        let size = storage.size;
+        let mut memory = storage.memory.take().expect("what is written is in memory");
+        let last_use = self.kernel(|| memory.fill(seed, size));
+        let storage = self.storages.get_mut(&number).unwrap();
+        (storage.seed, storage.memory, storage.last_use) = (seed, Some(memory), last_use);
+    }
+
+    /// Launches a kernel. Returns the event that is behind it; where the framework does not know
+    /// of it, one that is before.
+    fn kernel(&mut self, launch: impl FnOnce()) -> Option<Event> {
+        let before = self.device.now();
+        launch();
+        let is_unknown = before.is_some() && self.choices.percent(20);
+        if is_unknown { before } else { self.device.now() }
     }
 
     /// What a callback returns where it has not failed.
@@ -427,6 +449,7 @@ impl Framework {
                 let memory = storage.memory.as_ref().expect("what is settled is in memory");
                 memory.check(storage.seed, storage.size, action.storage);
                 storage.in_flight = false;
+                storage.last_use = self.device.now();
                 0
             }
             kind => panic!("request of unknown kind {kind}"),
@@ -479,14 +502,12 @@ impl Framework {
         self.granted.pop();
         for &(number, modifies) in uses {
             let seed = self.choices.content();
-            let storage = self.storages.get_mut(&number).unwrap();
-            let moves = storage.moves();
-            let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
+            let storage = &self.storages[&number];
+            let memory = storage.memory.as_ref().expect("an op may run: its storages are there");
             memory.check(storage.seed, storage.size, number);
             if modifies {
-                assert!(!moves, "an op changes storage {number} while it moves");
-                storage.seed = seed;
-                memory.fill(seed, storage.size);
+                assert!(!storage.moves(), "an op changes storage {number} while it moves");
+                self.overwrite(number, seed);
             }
         }
         for (slot, &(number, size)) in outputs.iter().enumerate() {
@@ -637,11 +658,9 @@ impl Framework {
     pub fn write_beside(&mut self, number: u32) {
         self.sync();
         let seed = self.choices.content();
-        let storage = self.storages.get_mut(&number).unwrap();
-        let rests = !storage.moves() && storage.out.is_empty();
-        if let (Some(memory), true) = (&mut storage.memory, rests) {
-            memory.fill(seed, storage.size);
-            storage.seed = seed;
+        let storage = &self.storages[&number];
+        if storage.memory.is_some() && !storage.moves() && storage.out.is_empty() {
+            self.overwrite(number, seed);
             assert_eq!(tide_session_modified(self.session, number), TIDE_READY, "{}", last_error());
         }
     }

@@ -16,6 +16,8 @@ pub(super) struct FrameworkStorage {
     pub(super) memory: Option<Room>,
     /// When the memory may be touched, by a transfer or by the stream.
     pub(super) after: Option<Event>,
+    /// Behind the last kernel that is known to use it.
+    pub(super) last_use: Option<Event>,
     /// A transfer may touch the memory.
     pub(super) in_flight: bool,
     /// Where the parts begin that are out, with their bytes.

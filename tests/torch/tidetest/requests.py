@@ -20,7 +20,10 @@ class Bytes(ctypes.Structure):
 class Memory(ctypes.Structure):
     """tide_memory"""
 
-    _fields_ = (("address", ctypes.c_uint64), ("after", ctypes.c_void_p), ("landed", ctypes.c_void_p))
+    _fields_ = (
+        *(("address", ctypes.c_uint64), ("after", ctypes.c_void_p)),
+        *(("landed", ctypes.c_void_p), ("last_use", ctypes.c_void_p)),
+    )
 
 
 # They keep Python's lock, which is held, and raise what Python has raised in them.

@@ -41,6 +41,11 @@ pub struct tide_memory {
     /// bytes or the memory waits for it. It may be the event that `after` is. Null: the storage is
     /// settled once its bytes are there.
     pub landed: *mut c_void,
+    /// Of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
+    /// storage, where that is earlier than `after`. Bytes that are written are read from then on.
+    /// They are compared with the memory from `after` on, before its release: what a kernel wrote
+    /// that nobody knew of is written again. Null: all waits for `after`.
+    pub last_use: *mut c_void,
 }
 
 /// Writes to `memory` where these bytes of the storage are.
@@ -132,7 +137,7 @@ impl Callbacks {
             is_part: of.part.is_some().into(),
         };
         let null = std::ptr::null_mut();
-        let mut memory = tide_memory { address: 0, after: null, landed: null };
+        let mut memory = tide_memory { address: 0, after: null, landed: null, last_use: null };
         let (bytes, place) = (&raw const bytes, &raw mut memory);
         // SAFETY: functions that take these arguments, by the contract of
         // `tide_session_set_callbacks`; bytes and memory live across the call.
@@ -156,7 +161,9 @@ impl Callbacks {
         // SAFETY: the caller keeps memory and events as it would those that it reports by
         // `tide_session_allocated`, by the contract of `tide_session_set_callbacks`.
         Ok(unsafe {
-            CallerMemory::new(sequence, memory.address, memory.after).with_landed(memory.landed)
+            CallerMemory::new(sequence, memory.address, memory.after)
+                .with_landed(memory.landed)
+                .with_last_use(memory.last_use)
         })
     }
 

@@ -11,6 +11,7 @@ use std::ffi::c_void;
 use tidelog_engine::memory::{
     Destination, ForeignDestination, ForeignSource, GpuDestination, GpuEvent, GpuSource, Source,
 };
+use tidelog_planner::residency::CopyKind;
 
 use crate::error::Failure;
 
@@ -89,6 +90,7 @@ pub(crate) struct CallerMemory {
     address: u64,
     after: Option<GpuEvent>,
     landed: Option<GpuEvent>,
+    last_use: Option<GpuEvent>,
 }
 
 impl CallerMemory {
@@ -101,7 +103,8 @@ impl CallerMemory {
     /// after `after`, until the request's storage is released or settled. `after` is null or an
     /// event of CUDA that is open as long.
     pub(crate) unsafe fn new(sequence: u64, address: u64, after: *mut c_void) -> Self {
-        Self { sequence, address, after: GpuEvent::from_raw(after), landed: None }
+        let after = GpuEvent::from_raw(after);
+        Self { sequence, address, after, landed: None, last_use: None }
     }
 
     /// The same for an allocation that may be settled once its bytes are on their way: this event
@@ -112,6 +115,15 @@ impl CallerMemory {
     /// the event has happened. It is null or open as long as `after`, and may be the same.
     pub(crate) unsafe fn with_landed(self, landed: *mut c_void) -> Self {
         Self { landed: GpuEvent::from_raw(landed), ..self }
+    }
+
+    /// The same for what is copied out, of which nobody that the caller knows of uses the bytes
+    /// once this event has happened, which may be before `after`. Null: it is not.
+    ///
+    /// # Safety
+    /// It is null or open as long as `after`.
+    pub(crate) unsafe fn with_last_use(self, last_use: *mut c_void) -> Self {
+        Self { last_use: GpuEvent::from_raw(last_use), ..self }
     }
 
     /// The request that this completes.
@@ -126,7 +138,7 @@ impl CallerMemory {
 
     /// Refuses an event where there is no GPU that it could be of.
     pub(crate) fn check(&self, place: MemoryPlace) -> Result<(), Failure> {
-        let events = [("after", self.after), ("landed", self.landed)];
+        let events = [("after", self.after), ("landed", self.landed), ("last_use", self.last_use)];
         match events.into_iter().find(|(_, event)| event.is_some()) {
             Some((name, _)) if place == MemoryPlace::Host => Err(Failure::invalid(format!(
                 "{name} is an event, and the session was opened without a GPU: pass null"
@@ -135,9 +147,14 @@ impl CallerMemory {
         }
     }
 
-    /// The memory as what a write reads. The session asks for the storage's release or settlement
-    /// only after the write's completion.
-    pub(crate) fn source(&self, place: MemoryPlace, request: &MemoryRequest) -> Source {
+    /// The memory as what a write reads, or a check. The session asks for the storage's release or
+    /// settlement only after its completion.
+    pub(crate) fn source(
+        &self,
+        place: MemoryPlace,
+        request: &MemoryRequest,
+        copy: CopyKind,
+    ) -> Source {
         match place {
             MemoryPlace::Host => {
                 let size = self.size(request);
@@ -145,14 +162,19 @@ impl CallerMemory {
                 // until release or settlement, and that comes after the transfer's end.
                 unsafe { ForeignSource::new(self.address as *const u8, size) }.into()
             }
-            MemoryPlace::Gpu(_) => Source::Gpu(self.gpu_source(request)),
+            MemoryPlace::Gpu(_) => Source::Gpu(self.gpu_source(request, copy)),
         }
     }
 
-    /// The same, where the memory is a GPU's.
-    pub(crate) fn gpu_source(&self, request: &MemoryRequest) -> GpuSource {
-        // SAFETY: as in `source`, and the event is open as long.
-        unsafe { GpuSource::new(self.address, self.size(request), self.after) }
+    /// The same, where the memory is a GPU's. What is written is checked once more before its
+    /// memory goes, so it waits for those uses alone that are known; a check finds the others.
+    pub(crate) fn gpu_source(&self, request: &MemoryRequest, copy: CopyKind) -> GpuSource {
+        let after = match copy {
+            CopyKind::Write => self.last_use.or(self.after),
+            CopyKind::Verify | CopyKind::Recheck => self.after,
+        };
+        // SAFETY: as in `source`, and the events are open as long.
+        unsafe { GpuSource::new(self.address, self.size(request), after) }
     }
 
     /// The memory as what a read fills.

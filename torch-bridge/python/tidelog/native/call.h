@@ -68,6 +68,7 @@ class Call final : public Op {
   void run_to_false() override { has_run({false}); }
 
   void run_in(const Held& function) override {
+    InPython in_python;
     Held self = checked(PyCapsule_New(this, nullptr, nullptr));
     Held run = checked(PyCFunction_New(&RUN, self.get()));
     const Given& of = given();

@@ -33,26 +33,6 @@ enum Trait : uint32_t {
 // Ops that needed nothing of Python's.
 std::atomic<int64_t> passed{0};
 
-// An op that is under way, counted until it ends.
-class UnderWay {
- public:
-  UnderWay() = default;
-  UnderWay(const UnderWay&) = delete;
-  UnderWay& operator=(const UnderWay&) = delete;
-  ~UnderWay() { ends(); }
-  void begins() {
-    if (!std::exchange(counts_, true)) ++count;
-  }
-  void ends() {
-    if (std::exchange(counts_, false)) --count;
-  }
-
-  static inline std::atomic<int> count{0};
-
- private:
-  bool counts_ = false;
-};
-
 // Ops of one kind: those of an overload, or the launches of one kernel (`launch.h`).
 class Kernel {
  public:
@@ -80,6 +60,7 @@ class Kernel {
     int64_t room = 0;    // bytes that may be in memory before anybody is asked
     uint64_t key = 0;    // what the bytes of its results are remembered by
     c10::SmallVector<const c10::StorageImpl*, 4> used;  // the storages of its arguments
+    c10::SmallVector<Record*, 4> records;  // of them, where the op is as planned
     UnderWay under_way;
   };
 
@@ -243,7 +224,7 @@ class Kernel {
     run.needs = step.expected()->needs;
     if (step.is_due() || *run.block->attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    step.ledger.launches();
+    step.ledger.launches(run.records, none_runs());
     step.next_op = run.index + 1;
     return true;
   }
@@ -265,6 +246,7 @@ class Kernel {
       run.used.push_back(each.storage);
       Record* record = Records::of(*each.storage);
       if (record == nullptr || record->ledger != &ledger) return false;
+      run.records.push_back(record);
       uint8_t state = record->state;
       if (state != SETTLED && state != CLEAN) return false;
       if (state == CLEAN && writes(each.position)) modified.push_back(record);
@@ -299,6 +281,8 @@ class Kernel {
     run.needs = needs;
     try {
       step.begin_op(run.index, question.fingerprint(), facts_->name->c_str(), question.uses(), needs);
+      step.ledger.launches(question.records(), none_runs());
+      step.profile_begins(run.index);
     } catch (...) {
       step.uses.clear();
       throw;

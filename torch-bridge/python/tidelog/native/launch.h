@@ -26,6 +26,7 @@ class Launched final : public Op {
   }
 
   void run() override {
+    InPython in_python;
     c10::impl::ExcludeDispatchKeyGuard no_mode(DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
     result_ = checked(PyObject_Call(func_, given_.args.get(), given_.kwargs.get()));
   }

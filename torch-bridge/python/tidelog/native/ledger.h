@@ -231,13 +231,19 @@ class Ledger {
 
   Streams& streams() const { return streams_; }
 
-  // An op is about to be launched on the current stream.
+  // An op is about to be launched on the current stream, and may use any storage.
   void launches() {
-    streams_.notice();
-    if (!streams_.have_grown()) return;
-    // What moved before was other streams' alone.
-    for (const RecordPtr& each : all())
-      if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
+    streams_.launches(false, false);
+    share_with_new();
+  }
+
+  // The same of one that uses these alone, beside what it makes. `none_runs`: no other op is under way.
+  template <class Records>
+  void launches(const Records& used, bool none_runs) {
+    Use use = streams_.launches(true, none_runs);
+    if (use.op != 0)
+      for (const auto& each : used) note(each->uses, use);
+    share_with_new();
   }
 
   // A storage has its bytes again, or is about to lose its memory.
@@ -245,14 +251,16 @@ class Ledger {
 
   // The handle of an event behind everything that was launched, which is noted with a storage whose memory is about to
   // be touched. Null: it is all done.
-  void* after(Record& record) const {
-    record.event = streams_.after();
-    return record.event ? record.event->eventId() : nullptr;
-  }
+  void* after(Record& record) const { return noted(record.event, streams_.after()); }
 
-  // From here on streams wait for the bytes that are on their way to a storage.
-  void order(const Record& record) const {
-    if ((record.state & COMING) != 0 && record.event) streams_.fetched(record.event);
+  // The same of an event behind the ops that may have used the storage. Null: that is not earlier.
+  void* after_last(Record& record) const { return noted(record.last_use, streams_.after_last(record.uses)); }
+
+  // From here on streams wait for the bytes that are on their way to a storage. Ops before that are no use of them.
+  void order(Record& record) const {
+    if ((record.state & COMING) == 0 || !record.event) return;
+    streams_.fetched(record.event);
+    record.uses.clear();
   }
 
   // -- how much is in memory ------------------------------------------------------------------------------
@@ -342,6 +350,18 @@ class Ledger {
  private:
   static std::mutex& mutex() { return Records::all().mutex; }
 
+  static void* noted(EventPtr& place, EventPtr event) {
+    place = std::move(event);
+    return place ? place->eventId() : nullptr;
+  }
+
+  // What moved before a stream has appeared was other streams' alone.
+  void share_with_new() {
+    if (!streams_.have_grown()) return;
+    for (const RecordPtr& each : all())
+      if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
+  }
+
   static Held object_of(c10::StorageImpl& storage) {
     return checked(THPStorage_Wrap(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage))));
   }
@@ -404,6 +424,7 @@ class Ledger {
     record.is_guarded = newborn_is_guarded;
     record.moves = newborn_moves;
     record.pins = record.addresses_end = record.async_uses = 0;
+    record.uses.clear();
     record.previous = list_.previous;
     record.next = &list_;
     list_.previous->next = &record;

@@ -156,7 +156,10 @@ class Performer {
     }
     memory.after = ledger_.after(record);
     // From the end of a fetch on the event is behind the copies, no longer before them.
-    if ((record.state & COMING) != 0) memory.landed = memory.after;
+    if ((record.state & COMING) != 0)
+      memory.landed = memory.after;
+    else
+      memory.last_use = ledger_.after_last(record);
   }
 
   PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }

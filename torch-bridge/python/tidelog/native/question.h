@@ -114,6 +114,7 @@ class Question {
     Record* record = writes ? ledger_.record_of_written(*holder.storage) : ledger_.record_of(*holder.storage);
     if (record == nullptr) return;  // not ours to move
     if (writes) ledger_.modifies(*record);
+    records_.push_back(RecordPtr::reclaim_copy(record));
     auto number = static_cast<uint32_t>(ledger_.number_of(*record));
     auto* place =
         std::find_if(uses_.begin(), uses_.end(), [&](uint32_t use) { return Step::storage_in(use) == number; });
@@ -131,6 +132,9 @@ class Question {
 
   // What the bytes of the op's results are remembered by.
   uint64_t key(const Numbers& numbers) const { return fingerprint() ^ numbers.hash() * 0xD6E8FEB86659FD93ull; }
+
+  // Of the storages that the op uses, some more than once. They live, whatever Python does until it is launched.
+  const c10::SmallVector<RecordPtr, 4>& records() const { return records_; }
 
   // What the op uses does not matter to it: it only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
@@ -152,6 +156,7 @@ class Question {
 
   Ledger& ledger_;
   Hash fingerprint_;
+  c10::SmallVector<RecordPtr, 4> records_;
   Uses uses_;
   int64_t bytes_ = 0;
   bool is_away_ = false;

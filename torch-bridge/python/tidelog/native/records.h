@@ -80,6 +80,8 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool in_flight = false;  // a device or a copy may touch its memory
   c10::Storage kept;  // the storage meanwhile, where it must live
   EventPtr event;  // behind what touches its memory meanwhile, where that may not have run
+  EventPtr last_use;  // behind the ops that are known to have used what is being copied out
+  LastUses uses;  // those ops
   int64_t pins = 0, addresses_end = 0, async_uses = 0;
   std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
 
@@ -255,7 +257,7 @@ class Records {
   static void ends(Record& record) {
     RecordPtr dead;
     c10::Storage kept = std::exchange(record.kept, c10::Storage());
-    EventPtr event = std::move(record.event);
+    EventPtr event = std::move(record.event), last_use = std::move(record.last_use);
     c10::DataPtr memory;
     std::lock_guard lock(all().mutex);
     if (!record.in_flight) return;

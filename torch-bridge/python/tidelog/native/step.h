@@ -77,7 +77,10 @@ class Step {
     ledger.flush();
     const SessionCalls& calls = ledger.calls();
     calls.require(calls.op_begin(calls.handle, index, fingerprint, name, uses.data(), uses.size(), needs));
-    ledger.launches();
+  }
+
+  // An op of a step is about to be launched. If the step is profiled, its time begins.
+  void profile_begins(int64_t index) const {
     if (index >= 0 && profiles) ledger.streams().op_begins(index);
   }
 
@@ -135,6 +138,7 @@ class Step {
       std::optional<Inside> inside;
       if (is_performing()) inside.emplace(*this);
       begin_op(-1, 0, "an access outside the dispatcher", std::move(touched), 0);
+      ledger.launches();
     } catch (...) {
       uses = std::move(outer);
       throw;

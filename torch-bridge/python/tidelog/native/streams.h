@@ -3,7 +3,9 @@
 //
 // A kernel runs long after the op that launched it has returned. So a transfer gets an event behind everything that was
 // launched before: an eviction must not read what is still being written, and a fetch must not overwrite what is still
-// being read (the allocator hands out memory whose last kernel has not run yet). When a storage is settled its bytes
+// being read (the allocator hands out memory whose last kernel has not run yet). What an eviction writes out may be
+// read earlier, behind the last op that is known to have used it (`UseMarks`): the library compares it with the memory
+// behind everything, before that goes. When a storage is settled its bytes
 // are there for whatever is launched next, on any stream: in memory, or on their way, behind an event that every stream
 // waits for. A stream waits when the storage is settled, or at the first op that is launched on it. What is not
 // launched by an op that is seen waits on the host.
@@ -13,15 +15,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "python.h"
+#include "use_marks.h"
 
 namespace tidelog {
-
-using EventPtr = std::shared_ptr<c10::Event>;
 
 // Those of the host's memory: there are none, as an op that has returned is done. All is called with Python's lock
 // held.
@@ -34,12 +34,15 @@ class Streams {
 
   // Whether a storage must live as long as a device may touch its memory: streams are told by the storage.
   virtual bool keep_storages() const { return false; }
-  // An op is about to be launched on the current stream.
-  virtual void notice() {}
+  // An op is about to be launched on the current stream. `is_known`: what it uses is noted with the returned number;
+  // otherwise it may use any storage. `none_runs`: no other op is under way that has launched only a part yet.
+  virtual Use launches(bool, bool) { return {}; }
   // Whether one has appeared beside others since this was asked last.
   virtual bool have_grown() { return false; }
   // An event behind everything that was launched. Null: it is all done.
   virtual EventPtr after() { return nullptr; }
+  // An event behind the ops that may have used a storage, where that is earlier. Null: it is not.
+  virtual EventPtr after_last(const LastUses&) { return nullptr; }
   // From here on a storage may be used, by what is launched, once this has happened.
   virtual void fetched(EventPtr) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
@@ -70,28 +73,38 @@ class DeviceStreams final : public Streams {
 
   bool keep_storages() const override { return true; }
 
-  void notice() override {
-    c10::Stream current = guard_.getStream(device_);
-    if (std::find(known_.begin(), known_.end(), current) != known_.end()) return;
-    known_.push_back(current);
-    have_grown_ = known_.size() > 1;
-    for (const EventPtr& copy : std::vector(copies_)) copy->block(current);
+  Use launches(bool is_known, bool none_runs) override {
+    size_t place = noticed();
+    return {place, marks_[place].launches(known_[place], is_known, none_runs)};
   }
 
   bool have_grown() override { return std::exchange(have_grown_, false); }
 
   EventPtr after() override {
-    notice();
+    noticed();
     if (is_blind) {
       WithoutGil unlocked;
       guard_.synchronizeDevice(device_.index());
     }
     is_blind = false;
-    if (known_.size() == 1) return recorded_on(known_[0]);
-    // One event behind all of them, made where no kernel is held up by it.
-    if (!joining_) joining_ = guard_.getStreamFromGlobalPool(device_);
-    for (const c10::Stream& stream : known_) recorded_on(stream)->block(*joining_);
-    return recorded_on(*joining_);
+    std::vector<EventPtr> events;
+    for (const c10::Stream& stream : known_) events.push_back(event_on(stream));
+    return behind(events);
+  }
+
+  // Ops that nobody looked at are known only to who waits for all.
+  EventPtr after_last(const LastUses& uses) override {
+    if (is_blind || uses.empty()) return nullptr;
+    std::vector<EventPtr> events;
+    for (size_t place = 0; place < known_.size(); ++place) {
+      uint64_t op = marks_[place].last_unknown();
+      for (const Use& each : uses)
+        if (each.stream == place) op = std::max(op, each.op);
+      if (op == 0) continue;
+      EventPtr event = marks_[place].behind(op);
+      events.push_back(event ? std::move(event) : event_on(known_[place]));
+    }
+    return behind(events);
   }
 
   void fetched(EventPtr event) override {
@@ -151,6 +164,26 @@ class DeviceStreams final : public Streams {
   size_t copies() const override { return copies_.size(); }
 
  private:
+  // The place of the current stream among those that are known.
+  size_t noticed() {
+    c10::Stream current = guard_.getStream(device_);
+    auto found = std::find(known_.begin(), known_.end(), current);
+    if (found != known_.end()) return found - known_.begin();
+    known_.push_back(current);
+    marks_.emplace_back();
+    have_grown_ = known_.size() > 1;
+    for (const EventPtr& copy : std::vector(copies_)) copy->block(current);
+    return known_.size() - 1;
+  }
+
+  // One event behind all of these, made where no kernel is held up by it. Null: there are none.
+  EventPtr behind(const std::vector<EventPtr>& events) {
+    if (events.size() <= 1) return events.empty() ? nullptr : events[0];
+    if (!joining_) joining_ = guard_.getStreamFromGlobalPool(device_);
+    for (const EventPtr& event : events) event->block(*joining_);
+    return event_on(*joining_);
+  }
+
   struct Timed {
     explicit Timed(c10::DeviceType type)
         : begin(type, c10::EventFlag::BACKEND_DEFAULT), end(type, c10::EventFlag::BACKEND_DEFAULT) {}
@@ -158,15 +191,10 @@ class DeviceStreams final : public Streams {
     bool ran = false;
   };
 
-  EventPtr recorded_on(const c10::Stream& stream) const {
-    auto event = std::make_shared<c10::Event>(device_.type());
-    event->record(stream);
-    return event;
-  }
-
   const c10::Device device_;
   const c10::impl::VirtualGuardImpl guard_;
   std::vector<c10::Stream> known_;  // every stream that an op was launched on
+  std::vector<UseMarks> marks_;  // of each of them
   bool have_grown_ = false;
   std::optional<c10::Stream> joining_;
   std::vector<EventPtr> copies_;  // in the order in which they were asked for

@@ -91,6 +91,40 @@ class Workers {
   static inline std::atomic<const c10::SafePyObject*> token_{nullptr};
 };
 
+// An op that is under way, counted until it ends.
+class UnderWay {
+ public:
+  UnderWay() = default;
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+  ~UnderWay() { ends(); }
+  void begins() {
+    if (!std::exchange(counts_, true)) ++count;
+  }
+  void ends() {
+    if (std::exchange(counts_, false)) --count;
+  }
+
+  static inline std::atomic<int> count{0};
+
+ private:
+  bool counts_ = false;
+};
+
+// An op that Python runs, counted until it ends.
+class InPython {
+ public:
+  InPython() { ++count; }
+  InPython(const InPython&) = delete;
+  InPython& operator=(const InPython&) = delete;
+  ~InPython() { --count; }
+
+  static inline std::atomic<int> count{0};
+};
+
+// Whether no op is: each may have launched only a part of what it does.
+inline bool none_runs() { return UnderWay::count == 0 && InPython::count == 0; }
+
 // Who looks at an op of this thread.
 enum class Observer { nobody, block, block_inside, bystander };
 

@@ -120,7 +120,7 @@ class Ledger(Protocol):
     # -- in what order ops and moves use memory
 
     def launches(self) -> None:
-        """An op is about to be launched on the current stream."""
+        """An op is about to be launched on the current stream, and may use any storage."""
 
     def share(self, storage: Storage) -> None:
         """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""

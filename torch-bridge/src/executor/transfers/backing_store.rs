@@ -161,15 +161,15 @@ impl BackingStore {
     ) -> Result<Ticket, String> {
         let (key, urgency) = (self.log_key(&transfer.label), transfer.urgency);
         let notify = Some((self.completions.clone(), id.0));
-        let source = || memory.source(self.place, request);
+        let source = |copy| memory.source(self.place, request, copy);
         match transfer.direction {
-            TransferDirection::Out(CopyKind::Write) => {
+            TransferDirection::Out(copy @ CopyKind::Write) => {
                 let lifetime = lifetime_of(transfer.kind);
                 let options = PutOptions { lifetime, urgency, notify };
-                self.pool.put(key, source(), options).map_err(|error| error.to_string())
+                self.pool.put(key, source(copy), options).map_err(|error| error.to_string())
             }
-            TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck) => {
-                self.pool.verify(key, source(), notify).map_err(|error| error.to_string())
+            TransferDirection::Out(copy @ (CopyKind::Verify | CopyKind::Recheck)) => {
+                self.pool.verify(key, source(copy), notify).map_err(|error| error.to_string())
             }
             TransferDirection::In => {
                 let destination = memory.destination(self.place, request);
@@ -190,11 +190,11 @@ impl BackingStore {
         let (tensor, urgency) = (self.log_id(transfer.label.storage), transfer.urgency);
         let notify = (self.completions.clone(), id.0);
         let begun = match transfer.direction {
-            TransferDirection::Out(CopyKind::Write) => {
-                tier.put(tensor, memory.gpu_source(request), urgency, notify)
+            TransferDirection::Out(copy @ CopyKind::Write) => {
+                tier.put(tensor, memory.gpu_source(request, copy), urgency, notify)
             }
-            TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck) => {
-                tier.verify(tensor, memory.gpu_source(request), notify)
+            TransferDirection::Out(copy @ (CopyKind::Verify | CopyKind::Recheck)) => {
+                tier.verify(tensor, memory.gpu_source(request, copy), notify)
             }
             TransferDirection::In => {
                 tier.get(tensor, memory.gpu_destination(request), urgency, notify)
