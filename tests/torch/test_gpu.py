@@ -267,7 +267,7 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
     with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
         for stream in (card.stream, card.Stream()):
             with card.on(stream):
-                tide.ledger.launches(None)
+                tide.ledger.launches()
         assert len(tide.device.streams) == 2
         storage = tensor.untyped_storage()
         _moves.guard(storage, "it is out")
