@@ -41,6 +41,7 @@ class _Block:
         self.works_here: Callable[[], bool] = bool  # whether this thread is the block's, or stands in for it
         self.workers: Callable[[], tuple[int | None, ...]] = tuple  # those threads
         self.is_busy: Callable[[], bool] = bool  # whether what is written in C++ is in the middle of something
+        self.is_busy_here: Callable[[], bool] = bool  # the same of this thread alone
 
 
 class _Now:
@@ -72,10 +73,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def begin(
-    works_here: Callable[[], bool], workers: Callable[[], tuple[int | None, ...]], is_busy: Callable[[], bool]
+    works_here: Callable[[], bool],
+    workers: Callable[[], tuple[int | None, ...]],
+    is_busy: Callable[[], bool],
+    is_busy_here: Callable[[], bool],
 ) -> None:
     """A block begins."""
-    _block.works_here, _block.workers, _block.is_busy = works_here, workers, is_busy
+    _block.works_here, _block.workers = works_here, workers
+    _block.is_busy, _block.is_busy_here = is_busy, is_busy_here
 
 
 def end() -> None:
@@ -108,7 +113,7 @@ def give_way(caller: FrameType | None, *, works: bool = False) -> None:
     tickets, me = waiting[:], get_ident()
     if not tickets or me == _now.holder or not (works or _block.works_here()):
         return
-    if is_in(caller) or _block.is_busy():
+    if is_in(caller) or _block.is_busy_here():
         return
     try:
         while True:

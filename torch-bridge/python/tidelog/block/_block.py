@@ -182,7 +182,8 @@ class Tide:
             _logging.block_begins(self.budget, self.session.stats())
             _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
             access = self.access
-            _turns.begin(lambda: not access.is_elsewhere(), access.workers, self._kernels.is_under_way)
+            busy = self._kernels.is_under_way, self._kernels.is_under_way_here
+            _turns.begin(lambda: not access.is_elsewhere(), access.workers, *busy)
             _threads.watch_futures(access)
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True

@@ -63,6 +63,9 @@ class Module(Protocol):
     def is_under_way(self) -> bool:
         """The same, or an op is under way."""
 
+    def is_under_way_here(self) -> bool:
+        """The same of this thread alone."""
+
     def is_inside(self) -> bool:
         """Whether this thread is inside an op."""
 
@@ -99,6 +102,7 @@ class Kernels:
         module = self._module
         self.launch, self.observe = module.launch, module.observe
         self.is_busy, self.is_under_way = module.is_busy, module.is_under_way
+        self.is_under_way_here = module.is_under_way_here
         self.is_inside, self.works_here = module.is_inside, module.works_here
         self.finalizers_begin, self.finalizers_end = module.finalizers_begin, module.finalizers_end
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tidelog import _turns
 from tidelog._turns import give_way
-from tidelog._whole import whole
+from tidelog._whole import collect, come_again, held, is_collecting, stop_collecting, take_held, whole
 from tidelog.dispatch._dispatch import Kernels, get_compiler, set_compiler
 from tidelog.dispatch._steps import Steps
 from tidelog.memory import _record
@@ -136,18 +136,26 @@ def _facts(func: Op, count: int) -> Facts:
     return func.facts(count) if isinstance(func, Launch) else info_of(func).facts
 
 
-@whole
 def _in_python(_func: Op, _args: Args, _kwargs: Kwargs, run: Callable[[], Any]) -> Any:
     """An op may be written in Python. Who looks where its thread is finds a frame of it."""
-    return _run(run)
+    # As `whole` does it, without giving way: the op has begun.
+    collects = is_collecting()
+    try:
+        stop_collecting()
+        return run()
+    finally:
+        if collects:
+            collect()
+        if held:
+            [*map(come_again, take_held())]
 
 
-def _run(run: Callable[[], Any]) -> Any:
-    return run()
-
-
-_turns.is_middle(_run.__code__, of_any_thread=True)
+_turns.is_middle(_in_python.__code__, of_any_thread=True)
 
 
 def _give_way() -> None:
     give_way(sys._getframe(1), works=True)
+
+
+# From where it has stood still on, until the kernel counts the op.
+_turns.is_middle(_give_way.__code__)

@@ -28,6 +28,7 @@ enum Trait : uint32_t {
   IN_PYTHON = 128,     // it may be written in Python, and launch kernels
   GOES_ON = 256,       // it may go on after it has returned: its result has a `Work`
   COMPOSED = 512,      // it is made of other ops, which are seen
+  UNFILLED = 1024,     // whoever runs it may write its result in C++, past all ops
 };
 
 // Ops that needed nothing of Python's.
@@ -224,7 +225,7 @@ class Kernel {
     run.needs = step.expected()->needs;
     if (step.is_due() || *run.block->attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    step.ledger.launches(run.records, none_runs());
+    step.ledger.launches(run.records, none_runs_beside(run.under_way));
     step.next_op = run.index + 1;
     return true;
   }
@@ -281,7 +282,7 @@ class Kernel {
     run.needs = needs;
     try {
       step.begin_op(run.index, question.fingerprint(), facts_->name->c_str(), question.uses(), needs);
-      step.ledger.launches(question.records(), none_runs());
+      step.ledger.launches(question.records(), none_runs_beside(run.under_way));
       step.profile_begins(run.index);
     } catch (...) {
       step.uses.clear();
@@ -311,7 +312,11 @@ class Kernel {
     if (op != nullptr) tell_python(block, *facts_, *op, &block.observer);
     block.remember(run.key, born);
     block.step.profiled(run.index, {this, facts_->name, born});
-    block.step.end_op();
+    // Where the result is not filled yet, nothing leaves before the next op begins: it could be that.
+    if (facts_->has(UNFILLED))
+      block.ledger.note_peak();
+    else
+      block.step.end_op();
     block.allocated += born;
     block.tell_heap();
   }
@@ -348,14 +353,15 @@ class Kernel {
     run.block->ledger.record_of(*holder.storage, Birth{facts_->name, run.index, slot});
   }
 
-  static void tell(const Run& run) {
+  void tell(const Run& run) const {
     Block& block = *run.block;
     if (run.path == Path::quiet) {
       if (block.ledger.counted > block.ledger.peak) block.ledger.has_grown();
       return;
     }
     block.tell_heap();
-    if (block.ledger.counted > block.ledger.limit && block.ledger.live() > block.ledger.limit) block.step.end_op();
+    bool is_over = block.ledger.counted > block.ledger.limit && block.ledger.live() > block.ledger.limit;
+    if (is_over && !facts_->has(UNFILLED)) block.step.end_op();
   }
 };
 

@@ -111,6 +111,8 @@ PyObject* is_busy(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth !=
 
 PyObject* is_under_way(PyObject*, PyObject*) { return PyBool_FromLong(Whole::depth != 0 || UnderWay::count != 0); }
 
+PyObject* is_under_way_here(PyObject*, PyObject*) { return PyBool_FromLong(Whole::here != 0 || UnderWay::here != 0); }
+
 PyObject* passed_ops(PyObject*, PyObject*) { return PyLong_FromLongLong(passed); }
 
 PyObject* performed_requests(PyObject*, PyObject*) { return PyLong_FromLongLong(performed); }
@@ -136,6 +138,7 @@ PyMethodDef METHODS[] = {
      "How Python has an update that hangs on a storage, and whether somebody has its address."},
     {"is_busy", is_busy, METH_NOARGS, "Whether it is in the middle of something that runs as a whole."},
     {"is_under_way", is_under_way, METH_NOARGS, "The same, or an op is under way past Python."},
+    {"is_under_way_here", is_under_way_here, METH_NOARGS, "The same of this thread alone."},
     {"record_in", types::record_in_block, METH_O, "The record of a storage; None: no block counts it."},
     {"update_on", types::update_on, METH_O,
      "The update that hangs on a storage, and has not run; None: there is none."},

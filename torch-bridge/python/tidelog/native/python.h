@@ -94,15 +94,17 @@ class WithoutGil {
 // What runs as a whole, with Python's lock held: `_whole.py` says why.
 class Whole {
  public:
-  Whole() : collects_(PyGC_Disable() != 0) { ++depth; }
+  Whole() : collects_(PyGC_Disable() != 0) { ++depth, ++here; }
   Whole(const Whole&) = delete;
   Whole& operator=(const Whole&) = delete;
   ~Whole() {
     if (collects_) PyGC_Enable();
+    --here;
     if (--depth == 0 && held != nullptr && PyList_GET_SIZE(held) != 0) let_go();
   }
 
-  static inline int depth = 0;             // of those under way
+  static inline int depth = 0;              // of those under way
+  static inline thread_local int here = 0;  // of this thread's
   static inline PyObject* held = nullptr;  // a list: the signals whose handlers wait
   static inline PyObject* waiting = nullptr;  // a list: of other threads that wait for their turn (`_turns.py`)
   static inline pthread_t thread;          // of the handlers

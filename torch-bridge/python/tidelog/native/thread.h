@@ -99,13 +99,16 @@ class UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
   ~UnderWay() { ends(); }
   void begins() {
-    if (!std::exchange(counts_, true)) ++count;
+    if (!std::exchange(counts_, true)) ++count, ++here;
   }
   void ends() {
-    if (std::exchange(counts_, false)) --count;
+    if (std::exchange(counts_, false)) --count, --here;
   }
 
+  bool counts() const { return counts_; }
+
   static inline std::atomic<int> count{0};
+  static inline thread_local int here = 0;  // of this thread's: an op ends where it has begun
 
  private:
   bool counts_ = false;
@@ -122,8 +125,10 @@ class InPython {
   static inline std::atomic<int> count{0};
 };
 
-// Whether no op is: each may have launched only a part of what it does.
-inline bool none_runs() { return UnderWay::count == 0 && InPython::count == 0; }
+// Whether no op is but this one: each may have launched only a part of what it does.
+inline bool none_runs_beside(const UnderWay& own) {
+  return UnderWay::count == (own.counts() ? 1 : 0) && InPython::count == 0;
+}
 
 // Who looks at an op of this thread.
 enum class Observer { nobody, block, block_inside, bystander };

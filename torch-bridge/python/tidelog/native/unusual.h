@@ -18,9 +18,12 @@ class Kernel::Unusual {
   // `is_inside`: the op is in the middle of another.
   void operator()(bool is_inside) {
     Apart apart(python_);
-    if (!is_inside && PyList_GET_SIZE(Whole::waiting) != 0) Services::call(python_.give_way);
     kernel_.learn_facts(block_, op_);
     if (!is_inside && facts().has(COMPOSED)) return op_.run_in(python_.compose);
+    if (!is_inside && PyList_GET_SIZE(Whole::waiting) != 0) Services::call(python_.give_way);
+    // No other thread has its turn now, nor takes one until the op has ended: this is counted before Python's lock can
+    // be let go of.
+    run_.under_way.begins();
     if (is_inside || block_.step.is_performing()) return in_the_middle();
     touch_updates();
     if (!runs_without_session()) observed();
@@ -50,7 +53,6 @@ class Kernel::Unusual {
       if (!kernel_.passes(run_, arguments)) return false;
     }
     if (!try_to_launch()) {
-      run_.under_way.ends();
       if (run_.index >= 0) block_.step.next_op = run_.index;
       if (block_.ledger.quiet) checked(PyObject_CallNoArgs(block_.ledger.when_full.get()));
       return false;
@@ -93,7 +95,6 @@ class Kernel::Unusual {
       throw;
     }
     kernel_.done(run_, op_.results(), &op_);
-    run_.under_way.ends();
   }
 
   bool has_halves() {
@@ -141,10 +142,21 @@ class Kernel::Unusual {
   // -- the op itself ------------------------------------------------------------------------------------
 
   void launch() {
-    if (facts().has(IN_PYTHON)) return op_.run_in(python_.in_python);  // other threads find its frame
-    run_.under_way.begins();
+    if (facts().has(IN_PYTHON)) return in_python();
     At inside(Where::inside);
     op_.run();
+  }
+
+  // Its code may wait for another thread. So that looks for the frame that the op runs in, not at what is counted.
+  void in_python() {
+    run_.under_way.ends();
+    try {
+      op_.run_in(python_.in_python);
+    } catch (...) {
+      run_.under_way.begins();
+      throw;
+    }
+    run_.under_way.begins();
   }
 
   // False: the device had no memory for it, and it may run again.
