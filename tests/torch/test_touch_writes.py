@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tidelog
+from tidetest.world import World
 from tidetest.writes import WRITES
 
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed")
@@ -88,3 +89,18 @@ def test_writes_show_in_the_views_and_in_the_base(compare):
             world.note(f"base after {touch} of its view", base)
 
     compare(scenario)
+
+
+def test_what_an_op_leaves_unfilled_stays_until_the_next_op(pool):
+    """torch.tensor has an op make memory, and fills it in C++. With a plan, what it knows nothing of leaves first."""
+    world = World()
+    with world.block(pool, "auto"):
+        world.warm_up("auto")
+        kept = []
+        for number in range(2000):
+            base = torch.empty(64, 64)
+            world.push_out(base)
+            kept.append(torch.tensor([number, 1, 2]))
+            kept.append(base)
+            del kept[:-12]
+            assert kept[-2].tolist() == [number, 1, 2]

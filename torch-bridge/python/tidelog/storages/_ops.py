@@ -153,6 +153,7 @@ class Trait(enum.IntFlag):
     IN_PYTHON = 128  # it may be written in Python, and launch kernels
     GOES_ON = 256  # it may go on after it has returned: its result has a `Work`
     COMPOSED = 512  # it is made of other ops
+    UNFILLED = 1024  # its result has no values yet: torch.tensor writes them in C++, past all ops
 
 
 # By name. A state_dict is made with the first ones, and torch asks `is_pinned` of a tensor that it saves. A view only
@@ -200,6 +201,8 @@ class OpInfo:
             traits |= Trait.IN_PIECES
         if self.launches:
             traits |= Trait.GOES_ON
+        if base.startswith("empty"):
+            traits |= Trait.UNFILLED
         if not self.name.startswith(_IN_CPP):
             traits |= Trait.IN_PYTHON
         if not (self.written or self.launches or self.draws or Trait.IN_PYTHON in traits):
