@@ -314,7 +314,7 @@ class Kernel {
     block.step.profiled(run.index, {this, facts_->name, born});
     // Where the result is not filled yet, nothing leaves before the next op begins: it could be that.
     if (facts_->has(UNFILLED))
-      block.ledger.note_peak();
+      block.step.tell_births();
     else
       block.step.end_op();
     block.allocated += born;

@@ -84,6 +84,12 @@ class Step {
     if (index >= 0 && profiles) ledger.streams().op_begins(index);
   }
 
+  // The session knows the op's results from here on.
+  void tell_births() {
+    ledger.flush();
+    if (ledger.counted > ledger.peak) ledger.note_peak();
+  }
+
   // Returns once the budget holds with the op's results.
   void end_op() {
     ledger.flush();
