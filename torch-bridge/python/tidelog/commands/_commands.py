@@ -14,6 +14,8 @@ from tidelog._errors import Error
 # As of Tidelog's other tools: the command line makes no sense, the output could not be written.
 USAGE, OUTPUT = 64, 74
 
+SECONDS_OF_A_DAY = 24 * 60 * 60
+
 _lost: list[OSError] = []  # what went wrong on standard output
 
 

@@ -21,14 +21,13 @@ from tidelog import _errors, models
 from tidelog._offload import default_staging, memory_for
 from tidelog._options import size
 from tidelog.commands import _measure
-from tidelog.commands._commands import USAGE
+from tidelog.commands._commands import SECONDS_OF_A_DAY, USAGE
 from tidelog.commands._fit_result import Fit, FitFigures, Rates, binary
 from tidelog.output._figures import StrPath
 from tidelog.output._progress import Progress
 from tidelog.recorder import Gpu
 from tidelog.storages._ops import OpOverload
 
-_SECONDS_OF_A_DAY = 24 * 60 * 60
 # What a model is that cannot be made.
 _NO_MODEL = (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError)
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
@@ -166,7 +165,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     figures["waiting_seconds"] = expects["stall_ns"] / 1e9
     figures["bytes_written"] = expects["bytes"]["ssd_written"]
     figures["bytes_read"] = expects["bytes"]["ssd_read"]
-    figures["bytes_written_per_day"] = figures["bytes_written"] / figures["step_seconds"] * _SECONDS_OF_A_DAY
+    figures["bytes_written_per_day"] = figures["bytes_written"] / figures["step_seconds"] * SECONDS_OF_A_DAY
     if said.drive is not None:
         endurance = json.loads(_planner(["endurance", "--output", "json", trace, machine]))
         figures["wear"] = endurance["curve"][0]["wear"]

@@ -68,7 +68,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--precision",
         choices=get_args(models.Precision),
-        help="default: what the configuration names as dtype (half precision: bf16 with masters in fp32), else fp32",
+        help="by default what the configuration names as dtype, else fp32; half precision is bf16 with masters in fp32",
     )
     parser.add_argument("--micro-batch", type=int, default=4, help="samples at once (default 4)")
     parser.add_argument("--micro-batches", type=int, default=1, help="of these in a step (default 1)")

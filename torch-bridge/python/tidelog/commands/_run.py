@@ -24,11 +24,10 @@ from tidelog._offload import offload
 from tidelog._options import Option
 from tidelog.block._block import Tide
 from tidelog.block._ranks import local_rank, local_world_size
-from tidelog.commands._commands import USAGE, Commands, add_output, failure, reader, tell
+from tidelog.commands._commands import SECONDS_OF_A_DAY, USAGE, Commands, add_output, failure, reader, tell
 from tidelog.output._figures import Phase, Stats, StrPath
 
 _MIB = 1 << 20
-_SECONDS_OF_A_DAY = 24 * 60 * 60
 
 # Options of `offload` that are objects of a program, which `run` finds, or that need them.
 _FOUND = ("model", "optimizer", "resume")
@@ -220,7 +219,7 @@ def _summary(figures: Figures) -> Iterator[str]:
     yield f"at most {_mib(figures['peak_bytes'])} in memory, of a budget of {_mib(figures['budget'])}"
     yield f"{_mib(totals['bytes_written'])} moved out, {_mib(totals['bytes_read'])} moved in, by {figures['data_path']}"
     if totals["bytes_written"]:
-        per_day = totals["bytes_written"] / figures["seconds"] * _SECONDS_OF_A_DAY
+        per_day = totals["bytes_written"] / figures["seconds"] * SECONDS_OF_A_DAY
         yield f"{per_day / 1e12:,.1f} TB a day are written to the SSDs at this pace"
     stalled = totals["stall_ns"] / 1e9
     yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"

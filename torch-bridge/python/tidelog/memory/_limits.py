@@ -8,6 +8,7 @@ from torch import nn
 from tidelog._errors import Error
 from tidelog._options import Size
 from tidelog.abi._host import host_memory
+from tidelog.output._notebook import binary
 
 # Of memory that is free, what a budget does not take: the program, its libraries and other processes have more than
 # tensors there.
@@ -26,7 +27,7 @@ def refuse_more_than_there_is(option: str, asked: Size, ranks: int) -> None:
         whose = f"this process may use with others of its control group ({host['limit_file']})"
     each = f", for each of {ranks} ranks here," if ranks > 1 else ""
     raise Error(
-        f"{option}={asked.said!r}{each} is more than the {_gib(most)} that {whose}, and the kernel would end the "
+        f"{option}={asked.said!r}{each} is more than the {binary(most)} that {whose}, and the kernel would end the "
         "program. It has more there than tensors: take less."
     )
 
@@ -43,7 +44,3 @@ def budget_of_what_is_free(place: torch.device, model: nn.Module | None, ranks: 
     tensors = [*model.parameters(), *model.buffers()] if model is not None else []
     storages = {each.untyped_storage().data_ptr(): each.nbytes for each in tensors if each.device == place}
     return free - free // _SPARED_PARTS + sum(storages.values())
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"

@@ -92,7 +92,7 @@ complete -c tidelog -n '_shtab_tidelog_using fit' -l write -x -d 'bytes per seco
 complete -c tidelog -n '_shtab_tidelog_using fit' -l drive -xka "(__fish_complete_path (commandline -ct))" -d 'the drives'"'"' model, for how long they last'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l drives -x -d 'how many there are (default 1)'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l gpu -x -d 'compute ops for this GPU instead of measuring them here'
-complete -c tidelog -n '_shtab_tidelog_using fit' -l precision -xka "fp32 tf32 bf16" -d default
+complete -c tidelog -n '_shtab_tidelog_using fit' -l precision -xka "fp32 tf32 bf16" -d 'by default what the configuration names as dtype, else fp32; half precision is bf16 with masters in fp32'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l micro-batch -x -d 'samples at once (default 4)'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l micro-batches -x -d 'of these in a step (default 1)'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l sequence -x -d 'tokens in a sample (default 1024)'
