@@ -24,6 +24,7 @@ pub mod peer;
 mod policy;
 pub mod process;
 mod runs;
+mod scheduling;
 mod stream;
 mod system;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub use gpu::{
     WindowSize,
 };
 pub use policy::MemoryPolicy;
+pub use scheduling::run_where_idle;
 pub use system::{GroupLimit, SystemMemory};
 
 /// Every device address, length and buffer is a multiple of this many bytes.

@@ -36,6 +36,7 @@ pub(super) fn figures(
         "resident_bytes": machine.committed().0,
         "machine": rates(&planning.rates(machine, history), planning.links()),
         "planning": planning.is_under_way(),
+        "improving": planning.is_improving(),
         "held_back": planning.held_back(),
         "parts": parts.are_used().then(|| {
             let (storages, parts) = parts.counts();

@@ -468,13 +468,17 @@ class Tide:
                 self._close()
 
     def await_plan(self) -> None:
-        """Waits until no plan is being made and no regions are chosen. Steps go on meanwhile, as they are; what is to
-        be timed under the plan, or compared step by step, waits for it between two of them. Where nothing is planned,
-        there is no plan to wait for.
+        """Waits until no plan is being made, no better one is likely to be found, and no regions are chosen. What is to
+        be timed under the plan, or compared step by step, waits for it between two steps: the next one follows what was
+        found. Where nothing is planned, there is no plan to wait for.
         """
         self._require_open()
-        while self.session.stats()["planning"] or (self._recompute is not None and self._recompute.is_choosing()):
+        while self._is_planning() or (self._recompute is not None and self._recompute.is_choosing()):
             time.sleep(_PLAN_POLL_SECONDS)
+
+    def _is_planning(self) -> bool:
+        figures = self.session.stats()
+        return bool(figures["planning"] or figures["improving"])
 
     @property
     def is_open(self) -> bool:

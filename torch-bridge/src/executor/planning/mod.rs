@@ -9,6 +9,7 @@ mod drift;
 mod held_back;
 mod last_step;
 mod links;
+mod pace;
 mod planned;
 mod profile;
 #[cfg(test)]
@@ -235,6 +236,11 @@ impl Planning {
     /// begin; the search for a better one is not waited for.
     pub(super) fn is_under_way(&self) -> bool {
         self.awaited().is_some_and(|attempt| !attempt.search.is_ready())
+    }
+
+    /// Whether a better plan is looked for, and likely to be found. Steps do not wait for it.
+    pub(super) fn is_improving(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|attempt| attempt.search.gains())
     }
 
     /// Whether the first plan, once it is ready, waits until this is called with `false`. Returns

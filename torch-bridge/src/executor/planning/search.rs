@@ -1,7 +1,7 @@
 //! A search for plans on a thread of its own: the first plan soon, better ones as they are found.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,12 @@ use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under}
 use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts_of};
 use tidelog_planner::trace::Trace;
 
+use super::pace::{AT_ONCE, SearchPace, TURN};
 use super::{Divisible, Planned, PlannerPolicy, StepRate};
 
 /// Steps of the search before its best plan is offered: those that make the plans which are the
 /// best most of the time.
 const FIRST_STEPS: u64 = 4;
-
-/// How long the search goes on at a time once there is a plan, if no step of it takes longer.
-const TURN: Duration = Duration::from_millis(2);
-
-/// And so many times as long it rests then, since the ops of the training run beside it.
-const RESTS: u32 = 9;
 
 /// In percent of the plan before: no other one is worth an exchange.
 const WORTH_PERCENT: u64 = 98;
@@ -75,10 +70,12 @@ pub(super) struct PlanSearch {
 }
 
 /// Between the thread and the session.
-#[derive(Default)]
 struct PlanSlot {
+    began: Instant,
     /// The best plan so far, if it was not taken yet.
     newest: Mutex<Option<PlanResult>>,
+    /// When the last one came, in microseconds since the search began.
+    last: AtomicU64,
     /// Nobody waits for plans any longer.
     dropped: AtomicBool,
 }
@@ -86,7 +83,7 @@ struct PlanSlot {
 impl PlanSearch {
     /// `task` is made on the thread, too: a trace takes a while to copy.
     pub(super) fn begin(task: impl FnOnce() -> PlanTask + Send + 'static) -> Result<Self, String> {
-        let slot = Arc::new(PlanSlot::default());
+        let slot = Arc::new(PlanSlot::new());
         let of_thread = Arc::clone(&slot);
         let look = move || {
             if let Err(error) = task().look(&of_thread) {
@@ -99,7 +96,13 @@ impl PlanSearch {
 
     /// Whether there is a plan to take, or none will come.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_over() || self.slot.newest().is_some()
+        self.is_over() || self.slot.newest().is_some_and(|newest| newest.is_some())
+    }
+
+    /// Whether better plans are looked for, and come still: not where as much time has passed
+    /// since the last one as before it.
+    pub(super) fn gains(&self) -> bool {
+        !self.is_over() && self.slot.gains()
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -108,7 +111,7 @@ impl PlanSearch {
 
     /// The best plan so far, once; none where it was taken already.
     pub(super) fn take(&self) -> Option<PlanResult> {
-        self.slot.newest().take()
+        self.slot.newest()?.take()
     }
 }
 
@@ -120,12 +123,30 @@ impl Drop for PlanSearch {
 }
 
 impl PlanSlot {
-    fn newest(&self) -> MutexGuard<'_, Option<PlanResult>> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new() -> Self {
+        let (newest, last) = (Mutex::default(), AtomicU64::default());
+        Self { began: Instant::now(), newest, last, dropped: AtomicBool::default() }
+    }
+
+    /// None where the thread has it: it may not run before a processor is idle, so nobody waits.
+    fn newest(&self) -> Option<MutexGuard<'_, Option<PlanResult>>> {
+        match self.newest.try_lock() {
+            Ok(newest) => Some(newest),
+            Err(TryLockError::Poisoned(newest)) => Some(newest.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     fn put(&self, made: PlanResult) {
-        *self.newest() = Some(made);
+        let last = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last.store(last, Ordering::Relaxed);
+        let old = self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(made);
+        drop(old); // without the lock
+    }
+
+    fn gains(&self) -> bool {
+        let last = Duration::from_micros(self.last.load(Ordering::Relaxed));
+        self.began.elapsed() < last.saturating_mul(2).max(AT_ONCE)
     }
 
     fn is_dropped(&self) -> bool {
@@ -168,16 +189,16 @@ impl PlanTask {
     }
 
     fn search(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
-        let mut search = self.new_search()?;
+        let (mut search, mut pace) = (self.new_search()?, SearchPace::new());
         let mut goes_on = search.advance(FIRST_STEPS)?;
         let mut given = self.offer_best(&search, slot);
         while goes_on && !slot.is_dropped() {
-            let began = Instant::now();
-            goes_on = search.run(|_| began.elapsed() < TURN)?;
+            let turn = Instant::now();
+            goes_on = search.run(|_| turn.elapsed() < TURN)?;
             if given.is_none_or(|given| chosen(&search).is_some_and(|new| is_worth(new, given))) {
                 given = self.offer_best(&search, slot);
             }
-            thread::park_timeout(began.elapsed() * RESTS);
+            pace.step();
         }
         Ok(())
     }
@@ -190,13 +211,17 @@ impl PlanTask {
             Divisible::WhatLivesOn => Cuts::of_what_lives_on(&self.trace, &self.machine),
             _ => Cuts::of(&self.trace, &self.machine),
         };
-        let (mut given, mut steps, mut turns) = (None, FIRST_STEPS, SearchTurns::default());
+        let (mut given, mut steps, mut pace) = (None, FIRST_STEPS, SearchPace::new());
+        let mut is_wanted = || {
+            pace.step();
+            !slot.is_dropped()
+        };
         loop {
             let until = search.steps() + steps;
-            let goes_on = search.run(|done| done < until && turns.goes_on(slot))?;
+            let goes_on = search.run(|done| done < until && is_wanted())?;
             let mut is_cut_short = false;
             let found = in_parts_of(&search, &cuts, |done| {
-                let goes_on = done < steps && turns.goes_on(slot);
+                let goes_on = done < steps && is_wanted();
                 is_cut_short |= !goes_on;
                 goes_on
             })?;
@@ -214,7 +239,6 @@ impl PlanTask {
             if slot.is_dropped() || !(goes_on || is_cut_short) {
                 return Ok(());
             }
-            turns.rests = given.is_some();
             steps *= 2;
         }
     }
@@ -237,30 +261,6 @@ fn chosen(search: &Search<'_>) -> Option<PlanPrice> {
 
 fn chosen_in_parts(found: &PartedPlan) -> Option<PlanPrice> {
     found.prices.iter().copied().find(|price| price.chosen)
-}
-
-/// How fast a search goes on: see [`TURN`] and [`RESTS`].
-struct SearchTurns {
-    turn_began: Instant,
-    rests: bool,
-}
-
-impl Default for SearchTurns {
-    fn default() -> Self {
-        Self { turn_began: Instant::now(), rests: false }
-    }
-}
-
-impl SearchTurns {
-    /// Whether somebody waits for plans still. Rests at the end of a turn.
-    fn goes_on(&mut self, slot: &PlanSlot) -> bool {
-        let took = self.turn_began.elapsed();
-        if self.rests && took >= TURN {
-            thread::park_timeout(took * RESTS);
-            self.turn_began = Instant::now();
-        }
-        !slot.is_dropped()
-    }
 }
 
 /// Whether a plan is faster, or as fast and writes less, by more than an exchange of plans and the
