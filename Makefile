@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize miri paper gpu-step pictures gpu gpu-build wheel sdist install uninstall clean
+	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -122,6 +122,9 @@ loom: setup ## The ticket protocol in every order that threads could run it
 sanitize: setup build ## Engine, C ABI and the bridge's C++ under sanitizers, ThreadSanitizer where the toolchain can
 	@scripts/sanitize.sh
 
+aarch64: toolchain ## The library and the tools for aarch64; the engine's unit tests in an emulator, where there is one; 20 minutes
+	@scripts/aarch64.sh
+
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
 	@scripts/miri.sh
 
@@ -152,7 +155,8 @@ sdist: toolchain ## The source as one archive, into target/wheels: `pip install`
 	@scripts/wheel.sh sdist
 
 INSTALL = PREFIX="$(PREFIX)" LIBDIR="$(LIBDIR)" DESTDIR="$(DESTDIR)" STRIP="$(STRIP)" scripts/install.sh
-install: build ## Library, header, pkg-config file, tools, completions, man pages, into PREFIX (/usr/local), LIBDIR (PREFIX/lib), below DESTDIR; STRIP=no: with line tables
+# docs/how-to/packaging.md has LIBDIR, DESTDIR and STRIP.
+install: build ## Library, header, pkg-config file, tools, completions, man pages, into PREFIX (/usr/local)
 	@$(INSTALL)
 
 uninstall: ## Remove what `make install` wrote, with the same PREFIX and DESTDIR
@@ -160,7 +164,7 @@ uninstall: ## Remove what `make install` wrote, with the same PREFIX and DESTDIR
 
 # Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
 MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
-models: setup build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; resumes where it was cut off; ONLY=names; 1 hour
+models: setup build ## Programs found elsewhere in 35 % of their memory: bits, budget, time; resumes; ONLY=names; 1 hour
 	-@scripts/integrations.sh
 	$(MODELS_PYTHON) benches/models/models.py $(ONLY)
 
