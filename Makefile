@@ -16,20 +16,23 @@ RESUME ?=
 # would compile all of PyTorch that it imports: seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
+.PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize miri paper gpu-step pictures gpu gpu-build wheel install clean
+	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: ## Check the machine, install what is missing (Debian and Ubuntu), make the virtual environment
+setup: toolchain ## Check the machine, install what is missing (Debian and Ubuntu), make the virtual environment
 	@scripts/setup.sh
 
-build: setup ## Build the library and the tools
+toolchain:
+	@scripts/setup.sh build
+
+build: toolchain ## Build the library and the tools; of what tests need, nothing is installed
 	cargo build --release --workspace
 
-demo: build ## Train a GPT plain and under a quarter of its memory; compare every bit
+demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
 test: ## All tests; the end says which steps and which tests took longest
@@ -49,7 +52,7 @@ tidy: ## Line widths, names, circles of modules, words: what no compiler looks a
 	@python3 scripts/tidy/run.py
 	@python3 scripts/docs/figures.py
 
-docs: build ## The documents as a site, into target/site; fails where a link leads nowhere
+docs: setup build ## The documents as a site, into target/site; fails where a link leads nowhere
 	$(PYTHON) scripts/docs/planted.py
 	$(PYTHON) scripts/docs/links.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
@@ -83,7 +86,7 @@ sim: build ## The log against its model: SEEDS seeds of work, faults and power c
 faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
 	cargo test -q -p tidelog-tests --test faults
 
-crash: build ## Processes that commit are killed RUNS times, on files and on loop devices
+crash: setup build ## Processes that commit are killed RUNS times, on files and on loop devices
 	target/release/tidelog-crash --runs $(RUNS)
 	target/release/tidelog-crash --runs $(RUNS) --sector 4096
 
@@ -95,7 +98,7 @@ test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPD
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh
 
-nvme-vm-short: build ## The part of it that there is always time for, where the machine can be had
+nvme-vm-short: setup build ## The part of it that there is always time for, where the machine can be had
 	PLANS=plan-short IMAGES=100 tests/nvme-vm/run.sh
 
 storm: build ## A million mixed operations of 16 threads on one pool, every byte compared, no ticket lost
@@ -116,48 +119,59 @@ fuzz: setup ## Every fuzz target for SECONDS seconds, two at a time
 loom: setup ## The ticket protocol in every order that threads could run it
 	@scripts/loom.sh
 
-sanitize: build ## Engine, C ABI and the bridge's C++ under sanitizers, ThreadSanitizer where the toolchain can
+sanitize: setup build ## Engine, C ABI and the bridge's C++ under sanitizers, ThreadSanitizer where the toolchain can
 	@scripts/sanitize.sh
+
+aarch64: toolchain ## The library and the tools for aarch64; the engine's unit tests in an emulator, where there is one; 20 minutes
+	@scripts/aarch64.sh
 
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
 	@scripts/miri.sh
 
 # A third worker has the cores while others wait for devices, signals and time-outs.
-test-torch: build ## The touch suite and the program matrix, on PyTorch
+test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --dist loadfile --durations 10 -m "not slow" tests/torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py
 
-test-ranks: build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch
+test-ranks: setup build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
-test-integrations: build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
+test-integrations: setup build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
 # Each version is installed, tested and removed again: 6 GB of disk, and 5 to 10 minutes each.
-test-versions: build ## Tidelog with other versions of torch, each in a virtual environment of its own; VERSIONS="2.10.0 2.11.0"
+test-versions: setup build ## Tidelog with other versions of torch, each in a virtual environment of its own; VERSIONS="2.10.0 2.11.0"
 	@scripts/versions.sh $(VERSIONS)
 
-test-slow: build ## What takes hours: longer storms, small steps, every mode, touches under checkpoint, fuzzers
+test-slow: setup build ## What takes hours: longer storms, small steps, every mode, touches under checkpoint, fuzzers
 	@scripts/test-slow.sh
 
-# Of the environments in TORCH, by default .venv, each torch has its part in C++ in the wheel.
+# Of the environments in TORCH, by default .venv where it is there, each torch has its part in C++ in the wheel.
 WHEEL_TORCH = $(if $(filter undefined,$(origin TORCH)),,TORCH="$(TORCH)")
-wheel: setup ## A wheel for glibc 2.28 and newer, into target/wheels; TORCH=environments; SPDK=1: with SPDK, for this glibc
+wheel: toolchain ## A wheel for glibc 2.28 and newer, into target/wheels; TORCH=environments; SPDK=1: with SPDK, for this glibc
 	@$(WHEEL_TORCH) scripts/wheel.sh $(if $(SPDK),spdk)
 
-install: build ## Library, header, pkg-config file, tools, completions and man pages, into PREFIX (/usr/local), below DESTDIR
-	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+sdist: toolchain ## The source as one archive, into target/wheels: `pip install` builds it where Rust is
+	@scripts/wheel.sh sdist
+
+INSTALL = PREFIX="$(PREFIX)" LIBDIR="$(LIBDIR)" DESTDIR="$(DESTDIR)" STRIP="$(STRIP)" scripts/install.sh
+# docs/how-to/packaging.md has LIBDIR, DESTDIR and STRIP.
+install: build ## Library, header, pkg-config file, tools, completions, man pages, into PREFIX (/usr/local)
+	@$(INSTALL)
+
+uninstall: ## Remove what `make install` wrote, with the same PREFIX and DESTDIR
+	@$(INSTALL) uninstall
 
 # Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
 MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
-models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; resumes where it was cut off; ONLY=names; 1 hour
+models: setup build ## Programs found elsewhere in 35 % of their memory: bits, budget, time; resumes; ONLY=names; 1 hour
 	-@scripts/integrations.sh
 	$(MODELS_PYTHON) benches/models/models.py $(ONLY)
 
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks
 
-bench: build ## What the hook, requests and the log cost, as ratios
+bench: setup build ## What the hook, requests and the log cost, as ratios
 	$(PYTHON) benches/hook.py
 	$(PYTHON) benches/moves.py
 
@@ -168,7 +182,7 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; 10 minutes; ARGUMENTS="--help" says more
 	@cargo run --release -q -p tidelog-planner --example gpu-step -- $(ARGUMENTS)
 
-pictures: build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
+pictures: setup build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
 	$(PYTHON) scripts/pictures.py
 
 compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes

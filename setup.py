@@ -1,14 +1,17 @@
 """What setuptools cannot know from pyproject.toml: the library and the tools are built by cargo, and the
 tools print their completions for shells, which are installed where bash, zsh and fish look.
 
-The wheel fits every Python 3: nothing in it is linked with an interpreter. TIDELOG_GLIBC=2.28
-builds for that glibc and newer (needs cargo-zigbuild) and names the wheel manylinux_2_28;
-otherwise the wheel is for machines with the glibc of this one. TIDELOG_FEATURES=spdk builds a
-feature in. TIDELOG_TORCH names virtual environments with torch, separated by spaces: the bridge's
-part in C++ is prebuilt for each.
+The wheel fits every Python 3: nothing in it is linked with an interpreter, so neither maturin nor
+setuptools-rust, which build modules for one, would save much of this. TIDELOG_GLIBC=2.28 builds
+for that glibc and newer (needs cargo-zigbuild) and names the wheel manylinux_2_28; otherwise the
+wheel is for machines with the glibc of this one. TIDELOG_FEATURES=spdk builds a feature in.
+TIDELOG_TORCH names virtual environments with torch, separated by spaces: the bridge's part in C++
+is prebuilt for each. All that is built goes where cargo puts it (CARGO_TARGET_DIR), so that the
+source may be read-only.
 """
 
 import functools
+import json
 import os
 import platform
 import re
@@ -42,36 +45,47 @@ def version():
     return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
 
 
+def said(command):
+    """What a command of cargo's writes; ends where it cannot."""
+    try:
+        return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    except FileNotFoundError:
+        sys.exit("tidelog: cargo was not found; install Rust 1.89 or newer from https://rustup.rs")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"tidelog: {' '.join(command)} ended with {error.returncode}; its output is above")
+
+
+@functools.cache
+def target():
+    """The folder that cargo builds in."""
+    metadata = ["cargo", "metadata", "--locked", "--no-deps", "--format-version=1"]
+    return Path(json.loads(said(metadata))["target_directory"])
+
+
 @functools.cache
 def built():
     """Builds everything once and returns the folder it is in."""
     # All members, as `make build` does: with fewer, dependencies have other features and most of
     # them are built twice.
     chosen = [word for name in PACKAGES for word in ("-p", name)] if GLIBC or FEATURES else ["--workspace"]
-    words, folder = ["build"], ROOT / "target"
+    words, folder = ["build"], target()
     if GLIBC:
-        target = f"{platform.machine()}-unknown-linux-gnu"
-        words, folder = ["zigbuild", "--target", f"{target}.{GLIBC}"], folder / target
+        machine = f"{platform.machine()}-unknown-linux-gnu"
+        words, folder = ["zigbuild", "--target", f"{machine}.{GLIBC}"], folder / machine
     features = [f"--features={FEATURES}"] if FEATURES else []
-    command = ["cargo", *words, "--release", "--locked", *chosen, *features]
-    try:
-        subprocess.run(command, cwd=ROOT, check=True)
-    except FileNotFoundError:
-        sys.exit("tidelog: cargo was not found; install Rust 1.89 or newer from https://rustup.rs")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"tidelog: {' '.join(command)} ended with {error.returncode}; its output is above")
+    said(["cargo", *words, "--release", "--locked", *chosen, *features])
     return folder / "release"
 
 
-def install_stripped(source, target):
+def install_stripped(source, place):
     """Without names and lines of functions, which are most of a file: what is exported keeps its
     name."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     # Under a name of its own first: two builds at once do not read each other's half.
-    stripped = target.with_name(f"{target.name}.{os.getpid()}")
+    stripped = place.with_name(f"{place.name}.{os.getpid()}")
     shutil.copy2(source, stripped)
     subprocess.run(["strip", "--strip-unneeded", stripped], check=True)
-    stripped.replace(target)
+    stripped.replace(place)
 
 
 class BuildPackage(build_py):
@@ -124,14 +138,14 @@ class InstallCompletions(install_data):
     def run(self):
         folder = built()
         for shell, (place, pattern) in SHELLS.items():
-            target = Path(self.install_dir, place)
-            target.mkdir(parents=True, exist_ok=True)
+            folder_of_shell = Path(self.install_dir, place)
+            folder_of_shell.mkdir(parents=True, exist_ok=True)
             carried = ROOT / "torch-bridge/python/tidelog/commands/completions" / pattern.format("tidelog")
-            self._write(target / carried.name, carried.read_text())
+            self._write(folder_of_shell / carried.name, carried.read_text())
             for tool in TOOLS:
                 words = ["--completions", shell] if tool == "tidelog-bench" else ["completions", shell]
                 said = subprocess.run([folder / tool, *words], check=True, capture_output=True, text=True)
-                self._write(target / pattern.format(tool), said.stdout)
+                self._write(folder_of_shell / pattern.format(tool), said.stdout)
 
     def _write(self, path, text):
         path.write_text(text)
@@ -157,8 +171,7 @@ class Native(Distribution):
         return True
 
 
-# All that is built goes where cargo puts it, too.
-BUILD = ROOT / "target" / "python"
+BUILD = target() / "python"
 BUILD.mkdir(parents=True, exist_ok=True)
 
 setup(

@@ -2,40 +2,84 @@
 # Installs what `make build` has built: library, header, pkg-config file, tools, man pages, completions, also
 # of the command `tidelog`, which pip installs.
 #
-#   PREFIX=/usr/local DESTDIR= scripts/install.sh
+#   PREFIX=/usr/local LIBDIR=$PREFIX/lib DESTDIR= STRIP=yes scripts/install.sh [uninstall]
+#
+# STRIP=no leaves line tables in, which packages of debug symbols are made from. `uninstall` removes the files that
+# share/tidelog/installed lists, and folders that are empty then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
-root=${DESTDIR:-}$prefix
+libdir=${LIBDIR:-$prefix/lib}
+stage=${DESTDIR:-}
+built=${CARGO_TARGET_DIR:-target}/release
+list=$stage$prefix/share/tidelog/installed
 tools=(tidelog-bench tidelog-doctor tidelog-format tidelog-plan)
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 soname=$(sed -n 's/.*-soname,\(.*\)".*/\1/p' torch-bridge/build.rs)
+installed=()
 
-install -d "$root"/{bin,include,lib/pkgconfig,share/licenses/tidelog,share/man/man1} \
-    "$root"/share/{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
-for tool in "${tools[@]}"; do
-    install -s -m 755 "target/release/$tool" "$root/bin/$tool"
-    shells=("$root/share/bash-completion/completions/$tool" "$root/share/zsh/site-functions/_$tool"
-        "$root/share/fish/vendor_completions.d/$tool.fish")
-    for shell in bash zsh fish; do
-        if [ "$tool" = tidelog-bench ]; then said=(--completions "$shell"); else said=(completions "$shell"); fi
-        "target/release/$tool" "${said[@]}" >"${shells[0]}"
-        shells=("${shells[@]:1}")
+main() {
+    if [ "${1:-}" = uninstall ]; then uninstall; return; fi
+    trap record EXIT # also of what is cut short
+    local strip=(-s)
+    [ "${STRIP:-yes}" != no ] || strip=()
+    local tool
+    for tool in "${tools[@]}"; do
+        put 755 "$built/$tool" "$prefix/bin/$tool" "${strip[@]}"
+        completions "$tool"
     done
-done
-carried=torch-bridge/python/tidelog/commands/completions
-install -m 644 "$carried/tidelog" "$root/share/bash-completion/completions/tidelog"
-install -m 644 "$carried/_tidelog" "$root/share/zsh/site-functions/_tidelog"
-install -m 644 "$carried/tidelog.fish" "$root/share/fish/vendor_completions.d/tidelog.fish"
-install -s -m 755 target/release/libtidelog.so "$root/lib/libtidelog.so.$version"
-ln -sf "libtidelog.so.$version" "$root/lib/$soname"
-ln -sf "$soname" "$root/lib/libtidelog.so"
-.venv/bin/python scripts/docs/man.py "$root/share/man/man1"
-install -m 644 torch-bridge/include/tidelog.h "$root/include/tidelog.h"
-install -m 644 LICENSE-APACHE LICENSE-MIT "$root/share/licenses/tidelog"
-cat >"$root/lib/pkgconfig/tidelog.pc" <<PC
+    local carried=torch-bridge/python/tidelog/commands/completions
+    put 644 "$carried/tidelog" "$prefix/share/bash-completion/completions/tidelog"
+    put 644 "$carried/_tidelog" "$prefix/share/zsh/site-functions/_tidelog"
+    put 644 "$carried/tidelog.fish" "$prefix/share/fish/vendor_completions.d/tidelog.fish"
+    put 755 "$built/libtidelog.so" "$libdir/libtidelog.so.$version" "${strip[@]}"
+    link "libtidelog.so.$version" "$libdir/$soname"
+    link "$soname" "$libdir/libtidelog.so"
+    man_pages
+    put 644 torch-bridge/include/tidelog.h "$prefix/include/tidelog.h"
+    put 644 LICENSE-APACHE "$prefix/share/licenses/tidelog/LICENSE-APACHE"
+    put 644 LICENSE-MIT "$prefix/share/licenses/tidelog/LICENSE-MIT"
+    put 644 <(package_config) "$libdir/pkgconfig/tidelog.pc"
+    echo "installed into $stage$prefix; ldconfig makes the library known where $libdir is a folder that it looks at"
+}
+
+# Mode, file, place below DESTDIR, options of install.
+put() {
+    install -D -m "$1" "${@:4}" "$2" "$stage$3"
+    installed+=("$3")
+}
+
+record() {
+    install -D -m 644 <(printf '%s\n' "${installed[@]}" "${list#"$stage"}") "$list"
+}
+
+link() {
+    ln -sfn "$1" "$stage$2"
+    installed+=("$2")
+}
+
+completions() {
+    local words=(completions)
+    [ "$1" != tidelog-bench ] || words=(--completions)
+    put 644 <("$built/$1" "${words[@]}" bash) "$prefix/share/bash-completion/completions/$1"
+    put 644 <("$built/$1" "${words[@]}" zsh) "$prefix/share/zsh/site-functions/_$1"
+    put 644 <("$built/$1" "${words[@]}" fish) "$prefix/share/fish/vendor_completions.d/$1.fish"
+}
+
+# From what the tools say of themselves; the command `tidelog` needs PyTorch for that.
+man_pages() {
+    local pages python=python3 page
+    pages=$(mktemp -d)
+    [ ! -x .venv/bin/python ] || python=.venv/bin/python
+    "$python" scripts/docs/man.py "$pages"
+    for page in "$pages"/*; do put 644 "$page" "$prefix/share/man/man1/${page##*/}"; done
+    rm -r "$pages"
+}
+
+package_config() {
+    cat <<PC
 prefix=$prefix
-libdir=\${prefix}/lib
+libdir=${libdir/#"$prefix"/\${prefix\}}
 includedir=\${prefix}/include
 
 Name: tidelog
@@ -44,4 +88,18 @@ Version: $version
 Libs: -L\${libdir} -ltidelog
 Cflags: -I\${includedir}
 PC
-echo "installed into $root; ldconfig makes the library known where $prefix/lib is a folder that it looks at"
+}
+
+uninstall() {
+    [ -e "$list" ] || { echo "uninstall: $list is not there: nothing is installed in $stage$prefix" >&2; exit 1; }
+    local file folder
+    while read -r file; do
+        rm -f "$stage$file"
+        folder=$(dirname "$stage$file")
+        # Others' files stay, and the folders that have them.
+        while [ "$folder" != "$stage$prefix" ] && rmdir "$folder" 2>/dev/null; do folder=$(dirname "$folder"); done
+    done <"$list"
+    echo "removed from $stage$prefix"
+}
+
+main "$@"

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Checks the machine for what Tidelog needs, installs what it may, and says exactly what is missing otherwise.
 # Runs in a moment when everything is there; needs no network then.
+#
+#   scripts/setup.sh            for tests: programs that make devices and file systems, PyTorch in .venv
+#   scripts/setup.sh build      for the library and the tools alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +23,16 @@ if [ ${#missing[@]} -gt 0 ]; then
         exit 1
     fi
 fi
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "setup: cargo was not found; install Rust 1.89 or newer from https://rustup.rs and run make again" >&2
+    exit 1
+fi
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    echo "setup: python3 is $(python3 -V 2>&1); Python 3.10 or newer is needed" >&2
+    exit 1
+fi
+[ "${1:-}" != build ] || exit 0
+
 # Programs that only tests use: they make the file systems, volumes and partition tables that tidelog-format
 # must refuse. Tests that miss one say so and show nothing, so nothing stops here without them.
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -48,14 +61,6 @@ if [ ${#missing[@]} -gt 0 ]; then
     else
         echo "setup: tests that need ${missing[*]} will be skipped" >&2
     fi
-fi
-if ! command -v cargo >/dev/null 2>&1; then
-    echo "setup: cargo was not found; install Rust 1.89 or newer from https://rustup.rs and run make again" >&2
-    exit 1
-fi
-if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-    echo "setup: python3 is $(python3 -V 2>&1); Python 3.10 or newer is needed" >&2
-    exit 1
 fi
 
 # The virtual environment is as new as its list of packages, or it is made again.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-RELEASE = ROOT / "target/release"
+RELEASE = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 PACKAGE = ROOT / "torch-bridge/python"
 TOOLS = ("tidelog", "tidelog-format", "tidelog-doctor", "tidelog-plan", "tidelog-bench")
 
@@ -44,7 +44,8 @@ def _commands(text):
 
 def _said(columns, tool, *words):
     program = [sys.executable, "-m", "tidelog"] if tool == "tidelog" else [RELEASE / tool]
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "COLUMNS": str(columns)}
+    library = {} if "TIDELOG_LIBRARY" in os.environ else {"TIDELOG_LIBRARY": str(RELEASE / "libtidelog.so")}
+    env = {**os.environ, **library, "PYTHONPATH": str(PACKAGE), "COLUMNS": str(columns)}
     try:
         done = subprocess.run([*program, *words, "--help"], env=env, text=True, capture_output=True, check=True)
     except FileNotFoundError:

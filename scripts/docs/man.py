@@ -6,6 +6,7 @@
 `make install` calls it: no page is kept that could be out of date.
 """
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ _AS_IT_IS = ("Examples",)
 
 def main(folder):
     for tool in TOOLS:
+        if tool == "tidelog" and importlib.util.find_spec("torch") is None:
+            print("man: no page of the command tidelog, which pip installs: its help needs PyTorch", file=sys.stderr)
+            continue
         (folder / f"{tool}.1").write_text(page(tool, list(helps(tool, UNWRAPPED))))
 
 

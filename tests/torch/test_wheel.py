@@ -1,6 +1,7 @@
 """The wheel, installed where nothing of this checkout is: package, library and tools work."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -95,6 +96,51 @@ def test_the_wheel_has_the_packages_modules_alone(wheel):
     assert {name for name in names if name.startswith("tidelog/") and name.endswith(".py")} == there
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The sdist of a checkout that nobody may write to, unpacked."""
+    folder = tmp_path_factory.mktemp("source")
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    said("env", f"CARGO_TARGET_DIR={folder / 'target'}", sys.executable, "-c", build, folder, cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def test_the_source_has_all_that_cargo_reads(source):
+    """All files of git in the folders of the workspace's crates, and a lock that fits."""
+    words = ["cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1"]
+    packages = json.loads(said(*words, cwd=source))["packages"]
+    crates = [str(Path(each["manifest_path"]).parent.relative_to(source)) for each in packages]
+    listed = set(said("git", "ls-files", "--", *crates, cwd=ROOT).splitlines())
+    listed = {
+        name for name in listed if not name.startswith("tests/") or name.startswith(("tests/src/", "tests/tests/"))
+    }
+    assert listed and [name for name in sorted(listed) if not (source / name).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_source_builds_without_being_written_to(source, tmp_path):
+    """A folder of cargo's elsewhere, no network."""
+    for path in (source, *source.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    before = sorted(source.rglob("*"))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path,
+    ]
+    offline = ["env", f"CARGO_TARGET_DIR={tmp_path / 'target'}", "CARGO_NET_OFFLINE=true"]
+    said(*offline, *pip, source, cwd=tmp_path)
+    assert list(tmp_path.glob("*.whl")) and sorted(source.rglob("*")) == before
+
+
 def test_completions_are_where_shells_look(installed):
     share = installed.parent / "share"
     for name in (*TOOLS, "tidelog"):
@@ -152,21 +198,25 @@ def test_each_tool_says_the_version_of_the_wheel(installed, wheel, tool):
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
-    """What `make install` leaves."""
+    """What `make install` leaves, with a library folder as some distributions have it."""
     folder = tmp_path_factory.mktemp("usr")
-    said("env", f"PREFIX={folder}", ROOT / "scripts" / "install.sh")
+    install(folder)
     return folder
+
+
+def install(folder, *words):
+    said("env", f"PREFIX={folder}", f"LIBDIR={folder}/lib64", ROOT / "scripts" / "install.sh", *words)
 
 
 def test_an_installed_library_is_found_by_pkg_config(prefix, tmp_path):
     if shutil.which("pkg-config") is None:
         pytest.skip("pkg-config is not installed")
-    search = f"PKG_CONFIG_PATH={prefix}/lib/pkgconfig"
+    search = f"PKG_CONFIG_PATH={prefix}/lib64/pkgconfig"
     flags = said("env", search, "pkg-config", "--cflags", "--libs", "tidelog").split()
     source, program = ROOT / "torch-bridge" / "examples" / "tensors.c", tmp_path / "tensors"
     said("cc", "-std=c90", source, *flags, "-o", program)
     (tmp_path / "ssd").mkdir()
-    answer = said("env", f"LD_LIBRARY_PATH={prefix}/lib", program, tmp_path / "ssd")
+    answer = said("env", f"LD_LIBRARY_PATH={prefix}/lib64", program, tmp_path / "ssd")
     assert '["weights"]' in answer
 
 
@@ -188,6 +238,16 @@ def test_a_man_page_has_all_that_help_says(prefix, tool):
         command = ["groff", "-ww", "-man", "-Tutf8", "-z", page]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_was_installed_is_removed_again(prefix):
+    """The last test of it. Files of others stay."""
+    assert "libdir=${prefix}/lib64\n" in (prefix / "lib64/pkgconfig/tidelog.pc").read_text()
+    (prefix / "bin/other").touch()
+    install(prefix, "uninstall")
+    assert [path for path in prefix.rglob("*") if not path.is_dir()] == [prefix / "bin/other"]
+    with pytest.raises(AssertionError, match="nothing is installed in"):
+        install(prefix, "uninstall")
 
 
 def words_of(text):

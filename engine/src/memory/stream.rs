@@ -1,6 +1,7 @@
 //! Copies that leave the cache to others.
 
 /// From this length on the copy goes past the cache. What is shorter is likely to be used at once.
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const STREAMED_MIN: usize = 128 << 10;
 
 /// Copies `length` bytes; a long copy does not read the destination's lines into the cache first,

@@ -17,7 +17,6 @@ use super::extents::Extents;
 
 /// What is smaller is left to the C library's heap.
 pub(super) const ALLOCATION_MIN: usize = 64 << 10;
-const PAGE: usize = 4096;
 /// Addresses that are set aside. They cost nothing; a limit of them (`ulimit -v`) leaves fewer.
 const RESERVED_MAX: usize = 1 << 40;
 const RESERVED_MIN: usize = 16 << 30;
@@ -117,13 +116,13 @@ impl Arena {
     /// Memory of this size, on whole pages. `None`: another heap has to serve.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> Option<*mut u8> {
         if size < ALLOCATION_MIN
-            || alignment > PAGE
+            || alignment > page()
             || !self.keeps.load(Ordering::Relaxed)
             || !self.is_ours()
         {
             return None;
         }
-        let length = size.checked_next_multiple_of(PAGE)?;
+        let length = size.checked_next_multiple_of(page())?;
         let mut extents = self.extents();
         let at = match extents.take(length) {
             Some(at) => at,
@@ -213,7 +212,8 @@ impl Arena {
     }
 
     fn release_of(&self, extents: &mut Extents, wanted: usize) -> usize {
-        let wanted = wanted.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
+        let wanted =
+            wanted.checked_next_multiple_of(page()).unwrap_or(usize::MAX / page() * page());
         let mut released = 0;
         while released < wanted
             && let Some((at, length)) = extents.give_up(wanted - released)
@@ -257,10 +257,15 @@ impl Arena {
     }
 }
 
+/// Bytes of a page: 4 KiB, or 16 and 64 KiB on some kernels for aarch64.
+fn page() -> usize {
+    rustix::param::page_size()
+}
+
 /// The pages that lie in a range as a whole: where they begin, and their bytes.
 fn whole_pages(address: *mut u8, length: usize) -> Option<(*mut u8, usize)> {
-    let before = address.addr().next_multiple_of(PAGE) - address.addr();
-    let length = length.checked_sub(before)? / PAGE * PAGE;
+    let before = address.addr().next_multiple_of(page()) - address.addr();
+    let length = length.checked_sub(before)? / page() * page();
     (length > 0).then(|| (address.wrapping_add(before), length))
 }
 
@@ -268,7 +273,7 @@ fn whole_pages(address: *mut u8, length: usize) -> Option<(*mut u8, usize)> {
 fn anonymous_bytes() -> Option<usize> {
     let figures = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = figures.split(' ').skip(1).map_while(|pages| pages.parse::<usize>().ok());
-    Some(pages.next()?.saturating_sub(pages.next()?) * PAGE)
+    Some(pages.next()?.saturating_sub(pages.next()?) * page())
 }
 
 #[cfg(test)]
@@ -294,11 +299,11 @@ mod tests {
         let first = arena.allocate(3 * MIB + 5, 64).unwrap();
         fill(first, 3 * MIB + 5, 1);
         assert!(arena.free(first));
-        assert_eq!(arena.kept(), 3 * MIB + PAGE);
+        assert_eq!(arena.kept(), 3 * MIB + page());
         let second = arena.allocate(MIB, 64).unwrap();
         assert_eq!(second, first);
         assert_eq!(arena.release(MIB), MIB);
-        assert_eq!(arena.kept(), MIB + PAGE);
+        assert_eq!(arena.kept(), MIB + page());
         arena.keep(false);
         assert_eq!(arena.kept(), 0);
         assert!(arena.allocate(MIB, 64).is_none());
@@ -343,14 +348,14 @@ mod tests {
 
     #[test]
     fn the_pages_of_a_part_go_and_the_rest_stays() {
-        const LENGTH: usize = 8 * PAGE;
-        let mut memory = vec![1_u8; LENGTH];
-        let (from, length) = (PAGE + 5, 4 * PAGE);
+        let whole = 8 * page();
+        let mut memory = vec![1_u8; whole];
+        let (from, length) = (page() + 5, 4 * page());
         // SAFETY: a part of ours, which nobody else has, and whose bytes are not wanted.
         unsafe { Arena::decommit(memory.as_mut_ptr().add(from), length) };
         Arena::recommit(memory.as_mut_ptr().wrapping_add(from), length);
-        let zeros: Vec<usize> = (0..LENGTH).filter(|&at| memory[at] == 0).collect();
-        assert!(zeros.len() >= 3 * PAGE && zeros.len().is_multiple_of(PAGE), "{}", zeros.len());
+        let zeros: Vec<usize> = (0..whole).filter(|&at| memory[at] == 0).collect();
+        assert!(zeros.len() >= 3 * page() && zeros.len().is_multiple_of(page()), "{}", zeros.len());
         assert!(zeros.iter().all(|at| (from..from + length).contains(at)));
     }
 
@@ -358,7 +363,7 @@ mod tests {
     fn what_is_small_or_aligned_to_more_than_a_page_is_left_to_others() {
         let arena = arena();
         assert!(arena.allocate(ALLOCATION_MIN - 1, 64).is_none());
-        assert!(arena.allocate(MIB, 2 * PAGE).is_none());
+        assert!(arena.allocate(MIB, 2 * page()).is_none());
         assert!(arena.allocate(usize::MAX, 64).is_none());
         let mut other = 0;
         assert!(!arena.free(&raw mut other));

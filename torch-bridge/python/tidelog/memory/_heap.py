@@ -16,6 +16,7 @@ tensors leave and come back in another order than they came, it is trimmed ten t
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import sys
 from collections.abc import Callable
@@ -38,7 +39,7 @@ _LESS_TOLERATED_BYTES = 64 << 10  # by each look: a trim that does not help is r
 # Free blocks that torch's allocator may keep above the budget: so much, or this part of the budget.
 _KEPT_BYTES_MIN = 256 << 20
 _KEPT_PARTS = 10
-_PAGE_BYTES = 4096
+_PAGE_BYTES = mmap.PAGESIZE
 # What the allocator would say if it had been asked for anything yet.
 _NOTHING_YET = {
     **{name: {"all": {"current": 0}} for name in ("reserved_bytes", "allocated_bytes")},
