@@ -126,7 +126,7 @@ class Tide:
         )
         self.updates.in_turn = self.access.turn
         services = hook.services(_threads.Bystander(self.access, async_uses, ledger.launches))
-        self._open_kernels = partial(kernels.open, services, ledger, self.steps.place, session, self.updates.pending)
+        self._open_kernels = partial(kernels.open, services, self.steps.place, session, self.updates.pending)
         self._handlers = Handlers(self.access, kernels, lambda: kernels.is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, self.steps.budget_reached)

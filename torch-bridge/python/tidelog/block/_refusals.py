@@ -16,9 +16,10 @@ from torch import Tensor
 
 from tidelog._errors import BudgetError
 from tidelog.memory import _device
-from tidelog.memory._record import Record, Storage, resizable
+from tidelog.memory._record import Storage, resizable
+from tidelog.native._module import Ledger, Record
 from tidelog.output._notebook import binary
-from tidelog.storages._ledger import Ledger, adopt
+from tidelog.storages._ledger import adopt
 from tidelog.storages._ops import living_tensors, memory_of
 
 # What the session says (`too_large` in src/executor/ops.rs).

@@ -10,8 +10,8 @@ from tidelog.abi._native import Session
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
+from tidelog.native._module import Ledger
 from tidelog.output._progress import Progress
-from tidelog.storages._ledger import Ledger
 
 _NAMED_MAX = 8
 

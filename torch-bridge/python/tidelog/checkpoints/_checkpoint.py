@@ -28,9 +28,9 @@ from tidelog.checkpoints._saved import MANIFEST, Parts, Saved
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
-from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates
+from tidelog.memory._record import Storage, data_ptr, nbytes, run_updates
+from tidelog.native._module import Ledger, Record
 from tidelog.output._figures import StrPath
-from tidelog.storages._ledger import Ledger
 
 # Puts in flight.
 _IN_FLIGHT = 16

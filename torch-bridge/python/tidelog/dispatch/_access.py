@@ -19,9 +19,10 @@ from tidelog._whole import whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._hook import Hook
 from tidelog.memory import _record
-from tidelog.memory._record import Hold, Record, Storage, run_updates
+from tidelog.memory._record import Hold, Storage, run_updates
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger, adopt, borrowed, of_a_reducer
+from tidelog.storages._ledger import adopt, borrowed, of_a_reducer
 from tidelog.storages._ops import Args, Kwargs, Launch
 
 # Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.

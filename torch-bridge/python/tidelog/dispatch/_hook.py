@@ -14,7 +14,9 @@ from tidelog.dispatch._dispatch import Kernels, get_compiler, set_compiler
 from tidelog.dispatch._steps import Steps
 from tidelog.memory import _record
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, run_updates, update_on
+from tidelog.memory._record import run_updates
+from tidelog.native._built import native
+from tidelog.native._module import Record
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ops import (
     Args,
@@ -125,7 +127,7 @@ class Hook:
     def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
         if not self._updates.is_running:
             for holder in holders_of(args, kwargs):
-                if (update := update_on(holder)) is not None:
+                if (update := native().update_on(holder)) is not None:
                     update.touch(func)
 
     def _began(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> None:

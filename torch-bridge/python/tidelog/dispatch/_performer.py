@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from tidelog.abi._native import Session
 from tidelog.dispatch._parts import PartRequests
 from tidelog.dispatch._requests import Requests
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record
 from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger
 
 _WAIT_MS = 50
 
@@ -62,7 +61,7 @@ class Performer:
     def leave(self, record: Record) -> None:
         """The block ends and the storage stays out."""
         if (storage := record()) is not None:
-            _moves.guard(storage, record.guard_text())
+            native().guard(storage, record.guard_text())
 
     def make_usual(self) -> None:
         """What is in memory has memory of torch's again, as far as there is some."""

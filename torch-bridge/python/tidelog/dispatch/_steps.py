@@ -7,7 +7,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 
@@ -18,48 +17,13 @@ from tidelog.dispatch._performer import Performer
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
 from tidelog.memory._record import Storage
+from tidelog.native._built import native
+from tidelog.native._module import Ledger
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
-from tidelog.native._built import native
-from tidelog.storages._ledger import Ledger
 
 # Half of what is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
 _ROOM_BYTES_MIN = 10 << 20
-
-
-class Place(Protocol):
-    """Where in a step the program is, and what ops were profiled or planned."""
-
-    next_op: int  # outside a step below zero; inside, the index of the next op
-    follows: bool  # whether the step is as planned so far
-    profiles: bool  # whether a plan is wanted, and there is none yet
-    has_plan: bool  # whether steps follow one
-    has_profile: bool  # whether ops of a step were profiled
-
-    def plan(self, due: bytes) -> int:
-        """Steps follow the session's plan: the first for the ops that were profiled, or another for the same ones.
-        `due`: at which ops it does something. Returns how many ops it has."""
-
-    def forget_plan(self) -> None:
-        """Steps are profiled again."""
-
-    def forget_profile(self) -> None:
-        """A step begins: another one is profiled."""
-
-    def leave(self) -> None:
-        """What follows is in no step."""
-
-    def end_op(self) -> None:
-        """An op has run: waits until the budget holds with what it has made."""
-
-    def touch(self, uses: dict[int, int]) -> None:
-        """Makes storages ready for an access that is no op: storage number -> 0 or MODIFIES."""
-
-    def end_touch(self) -> None:
-        """What was brought back for one may leave again."""
-
-    def running_uses(self) -> dict[int, int]:
-        """What the op uses that runs."""
 
 
 class Steps:
@@ -75,7 +39,7 @@ class Steps:
         *,
         learns: bool,
     ) -> None:
-        self.place: Place = native().Step(ledger)
+        self.place = native().step(ledger)
         self.place.profiles = learns
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.

@@ -88,7 +88,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
     """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
     Storage._aliased = False
     Storage._tide_update = None
-    setattr(Storage, "_tide", native().RecordOf())  # so that looking up a storage's record never raises
+    setattr(Storage, "_tide", property(native().record_in))  # so that looking up a storage's record never raises
     native().storages_have(attrgetter("_tide_update"), attrgetter("_aliased"))
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from tidelog import _devices
 from tidelog._errors import Error
 from tidelog.memory import _heap, _kept, _mapped
-from tidelog.memory._mapped import Event
 from tidelog.memory._record import Storage, resizable, unseen
 from tidelog.native._built import native
 from tidelog.output._figures import StrPath
@@ -37,35 +36,6 @@ def is_page_locked(storage: Storage) -> bool:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).is_pinned()
 
 
-class Streams(Protocol):
-    """What those of a device have for Python (native/streams.h). The host has none, and they do nothing there."""
-
-    is_blind: bool  # ops were launched that nobody looked at: on which streams is not known
-    copies: int  # fetches that have ended whose bytes may be on their way
-
-    def __len__(self) -> int:
-        """How many ops were launched on."""
-
-    def after(self) -> Event | None:
-        """An event behind everything that was launched; None: it is all done."""
-
-    def await_copies(self) -> None:
-        """All bytes that are on their way are there when this returns: something may use them that is not launched by
-        an op."""
-
-    def forget_copies(self) -> None:
-        """In a child of a fork: they are its parent's."""
-
-    def op_begins(self, index: int) -> None:
-        """An op of a step that is being profiled is about to be launched."""
-
-    def op_ran(self) -> None:
-        """It was launched."""
-
-    def durations(self) -> Sequence[int]:
-        """The nanoseconds that each op took; empty where the session's own clock is right."""
-
-
 class Host:
     """The host's memory: an op that has returned is done."""
 
@@ -73,7 +43,7 @@ class Host:
     place = torch.device("cpu")  # where torch has the memory
 
     def __init__(self) -> None:
-        self.streams: Streams = native().Streams()
+        self.streams = native().streams(None)
 
     def movable(self, storage: Storage) -> bool:
         return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
@@ -144,7 +114,7 @@ class Gpu(Host):
         self.device = torch.device("cuda", index)
         self.option = index + 1
         self.place = self.device
-        self.streams = native().Streams(streams_of, index)
+        self.streams = native().streams(torch.device(streams_of, index))
         self._uses_parts = False
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
