@@ -110,8 +110,8 @@ class Gpu(_device.Gpu):
 
     dlpack_type = 1  # the host's
 
-    def movable(self, storage):
-        return _device.Host.movable(self, storage) or self.is_divisible(storage)
+    def why_unmovable(self, storage):
+        return None if self.is_divisible(storage) else _device.Host.why_unmovable(self, storage)
 
 
 _write_file, _set_from_file = torch._C.StorageBase._write_file, torch._C.StorageBase._set_from_file

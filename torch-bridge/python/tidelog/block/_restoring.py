@@ -31,7 +31,7 @@ class Restoring:
         self._session.leave_plan()
         self._session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
-            self._performer.settle()
+            self._session.settle()
         for record in self._ledger.all():
             storage = record()
             if storage is not None and record.state & _record.LEAVING:

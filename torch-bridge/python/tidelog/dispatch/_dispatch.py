@@ -39,12 +39,6 @@ class Kernels:
         self._is_open = False
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._performed = self._performed_before = 0  # the same of requests
-        module = self._module
-        self.launch, self.observe = module.launch, module.observe
-        self.is_busy, self.is_under_way = module.is_busy, module.is_under_way
-        self.is_under_way_here = module.is_under_way_here
-        self.is_inside, self.works_here = module.is_inside, module.works_here
-        self.finalizers_begin, self.finalizers_end = module.finalizers_begin, module.finalizers_end
 
     def open(self, services: tuple[Any, ...], step: Step, session: Session, updates: dict[int, Any]) -> None:
         """From here on ops of this thread are those of a block. `services`: those of its `Hook`."""

@@ -45,18 +45,10 @@ class Performer:
             *(self._heap.allocated, lambda: uses.wait_ms(), uses.lists),
         )
 
-    def settle(self) -> None:
-        """Takes in what completed, and evicts until the budget holds."""
-        self._session.settle()
-
     def await_leaving(self, records: Sequence[Record]) -> None:
         """Waits until these are out or stay, as far as they are on their way out."""
         while any(record.state == _record.LEAVING for record in records):
             self._session.wait(_WAIT_MS)
-
-    def look_at_async_uses(self) -> None:
-        """What a collective used is let go, also where nothing has to be moved."""
-        self._async_uses.look()
 
     def leave(self, record: Record) -> None:
         """The block ends and the storage stays out."""
@@ -65,9 +57,11 @@ class Performer:
 
     def make_usual(self) -> None:
         """What is in memory has memory of torch's again, as far as there is some."""
+        here = [each for each in self._ledger.all() if not (each.state & (_record.AWAY | _record.LEAVING) or each.pins)]
         with contextlib.suppress(RuntimeError):  # there is none for a copy, or the GPU has failed for good
-            here = (each for each in self._ledger.all() if not each.state & (_record.AWAY | _record.LEAVING))
-            self._device.make_all_usual(storage for each in here if not each.pins and (storage := each()) is not None)
+            for record in here if self._ledger.maps_memory else ():
+                if (storage := record()) is not None:
+                    self._device.make_usual(storage)
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""

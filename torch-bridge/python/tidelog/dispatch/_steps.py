@@ -13,12 +13,12 @@ import torch
 from tidelog._errors import BudgetError, Error
 from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
-from tidelog.dispatch._performer import Performer
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
 from tidelog.memory._record import Storage
 from tidelog.native._built import native
 from tidelog.native._module import Ledger
+from tidelog.storages._async_uses import AsyncUses
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
 
@@ -33,7 +33,7 @@ class Steps:
         self,
         ledger: Ledger,
         session: Session,
-        performer: Performer,
+        async_uses: AsyncUses,
         device: Host,
         heap: Heap | Cache,
         *,
@@ -46,7 +46,7 @@ class Steps:
         self.follows_plan: Callable[[bool], bool] | None = None
         self._ledger = ledger
         self._session = session
-        self._performer = performer
+        self._async_uses = async_uses
         self._device = device
         self._heap = heap
         self._learns = learns  # whether a plan is wanted
@@ -62,7 +62,7 @@ class Steps:
     def begin(self) -> None:
         """A step begins."""
         ledger = self._ledger
-        self._performer.look_at_async_uses()
+        self._async_uses.look()  # what a collective used is let go, also where nothing has to be moved
         self.judge_quiet()
         if self.follows_plan is not None and self.place.profiles:
             is_ready = self._session.hold_plan(True)
@@ -112,12 +112,12 @@ class Steps:
         place.forget_profile()
 
     def _notice_what_slows(self) -> None:
-        """On the host the threads that move tensors compute: copies and checksums."""
+        """Threads that move tensors may take turns with those that compute."""
         if self._has_noticed:
             return
         self._has_noticed = True
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-        if not self._device.option and threads >= cores:
+        if self._device.moves_by_cores and threads >= cores:
             fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
             self.notices.append(
                 f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
@@ -189,6 +189,11 @@ class Steps:
             "of that step had no plan: what was out came in only when an op asked for it, and the op waited. Other steps "
             "that leave the plan are not named"
         )
+
+    @whole
+    def end_touch(self) -> None:
+        """What was brought back for an access that is no op may leave again."""
+        self.place.end_touch()
 
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory may be resized: it has memory of torch's, unless somebody has its address."""

@@ -197,7 +197,7 @@ class Ledger {
     if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
     bool is_plain = (record != nullptr && record->is_owner) || Records::is_allocators(storage);
     if (is_plain && storage.resizable() && !asks_device) return true;
-    return call(device.get(), names().movable, to_python(storage).get()).get() == Py_True;
+    return call(device.get(), names().why_unmovable, to_python(storage).get()).get() == Py_None;
   }
 
   // Keeps a storage where it is: an alias exists that nobody sees.

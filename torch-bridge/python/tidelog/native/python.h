@@ -133,11 +133,11 @@ struct Names {
   NAME(allocate);
   NAME(calls);
   NAME(evict);
-  NAME(movable);
   NAME(rebind);
   NAME(refuse);
   NAME(release);
   NAME(settle);
+  NAME(why_unmovable);
 #undef NAME
 };
 

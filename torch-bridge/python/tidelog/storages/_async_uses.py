@@ -54,7 +54,7 @@ class AsyncUses:
         self._when_begun()
         for work in info.works_in(result):
             storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of_written(each) is not None]
-            records = [storage._tide for storage in storages if storage._tide is not None]
+            records = [record for storage in storages if (record := storage._tide) is not None]
             use = _Use(work, storages, records, info.ends_alone(storages))
             self._running.append(use)
             for record in use.records:

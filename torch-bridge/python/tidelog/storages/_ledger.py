@@ -18,9 +18,8 @@ from tidelog.storages._ops import is_wrapper, memory_of
 
 def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
     """The ledger of a new block. `limit`: of bytes in memory; `outside`: where storages are that are out, in words."""
-    place = device.place
-    made = native().ledger(device, device.streams, place, limit, outside)
-    made.asks_device = place.type == "cpu" and torch.cuda.is_initialized()
+    made = native().ledger(device, device.streams, device.place, limit, outside)
+    made.asks_device = device.locks_memory()
     made.random_state_bytes = nbytes(untyped_storage(torch.get_rng_state()))
     return made
 
