@@ -1,5 +1,5 @@
 // The ledger of a block: every storage that it has met, how many bytes of them are in memory, and what the session has
-// yet to hear of them. No other class changes these.
+// yet to learn of them. No other class changes these.
 //
 // All is called with Python's lock held, but for what a storage's death does.
 #pragma once
@@ -29,7 +29,7 @@ class Ledger {
   Record* record_of(c10::StorageImpl& storage, const Birth& birth = {}) {
     Record* known = Records::of(storage);
     if (known != nullptr && known->ledger == this) return known;
-    if (known != nullptr && known->ledger != nullptr) known->ledger->hand_over(storage);
+    if (known != nullptr && known->ledger != nullptr) known->ledger->rebind(storage);
     if (!owns(storage)) return nullptr;
     int64_t size = is_alias(storage) ? 0 : static_cast<int64_t>(storage.nbytes());
     if (size == 0) return nullptr;  // nothing to move; looked at again when an op has given it bytes
@@ -391,11 +391,12 @@ class Ledger {
   }
 
   static void look_at(Record& record, std::vector<RecordPtr>& dead) {
-    if (!record.is_owner && !record.in_flight && record.weak.expired()) dead.push_back(Records::all().bury(record));
+    if (!record.is_owner && !record.in_flight && record.weak.expired())
+      dead.push_back(Records::all().record_death(record));
   }
 
   // Another block, of which this is the ledger, gives it away.
-  void hand_over(c10::StorageImpl& storage) { call(access.get(), names().rebind, to_python(storage).get()); }
+  void rebind(c10::StorageImpl& storage) { call(access.get(), names().rebind, to_python(storage).get()); }
 
   // Whether the storage only shows memory that another one owns, and that counts there.
   bool is_alias(const c10::StorageImpl& storage) const {

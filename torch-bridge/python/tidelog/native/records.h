@@ -239,7 +239,7 @@ class Records {
 
   // Takes the record of a storage that has died out of the table. With the lock held; what is returned is let go of
   // without it.
-  RecordPtr bury(Record& record) {
+  RecordPtr record_death(Record& record) {
     died(record);
     auto found = by_storage_.find(record.impl);
     if (found == by_storage_.end()) return {};
