@@ -130,9 +130,11 @@ PYBIND11_MODULE(_tidelog_native, m) {
     return py::reinterpret_steal<py::object>(Ledger::update_on(storage).release());
   });
   // -- how they lose memory and get it
-  m.def("take", &Records::take);
+  m.def("take", [](c10::StorageImpl& storage, Message message) { Records::take(storage, std::move(message)); });
   m.def("empty", empty);
-  m.def("give", &Records::give);
+  m.def("give", [](c10::StorageImpl& storage, size_t size, Message message) {
+    return Records::give(storage, size, std::move(message));
+  });
   m.def("swap", exchange);
   m.def("discard", [](c10::StorageImpl& storage) { Records::give(storage, 0, std::nullopt); });
   m.def("guard", tidelog::guard);
