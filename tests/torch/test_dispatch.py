@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tidelog
 from tidelog.escapes import _compiled
 from tidelog.native._built import native
-from tidetest import MIB
+from tidetest import MIB, halfway
 
 
 SIZE = 1 << 20
@@ -392,3 +393,14 @@ def test_a_sparse_result_has_its_parts_counted(tide):
         assert torch.equal(sparse.to_dense(), dense)
         del sparse
     assert tide.live_bytes <= live + MIB
+
+
+@pytest.mark.parametrize("tide", ["each op is looked at"], indirect=True)
+def test_what_asks_whether_memory_is_locked_finds_none_where_it_leaves_at_its_beginning(tide):
+    tensor = torch.ones(MIB // 4)
+    record = tensor.untyped_storage()._tide
+    halfway.begin_eviction(tide, tensor)
+    time.sleep(0.2)  # it is written, which the next op finds
+    assert not tensor.is_pinned()
+    assert record.is_out
+    assert tensor.sum() == MIB // 4

@@ -77,9 +77,9 @@ class Kernel::Unusual {
     {
       Whole whole;
       Question question = kernel_.asked(run_, arguments, op_.numbers());
-      is_away_ = question.is_away();
       if (!facts().has(IN_PIECES) || question.bytes() <= block_.piece_bytes_max() || !has_halves()) {
         kernel_.begin(run_, question, needs());
+        is_away_ = question.is_away();  // what the op does not wait for may have left at its beginning
         make_usual(arguments);
       }
     }
@@ -183,7 +183,7 @@ class Kernel::Unusual {
   const Services& python_;
   Op& op_;
   Run run_;
-  bool is_away_ = false;  // some of what the op uses was, when it began
+  bool is_away_ = false;  // some of what the op uses is, once it has begun
   std::vector<std::unique_ptr<Op>> halves_;
   std::optional<std::string> no_memory_;
 };
