@@ -72,6 +72,7 @@ lint: setup tidy ## Formatting, lints, types, licences
 	cargo clippy --workspace --all-targets --profile $(TEST_PROFILE) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet --profile $(TEST_PROFILE)
 	scripts/kernels.sh
+	scripts/clang-tidy.sh
 	scripts/deny.sh
 	tests/planted.sh check
 

@@ -54,7 +54,7 @@ extern bool held;         /* time stands still */
 extern struct Event *held_event; /* what is before this does not end */
 
 uint64_t chance(void);
-/* The code that a planned failure of this call answers, or 0. The lock is held. */
+/* The code that a planned failure of this call returns, or 0. The lock is held. */
 int planned(const char *what);
 void violated(const char *what, uint64_t at, uint64_t length);
 
@@ -133,7 +133,7 @@ void check_transfer(uint64_t at, size_t length, bool write);
 /* Some time passes: now and then one stream that can, whichever, does one step. */
 void tick(void);
 void append(struct Stream *stream, struct Step step);
-/* Its first step happens, if it can; answers whether it did. */
+/* Its first step happens, if it can; returns whether it did. */
 bool advance(struct Stream *stream);
 /* Everything that a stream waits for happens, then everything in it. */
 void drain(struct Stream *stream);

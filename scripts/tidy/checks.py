@@ -14,6 +14,7 @@ COLUMNS = 120
 STRING_COLUMNS = 160
 
 RUST = re.compile(r"\.rs$")
+CPP = re.compile(r"\.(h|cpp)$")
 HASH_COMMENTS = re.compile(r"(\.py|\.sh|\.toml|(^|/)Makefile)$")
 PAGE = re.compile(r"^(README|ARCHITECTURE)\.md$|^docs/.*\.md$|^(tools|benches|tests)/.*README\.md$")
 
@@ -32,7 +33,7 @@ class Finding(NamedTuple):
 def line_widths(tree):
     """No line of code, comments or prose is wider than a reader can take in at once."""
     for path, text in tree.items():
-        if RUST.search(path) or HASH_COMMENTS.search(path):
+        if comment_mark(path):
             yield from widths_of_source(path, text)
         elif PAGE.search(path):
             yield from widths_of_page(path, text)
@@ -40,10 +41,9 @@ def line_widths(tree):
 
 def widths_of_source(path, text):
     """A comment that holds one long word, an address for example, cannot be broken."""
-    mark = "//" if RUST.search(path) else "#"
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip().split()
-        if line.lstrip().startswith(mark):
+        if line.lstrip().startswith(comment_mark(path)):
             if len(line) > comment_columns(path) and len(words) > 2:
                 yield Finding(
                     path,
@@ -53,6 +53,13 @@ def widths_of_source(path, text):
                 )
         elif len(line) > STRING_COLUMNS:
             yield Finding(path, number, f"the line has {len(line)} columns: break it before {COLUMNS}")
+
+
+def comment_mark(path):
+    """What comments of a file begin with; None: it has no code."""
+    if RUST.search(path) or CPP.search(path):
+        return "//"
+    return "#" if HASH_COMMENTS.search(path) else None
 
 
 def comment_columns(path):
@@ -180,7 +187,7 @@ def old_words(tree):
         for word, instead in words_not_used(tree.get(known.GLOSSARY, ""))
     ]
     for path, text in tree.items():
-        if path == known.GLOSSARY or not (RUST.search(path) or path.endswith((".py", ".md"))):
+        if path == known.GLOSSARY or not (RUST.search(path) or CPP.search(path) or path.endswith((".py", ".md"))):
             continue
         for number, line in enumerate(without_messages(path, text).splitlines(), 1):
             for pattern, word, instead in patterns:
@@ -190,7 +197,7 @@ def old_words(tree):
 
 def without_messages(path, text):
     """The text with blanks for what strings hold; docstrings stay."""
-    if RUST.search(path):
+    if RUST.search(path) or CPP.search(path):
         return rust.without_strings(text)
     return python.without_strings(text) if path.endswith(".py") else text
 

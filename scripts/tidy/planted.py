@@ -16,6 +16,7 @@ WORDS = "## Words that are not used\n\n| word | use instead | where |\n|---|---|
 EXAMPLES = {
     checks.line_widths: [
         ("a wide comment", {"engine/src/a.rs": "// " + "word " * 20}, {"engine/src/a.rs": "// " + "word " * 15}),
+        ("a wide comment of C++", {"a/native/a.h": "// " + "word " * 25}, {"a/native/a.h": "// " + "word " * 20}),
         ("a wide line of code", {"a.py": "x = " + "1 + " * 40 + "1"}, {"a.py": "x = 1"}),
         ("a wide paragraph", {"docs/a.md": "word " * 40}, {"docs/a.md": "| " + "word " * 40 + "|"}),
     ],
@@ -61,6 +62,11 @@ EXAMPLES = {
             "a word of the table",
             {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn obey() {}\n"},
             {known.GLOSSARY: WORDS, "engine/src/a.rs": 'fn process() { println!("obey") }\n'},
+        ),
+        (
+            "a word of the table in C++",
+            {known.GLOSSARY: WORDS, "a.cpp": "// They obey.\n"},
+            {known.GLOSSARY: WORDS, "a.cpp": 'auto text = "They obey.";\n'},
         ),
         (
             "a word of the table in Python",

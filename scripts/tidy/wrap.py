@@ -19,12 +19,10 @@ def source(path, text):
 
 
 def comments(path, text):
-    if checks.RUST.search(path):
-        pattern = COMMENT["//"]
-    elif checks.HASH_COMMENTS.search(path):
-        pattern = COMMENT["#"]
-    else:
+    mark = checks.comment_mark(path)
+    if mark is None:
         return text
+    pattern = COMMENT[mark]
     lines, wrapped, in_code = text.split("\n"), [], False
     while lines:
         found = pattern.match(lines[0])

@@ -59,7 +59,7 @@ def test_live_tensors_and_staging_stay_within_the_budget_at_every_op_boundary(po
         )
         assert tide.peak_bytes <= budget
         while any(record() is None for record in tide.ledger.all()):
-            tide.performer.settle()  # it died while its bytes were written: its memory goes after that
+            tide.session.settle()  # it died while its bytes were written: its memory goes after that
         # Ours and theirs agree, up to the scalars that live for an instant between our bookkeeping and the op.
         assert abs(tide.peak_bytes - STAGING - ledger.peak_bytes) <= 64 * KIB
         assert ledger.live_bytes() <= tide.live_bytes <= ledger.live_bytes() + STAGING + 4 * KIB

@@ -356,7 +356,7 @@ def test_what_is_on_its_way_out_is_not_written_a_second_time(pool):
         for number in range(3):
             tensor.add_(1)
             before, storage = written(tide), tensor.untyped_storage()
-            tide._hook.end_touch()
+            tide.steps.end_touch()
             # The write has begun, and nobody waits for it.
             until_it_waits(tide, partial(tide.session.evict, storage._tide.id))
             tide.checkpoint(f"{number}", {"t": tensor})

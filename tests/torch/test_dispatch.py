@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import warnings
 
 import pytest
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tidelog
 from tidelog.escapes import _compiled
-from tidetest import MIB
+from tidelog.native._built import native
+from tidetest import MIB, halfway
 
 
 SIZE = 1 << 20
@@ -169,7 +171,7 @@ def test_the_size_of_a_result_is_remembered_by_the_numbers_it_was_made_with(pool
 
 def test_what_looks_on_sees_each_op(tide):
     seen = []
-    tide._kernels.observe(lambda func, *_: seen.append(func))
+    native().observe(lambda func, *_: seen.append(func))
     unmet()
     assert len(seen) == (0 if tide.ledger.quiet else 2)
 
@@ -391,3 +393,14 @@ def test_a_sparse_result_has_its_parts_counted(tide):
         assert torch.equal(sparse.to_dense(), dense)
         del sparse
     assert tide.live_bytes <= live + MIB
+
+
+@pytest.mark.parametrize("tide", ["each op is looked at"], indirect=True)
+def test_what_asks_whether_memory_is_locked_finds_none_where_it_leaves_at_its_beginning(tide):
+    tensor = torch.ones(MIB // 4)
+    record = tensor.untyped_storage()._tide
+    halfway.begin_eviction(tide, tensor)
+    time.sleep(0.2)  # it is written, which the next op finds
+    assert not tensor.is_pinned()
+    assert record.is_out
+    assert tensor.sum() == MIB // 4

@@ -16,7 +16,8 @@ from torch import nn
 
 import tidelog
 from tidelog.block import _block
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
+from tidelog.native._built import native
 from tidetest import MIB, parting
 from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
@@ -270,11 +271,11 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
                 tide.ledger.launches()
         assert len(tide.device.streams) == 2
         storage = tensor.untyped_storage()
-        _moves.guard(storage, "it is out")
+        native().guard(storage, "it is out")
         tide.ledger.share(storage)
         with pytest.raises(RuntimeError, match="it is out"):
             torch._C.StorageBase.data_ptr(storage)
-        _moves.open_to_reads(storage)
+        native().open_to_reads(storage)
         assert_same(bits(tensor), bits(torch.arange(4096.0)), "what was guarded")
 
 

@@ -195,7 +195,7 @@ def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where
                 "it has waited for what it does not need"
             )
             assert record.in_flight, "it has gone before it was compared with all that might have been launched"
-        tide.performer.settle()
+        tide.session.settle()
         tide.performer.await_leaving([record])
         assert not tide.is_resident(leaves)
         assert_same(bits(leaves), full(2), "what left")
@@ -216,7 +216,7 @@ def test_a_copy_out_waits_for_the_stream_of_the_last_use(fake, pool, where):
             before = gpu.host_bytes()
             record = out(tide, leaves)
             assert not awaited(lambda: gpu.host_bytes() != before, seconds=0.5), "it was copied before that op"
-        tide.performer.settle()
+        tide.session.settle()
         tide.performer.await_leaving([record])
         assert_same(bits(leaves), full(22), "what left")
 
@@ -257,7 +257,7 @@ def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fa
         del tensor
         assert record() is not None, "its memory went while it was read"
         gpu.library.fake_hold(False)
-        tide.performer.settle()
+        tide.session.settle()
         tide.performer.await_leaving([record])
         assert record() is None
 

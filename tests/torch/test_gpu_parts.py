@@ -141,7 +141,7 @@ def test_what_dies_with_a_part_out_is_gone(gpu, tide):
     tensor = divisible(tide)
     gives_back(tide, tensor, PART)
     del tensor
-    tide.performer.settle()  # the session hears of it
+    tide.session.settle()  # the session hears of it
     has_gone(tide)
     assert gpu.mapped_bytes() == 0
 

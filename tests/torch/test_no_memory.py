@@ -5,7 +5,8 @@ import torch
 
 import tidelog
 from tidelog.dispatch._performer import Performer
-from tidelog.memory import _device, _heap, _moves
+from tidelog.memory import _device, _heap
+from tidelog.native._built import native
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
@@ -17,7 +18,7 @@ class Scarce:
     """Memory that is not to be had: at these calls of `give`, counted from 0, or at all."""
 
     def __init__(self, lacking):
-        self._give, self._lacking, self.calls, self.refused = _moves.give, lacking, 0, 0
+        self._give, self._lacking, self.calls, self.refused = native().give, lacking, 0, 0
 
     def give(self, storage, size, message):
         call, self.calls = self.calls, self.calls + 1
@@ -36,7 +37,7 @@ def scarce(monkeypatch):
 
     def begin(lacking):
         memory = Scarce(lacking)
-        monkeypatch.setattr(_moves, "give", memory.give)
+        monkeypatch.setattr(native(), "give", memory.give)
         opened = Performer.__init__
 
         def in_python(performer, *arguments):
@@ -116,14 +117,14 @@ def test_a_storage_that_got_no_memory_is_still_guarded():
     tensor = torch.arange(4096.0)
     storage = tensor.untyped_storage()
     size = storage.nbytes()
-    _moves.take(storage, "it is out")
+    native().take(storage, "it is out")
     with pytest.raises(RuntimeError, match="can't allocate memory"):
-        _moves.give(storage, 1 << 60, "it is coming")
+        native().give(storage, 1 << 60, "it is coming")
     with pytest.raises(RuntimeError, match="it is out"):
         tensor.untyped_storage().data_ptr()
     assert storage.nbytes() == size
-    assert _moves.give(storage, size, "it is coming")
-    _moves.open_to_reads(storage)
+    assert native().give(storage, size, "it is coming")
+    native().open_to_reads(storage)
 
 
 def test_a_cache_that_is_in_pieces_is_not_emptied_again_and_again(monkeypatch):

@@ -196,7 +196,7 @@ def await_that_all_that_counts_lives(tide, program):
     until = time.monotonic() + DEADLINE_SECONDS
     while tide.live_bytes != STAGING + sum(map(in_memory, program.tensors)):
         assert time.monotonic() < until, tide.stats()
-        tide.performer.settle()
+        tide.session.settle()
 
 
 def test_what_dies_with_a_part_out_is_gone(pool):

@@ -124,6 +124,19 @@ def test_the_three_largest_are_named_each_with_its_reason(pool):
     assert "held['rows'] (128.0 KiB: it is memory of a NumPy array or of a file) and 1 more" in text
 
 
+@NO_ADDRESS
+def test_what_is_as_large_as_the_state_of_random_numbers_stays_for_that(pool):
+    for number in range(80):
+        held[f"state {number}"] = torch.get_rng_state()
+
+    def run(memory):
+        with tidelog.offload(pool=pool, memory=memory, staging=256 * KIB, pool_size=POOL_SIZE):
+            pass
+
+    text = str(refused(run, 320 * KIB))
+    assert "(4.9 KiB: torch reads as much for the state of random numbers, unseen)" in text
+
+
 # -- an op ----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tidelog
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
+from tidelog.native._built import native
 from tidetest import device, process
 from tidetest.world import World
 
@@ -137,7 +138,7 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mode, place, when, monkeypatch)
         losses = len(world.losses)
         interrupts = 0
         tide.ledger.maps_memory = True  # memory is had by such calls then
-        owner = tide.performer.requests if place == "await_loans" else _moves
+        owner = tide.performer.requests if place == "await_loans" else native()
         for _ in range(40):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, place, interrupting(getattr(owner, place)), raising=True)

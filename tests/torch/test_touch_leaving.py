@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tidelog
-from tidelog.memory import _moves
+from tidelog.native._built import native
 from tidetest import KIB, MIB, device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
@@ -154,7 +154,7 @@ def test_leaving_while_bytes_come_in(pool, mode):
         world.push_out(world.loose)
         halfway.begin_fetch(world.tide, world.loose)
         address = torch._C.StorageBase.data_ptr  # the unwrapped one neither waits nor pins
-        _moves.open_to_reads(world.loose.untyped_storage())
+        native().open_to_reads(world.loose.untyped_storage())
         before = address(world.loose.untyped_storage())
     assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
     assert address(world.loose.untyped_storage()) == before

@@ -11,7 +11,6 @@ import ctypes
 
 import torch
 
-from tidelog.memory import _moves
 from tidelog.memory._record import nbytes
 from tidelog.native._built import native
 from tidelog.storages._ops import storages_of
@@ -132,7 +131,7 @@ class Allocating(Beneath):
         self._given = None  # what the memory is of that a move is about to get
         self._is_giving = False
         self._calls = _ASKS(self._ask), _HEARS(self._give), _HEARS(self._take_back)
-        give = _moves.give
+        give = native().give
 
         def giving(storage, size, message):
             self._is_giving = True
@@ -141,7 +140,7 @@ class Allocating(Beneath):
             finally:
                 self._is_giving = False
 
-        monkeypatch.setattr(_moves, "give", giving)
+        monkeypatch.setattr(native(), "give", giving)
 
     def __enter__(self):
         self._guard.memory_begin(*self._calls, False)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from tidelog.memory import _device, _moves
+from tidelog.memory import _device
+from tidelog.memory._record import data_ptr
 from tidetest import native
 from tidetest.fake_allocator import Pool
 
@@ -109,8 +110,8 @@ class Gpu(_device.Gpu):
 
     dlpack_type = 1  # the host's
 
-    def movable(self, storage):
-        return _device.Host.movable(self, storage) or self.is_divisible(storage)
+    def why_unmovable(self, storage):
+        return None if self.is_divisible(storage) else _device.Host.why_unmovable(self, storage)
 
 
 _write_file, _set_from_file = torch._C.StorageBase._write_file, torch._C.StorageBase._set_from_file
@@ -191,7 +192,7 @@ class FakeCuda:
 
     def has_told(self, tensor, stream):
         """Whether torch's allocator knows that a stream uses the tensor's memory."""
-        address = _moves.data_pointer(tensor.untyped_storage())
+        address = data_ptr(tensor.untyped_storage())
         return self.guard.guard_has_told(ctypes.c_void_p(address), stream.handle)
 
     def poke(self, address, value):
@@ -223,7 +224,7 @@ class FakeCuda:
 
     def copy_late(self, stream, tensor, source):
         """The same on a stream that was noticed."""
-        destination, source = (_moves.data_pointer(each.untyped_storage()) for each in (tensor, source))
+        destination, source = (data_ptr(each.untyped_storage()) for each in (tensor, source))
         words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
         assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
 

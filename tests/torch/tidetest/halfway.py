@@ -12,7 +12,7 @@ def begin_eviction(tide, tensor):
     for _ in range(ATTEMPTS):  # on a fast disk the write may be over before it is seen under way
         tide.restore(tensor)
         tide.access.wrote(tensor.untyped_storage())  # what has a copy already leaves without a write
-        tide._hook.end_touch()
+        tide.steps.end_touch()
         record = tensor.untyped_storage()._tide
         number = tide.ledger.number_of(record)
         until_it_waits(tide, lambda: tide.session.evict(number), lambda: record.state == _record.LEAVING)

@@ -26,10 +26,10 @@ def launched(before=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hook, "_launch", launching)
         if before is not None:
-            before.tide._kernels.observe(lambda _func, _args, _kwargs, result: before(storages_of((result,), {})))
+            native().observe(lambda _func, _args, _kwargs, result: before(storages_of((result,), {})))
         yield names
     if before is not None:
-        before.tide._kernels.observe(None)
+        native().observe(None)
 
 
 class AllOut:
@@ -42,7 +42,7 @@ class AllOut:
     def __call__(self, made=()):
         """`made` stays: by an op that has run, of which torch may go on in C++."""
         kept = {storage._cdata for storage in made}
-        ledger, session, performer = self.tide.ledger, self.tide.session, self.tide.performer
+        ledger, session = self.tide.ledger, self.tide.session
         self.tide.steps.place.end_touch()
         out = 0
         for record in ledger.all():
@@ -50,7 +50,7 @@ class AllOut:
             if storage is None or storage._cdata in kept or record.pins or not ledger.movable(storage):
                 continue
             for _ in range(8):
-                performer.settle()
+                session.settle()
                 if record.state & OUT:
                     break
                 session.evict(ledger.number_of(record))

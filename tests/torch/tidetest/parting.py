@@ -88,7 +88,7 @@ def out_in_part(tide, program):
     step_until_parts_move(tide, program)
 
     def found():
-        tide.performer.settle()
+        tide.session.settle()
         return next(filter(is_out_in_part, program.tensors), None)
 
     until = time.monotonic() + DEADLINE_SECONDS

@@ -38,6 +38,7 @@ from tidelog.escapes._handlers import Handlers
 from tidelog.memory import _heap, _record
 from tidelog.memory._device import Host
 from tidelog.memory._record import Storage
+from tidelog.native._built import native
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
@@ -96,8 +97,7 @@ class Tide:
         self.resumed: Resumed | None = None  # the checkpoint that this block goes on from
         device = self.device
         limit = self.budget - settings.buffers
-        # A GPU's rings are not torch's.
-        self._heap = heap = device.heap(limit if device.option else self.budget)
+        self._heap = heap = device.heap(self.budget, limit)
         self.ledger = ledger = ledger_of(device, limit, settings.outside)
         self.session = session = Session(ledger)
         session.tell_refusal = Refusals(
@@ -108,26 +108,26 @@ class Tide:
         self.performer = performer = Performer(session, ledger, device, heap, async_uses)
         learns = self.mode == "auto"
         self._kernels = kernels = Kernels()
-        self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
+        self.steps = Steps(ledger, session, async_uses, device, heap, learns=learns)
         self.updates = _UPDATES[settings.updates](
             ledger,
             lambda: self.access.is_live(),
             lambda: session.forked,
-            "on a GPU that is not done yet" if device.option else None,
+            device.why_in_order,
             self.steps.notices.append,
             lambda hook: getattr(hook, "__self__", None) is self.loop,
             lambda: self.access.is_elsewhere(),
         )
         self._moves_updates = settings.updates != "own"
-        self._hook = hook = Hook(self.steps, heap, async_uses, kernels, self.updates)
+        self._hook = hook = Hook(self.steps, heap, async_uses, self.updates)
         self.access = Access(
-            *(ledger, session, hook, async_uses, self.updates.expect_collectives, self._ranks.introduce),
+            *(ledger, session, self.steps, hook, async_uses, self.updates.expect_collectives, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
         services = hook.services(_threads.Bystander(self.access, async_uses, ledger.launches))
-        self._open_kernels = partial(kernels.open, services, ledger, self.steps.place, session, self.updates.pending)
-        self._handlers = Handlers(self.access, kernels, lambda: kernels.is_busy() or self.updates.is_ahead())
+        self._open_kernels = partial(kernels.open, services, self.steps.place, session, self.updates.pending)
+        self._handlers = Handlers(self.access, lambda: native().is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)
         ledger.connect(self.access, self.steps.budget_reached)
         self._recompute = None
@@ -180,9 +180,9 @@ class Tide:
         ledger = self.ledger
         try:
             _logging.block_begins(self.budget, self.session.stats())
-            _escape.install(self.access, self.device.option > 0, self.steps.notices.append)
+            _escape.install(self.access, self.device.has_graphs, self.steps.notices.append)
             access = self.access
-            busy = self._kernels.is_under_way, self._kernels.is_under_way_here
+            busy = native().is_under_way, native().is_under_way_here
             _turns.begin(lambda: not access.is_elsewhere(), access.workers, *busy)
             _threads.watch_futures(access)
             self._at_work.enter_context(self.device.at_work())
@@ -192,7 +192,7 @@ class Tide:
             self._names.name_all()
             base = before - sum(record.size for record in ledger.all())
             self._heap.begin(base, lambda: ledger.live)
-            self.performer.settle()
+            self.session.settle()
             if ledger.marked:
                 self._heap.take_over()
             ledger.restart_peak()
@@ -247,7 +247,7 @@ class Tide:
                     leave_in_pools(record, pools)
                 if ledger.live > ledger.limit and not is_refused:
                     try:
-                        self.performer.settle()
+                        self.session.settle()
                     except _errors.BudgetError:  # it is raised when all that cannot move has been counted
                         is_refused = True
         for earlier in list(_left_behind):
@@ -335,7 +335,7 @@ class Tide:
         started = time.perf_counter()
         self._open_kernels()
         if self._recompute is not None:
-            self._kernels.observe(self._recompute.begin_step())
+            native().observe(self._recompute.begin_step())
         steps.begin()
         completed = False
         try:
@@ -359,11 +359,9 @@ class Tide:
         """Why all regions run as the program has them, if that is so."""
         if self.mode != "auto":
             return f"mode={self.mode!r}: nothing is planned"
-        if self.device.option:
-            return "on a GPU that is not done yet"
         if settings.updates == "lazy":
             return 'updates="lazy": updates run in the regions\' first runs'
-        return None
+        return self.device.why_in_order
 
     def _is_distributed(self) -> None:
         self.updates.expect_collectives()
@@ -406,10 +404,10 @@ class Tide:
             raise _errors.PinnedError(
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
-        self._hook.end_touch()
-        self.performer.look_at_async_uses()
+        self.steps.end_touch()
+        self._async_uses.look()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
-            self.performer.settle()
+            self.session.settle()
             self.session.evict(record.id)
             if record.is_out:
                 return
@@ -424,7 +422,7 @@ class Tide:
         self._require_open()
         if state is None:
             state = self._names.state()
-        self._hook.end_touch()
+        self.steps.end_touch()
         _checkpoint.write(self, name, state)
 
     @contextlib.contextmanager

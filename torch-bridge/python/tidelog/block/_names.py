@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from tidelog.abi._native import Kind, Session
 from tidelog.checkpoints import _resume
-from tidelog.storages._ledger import Ledger, adopt
+from tidelog.native._module import Ledger
+from tidelog.storages._ledger import adopt
 
 Sources: TypeAlias = Callable[[], tuple[nn.Module | None, torch.optim.Optimizer | None]]
 # How ranks go on from a checkpoint together.

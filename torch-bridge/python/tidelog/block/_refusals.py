@@ -16,9 +16,10 @@ from torch import Tensor
 
 from tidelog._errors import BudgetError
 from tidelog.memory import _device
-from tidelog.memory._record import Record, Storage, resizable
+from tidelog.memory._record import Storage
+from tidelog.native._module import Ledger, Record
 from tidelog.output._notebook import binary
-from tidelog.storages._ledger import Ledger, adopt
+from tidelog.storages._ledger import adopt
 from tidelog.storages._ops import living_tensors, memory_of
 
 # What the session says (`too_large` in src/executor/ops.rs).
@@ -110,19 +111,12 @@ class Refusals:
         if record.async_uses:
             return "a collective uses it"
         if not self._ledger.movable(storage):
-            return self._why_unmovable(record, storage)
+            if not record.moves:
+                return "it is in a memory pool of the program's own"
+            return self._device.why_unmovable(storage) or "torch reads as much for the state of random numbers, unseen"
         if record.pins and storage._aliased:
             return "its address was asked for, by data_ptr() or DLPack: tide.unpin() lets it go"
         return "tide.pinned() or a slice of its memory holds it" if record.pins else None
-
-    def _why_unmovable(self, record: Record, storage: Storage) -> str:
-        if not record.moves:
-            return "it is in a memory pool of the program's own"
-        if self._device.option:
-            return "its memory is not torch's own"
-        if _device.is_shared(storage):
-            return "it is shared with other processes"
-        return "it is memory of a NumPy array or of a file" if not resizable(storage) else "it is page-locked"
 
 
 _FOR_AN_OP = "make the op smaller (a smaller batch, fewer tensors at once)"

@@ -10,8 +10,8 @@ from tidelog.abi._native import Session
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
+from tidelog.native._module import Ledger
 from tidelog.output._progress import Progress
-from tidelog.storages._ledger import Ledger
 
 _NAMED_MAX = 8
 
@@ -31,7 +31,7 @@ class Restoring:
         self._session.leave_plan()
         self._session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
-            self._performer.settle()
+            self._session.settle()
         for record in self._ledger.all():
             storage = record()
             if storage is not None and record.state & _record.LEAVING:

@@ -28,9 +28,9 @@ from tidelog.checkpoints._saved import MANIFEST, Parts, Saved
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._performer import Performer
 from tidelog.memory import _record
-from tidelog.memory._record import Record, Storage, data_ptr, nbytes, run_updates
+from tidelog.memory._record import Storage, data_ptr, nbytes, run_updates
+from tidelog.native._module import Ledger, Record
 from tidelog.output._figures import StrPath
-from tidelog.storages._ledger import Ledger
 
 # Puts in flight.
 _IN_FLIGHT = 16
@@ -166,7 +166,7 @@ class _Copied(_Puts):
         is clean then. The rest (what is pinned, a GPU's, unknown to the block) is put for this checkpoint."""
         performer = self._tide.performer
         run_updates(storages)
-        performer.settle()
+        self._tide.session.settle()
         records = [self._tide.ledger.record_of(storage) for storage in storages]
         # What is on its way out has its copy once it is there: nothing is written a second time.
         performer.await_leaving([record for record in records if record is not None])

@@ -18,10 +18,12 @@ from tidelog import _errors, _turns
 from tidelog._whole import whole
 from tidelog.abi._native import MODIFIES, Session
 from tidelog.dispatch._hook import Hook
+from tidelog.dispatch._steps import Steps
 from tidelog.memory import _record
-from tidelog.memory._record import Hold, Record, Storage, run_updates
+from tidelog.memory._record import Hold, Storage, run_updates
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger, adopt, borrowed, of_a_reducer
+from tidelog.storages._ledger import adopt, borrowed, of_a_reducer
 from tidelog.storages._ops import Args, Kwargs, Launch
 
 # Held by a thread that does what that of an ended block would have done. One for all: a tensor may be another block's.
@@ -53,6 +55,7 @@ class Access:
         self,
         ledger: Ledger,
         session: Session,
+        steps: Steps,
         hook: Hook,
         async_uses: AsyncUses,
         expect_collectives: Callable[[], None],
@@ -65,6 +68,7 @@ class Access:
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
+        self._steps = steps
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
         self.expect_collectives = expect_collectives
@@ -127,7 +131,7 @@ class Access:
         `written`: the one that it writes or gives other memory; a copy of it that is being written
         is cancelled first."""
         run_updates(storages)
-        records = [storage._tide for storage in storages if storage._tide is not None]
+        records = [record for storage in storages if (record := storage._tide) is not None]
         changed = written._tide if written is not None else None
 
         def is_due(record: Record) -> bool:
@@ -158,7 +162,7 @@ class Access:
                 ]
                 other.bring_back(*theirs, written=written)
             ours = [record for record in records if record.ledger.access is self]
-            self._hook.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
+            self._steps.place.touch({self._ledger.number_of(each): MODIFIES if each is changed else 0 for each in ours})
             self.await_copies()
 
     @contextlib.contextmanager
@@ -169,7 +173,7 @@ class Access:
             with _turns.taken(borrows=bool(loans_of_this_thread())):
                 if not self.is_live():
                     _record.refuse(wanted)
-                with self._hook.of_no_step():
+                with self._steps.of_none():
                     yield
         except _turns.Refused as error:
             raise _errors.Error(f"{wanted.guard_text()} It waited in vain: {error}.") from None
@@ -181,19 +185,19 @@ class Access:
             for storage in storages:
                 if storage._tide_update is not None:
                     storage._tide_update.touch("another thread's op")
-            records = [storage._tide for storage in storages if storage._tide is not None]
+            records = [record for storage in storages if (record := storage._tide) is not None]
             for other in {record.ledger.access for record in records} - {self}:
                 theirs = [
                     each for record in records if record.ledger.access is other and (each := record()) is not None
                 ]
                 other.bring_back(*theirs, written=theirs[0])
-            changed = [storage._tide for storage in written if storage._tide is not None]
+            changed = [record for storage in written if (record := storage._tide) is not None]
             used = [*records, *loans_of_this_thread()]  # who makes room would wait for those
             ours = {self._ledger.number_of(each): 0 for each in used if each.ledger.access is self}
             ours |= {self._ledger.number_of(each): MODIFIES for each in changed if each.ledger.access is self}
             for record in changed:
                 self._ledger.modifies(record)
-            self._hook.touch(ours)
+            self._steps.place.touch(ours)
             self.await_copies()
             return borrowed(storages)
 
@@ -239,7 +243,7 @@ class Access:
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
         """Meanwhile these stay where they are, and asking for an address pins nothing."""
         holds = self.bring_and_hold(storages)
-        records = [storage._tide for storage in storages if storage._tide is not None]
+        records = [record for storage in storages if (record := storage._tide) is not None]
         for record in records:
             record.addresses_end += 1
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,13 +13,11 @@ from tidelog._patches import Wrapper
 from tidelog._turns import waiting
 from tidelog._whole import held
 from tidelog.native._built import native
-from tidelog.storages._ops import Args, Kwargs, Launch
+from tidelog.native._module import Step
 
 if TYPE_CHECKING:
     from tidelog.abi._native import Session
-    from tidelog.dispatch._steps import Place
     from tidelog.output._figures import Dispatch
-    from tidelog.storages._ledger import Ledger
 
 # What torch.compile looks at entered frames with now.
 get_compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
@@ -33,86 +31,20 @@ def apart() -> Callable[..., Any]:
     return call
 
 
-class Module(Protocol):
-    """What the module has for Python."""
-
-    def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
-        """Launches a kernel, as an op."""
-
-    def open(
-        self,
-        ledger: Ledger,
-        place: Place,
-        services: tuple[Any, ...],
-        updates: dict[int, Any],
-        attention: memoryview,
-        held: list[int],
-        waiting: list[object],
-    ) -> None:
-        """A block begins in this thread. `updates`: those of its optimizer that have not run."""
-
-    def close(self) -> None:
-        """It ends."""
-
-    def observe(self, function: Callable[..., None] | None) -> None:
-        """Each op that is looked at in full is passed to this function from here on, with its arguments and result."""
-
-    def is_busy(self) -> bool:
-        """Whether it is in the middle of something that runs as a whole (`_whole`)."""
-
-    def is_under_way(self) -> bool:
-        """The same, or an op is under way."""
-
-    def is_under_way_here(self) -> bool:
-        """The same of this thread alone."""
-
-    def is_inside(self) -> bool:
-        """Whether this thread is inside an op."""
-
-    def finalizers_begin(self) -> bool:
-        """Finalizers begin to run in this thread; returns whether it is inside an op."""
-
-    def finalizers_end(self) -> None:
-        """They have run, inside an op."""
-
-    def works(self, does: bool) -> None:
-        """Whether this thread works for the block, whatever torch says."""
-
-    def works_here(self) -> bool:
-        """Whether this thread works for the block that is open."""
-
-    def meet_new_ops(self) -> None:
-        """Ops may have come."""
-
-    def passed(self) -> int:
-        """How many ops needed nothing of Python's so far."""
-
-    def performed(self) -> int:
-        """How many requests were not done in Python so far."""
-
-
 class Kernels:
     """The kernels, as one block uses them."""
 
     def __init__(self) -> None:
-        self._module: Module = native()
+        self._module = native()
         self._is_open = False
         self._passed = self._before = 0  # ops, and those of the process when they were counted last
         self._performed = self._performed_before = 0  # the same of requests
-        module = self._module
-        self.launch, self.observe = module.launch, module.observe
-        self.is_busy, self.is_under_way = module.is_busy, module.is_under_way
-        self.is_under_way_here = module.is_under_way_here
-        self.is_inside, self.works_here = module.is_inside, module.works_here
-        self.finalizers_begin, self.finalizers_end = module.finalizers_begin, module.finalizers_end
 
-    def open(
-        self, services: tuple[Any, ...], ledger: Ledger, place: Place, session: Session, updates: dict[int, Any]
-    ) -> None:
+    def open(self, services: tuple[Any, ...], step: Step, session: Session, updates: dict[int, Any]) -> None:
         """From here on ops of this thread are those of a block. `services`: those of its `Hook`."""
         if not self._is_open:
             module = self._module
-            module.open(ledger, place, services, updates, session.attention, held, waiting)
+            module.open(step, services, updates, session.attention, held, waiting)
             _patches.replace(torch.library.Library, "define", self._meeting_ops)
             _patches.replace(torch.ops, "load_library", self._meeting_ops)
             self._is_open = True

@@ -4,17 +4,19 @@ kernels in C++ (native/kernel.h), which call this."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tidelog import _turns
 from tidelog._turns import give_way
 from tidelog._whole import collect, come_again, held, is_collecting, stop_collecting, take_held, whole
-from tidelog.dispatch._dispatch import Kernels, get_compiler, set_compiler
+from tidelog.dispatch._dispatch import get_compiler, set_compiler
 from tidelog.dispatch._steps import Steps
 from tidelog.memory import _record
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, run_updates, update_on
+from tidelog.memory._record import run_updates
+from tidelog.native._built import native
+from tidelog.native._module import Record
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ops import (
     Args,
@@ -68,15 +70,11 @@ class Pending(Protocol):
 class Hook:
     """What of ops is done in Python, in one block."""
 
-    def __init__(
-        self, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses, kernels: Kernels, updates: Pending
-    ) -> None:
+    def __init__(self, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses, updates: Pending) -> None:
         self._steps = steps
         self._heap = heap
         self._async_uses = async_uses
-        self._kernels = kernels
         self._updates = updates
-        self.of_no_step = steps.of_none  # while ops run for another thread
 
     def services(self, bystander: Observer) -> Services:
         """What the kernels call."""
@@ -107,25 +105,13 @@ class Hook:
 
     @whole
     def _launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
-        return self._kernels.launch(func, args, kwargs)
-
-    @whole
-    def touch(self, uses: Mapping[int, int]) -> None:
-        """Makes storages ready for an access from outside the dispatcher, also from inside a running op. `uses` says by
-        storage number which of them it writes, as for an op. The access follows, and nobody says when it has ended:
-        what it uses stays until the next op, or `end_touch`."""
-        self._steps.place.touch({**uses})
-
-    @whole
-    def end_touch(self) -> None:
-        """What was brought back for an access may leave again."""
-        self._steps.place.end_touch()
+        return native().launch(func, args, kwargs)
 
     @whole
     def _touch_updates(self, func: Op, args: Args, kwargs: Kwargs) -> None:
         if not self._updates.is_running:
             for holder in holders_of(args, kwargs):
-                if (update := update_on(holder)) is not None:
+                if (update := native().update_on(holder)) is not None:
                     update.touch(func)
 
     def _began(self, func: OpOverload, args: Args, kwargs: Kwargs, result: Any) -> None:

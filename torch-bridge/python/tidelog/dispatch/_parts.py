@@ -12,11 +12,12 @@ import torch
 
 from tidelog.abi._native import PartsState
 from tidelog.dispatch._requests import Requests
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, Storage, data_ptr
-from tidelog.storages._ledger import Ledger
+from tidelog.memory._record import Storage, data_ptr
+from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 
 _MARKS = {
     PartsState.RESIDENT: _record.SETTLED,
@@ -26,44 +27,51 @@ _MARKS = {
 
 
 class MemoryInParts:
-    """What `Parted` says."""
+    """The memory of a storage of which parts move."""
 
     def __init__(self, storage: Storage, size: int, device: Host) -> None:
         self._size, self._device = size, device
-        self._aside: torch.UntypedStorage = _moves.without_memory(storage, size)
+        self._aside: torch.UntypedStorage = native().without_memory(storage, size)
         self._is_aside = False  # whether that has the memory
         self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
+        # Where a part begins that a device may touch -> the storage (and event), alive as long.
         self.moving: dict[int, Storage | tuple[Storage, object]] = {}
 
     @property
     def address(self) -> int:
+        """Where the memory is that was taken from the storage."""
         return data_ptr(self._aside)
 
     @property
     def present(self) -> int:
+        """The bytes that are in memory."""
         return self._size - sum(self._out.values())
 
     @property
     def is_done(self) -> bool:
+        """Whether all is in memory and nothing moves."""
         return not (self._out or self.moving)
 
     def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
+        """A part's pages are given back."""
         if not self._is_aside:
-            _moves.swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
+            native().swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
         self._device.decommit(self.address + begin, length)
         self._out[begin] = length
 
     def comes(self, begin: int, length: int) -> bool:
+        """A part is about to be written. `False`: there is no memory for it."""
         has_memory = self._device.recommit(self.address + begin, length)
         if has_memory:
             self._out.pop(begin, None)
         return has_memory
 
     def is_back(self, storage: Storage) -> None:
+        """All parts have come: the storage has its memory."""
         if self._is_aside:
-            _moves.swap(storage, self._aside, None, partial(setattr, self, "_is_aside", False))
+            native().swap(storage, self._aside, None, partial(setattr, self, "_is_aside", False))
         else:
-            _moves.open_to_reads(storage)
+            native().open_to_reads(storage)
 
 
 class PartRequests:
@@ -102,7 +110,7 @@ class PartRequests:
 
     def release(self, record: Record, storage: Storage, length: int, begin: int) -> None:
         """Its bytes are elsewhere: its pages go."""
-        parted = record.parted
+        parted: MemoryInParts | None = record.parted
         if parted is None or begin not in parted.moving:
             return  # what was coming, and was not asked for yet
         self._ledger.mark(record, _record.OUT)
@@ -113,7 +121,7 @@ class PartRequests:
 
     def allocate(self, record: Record, storage: Storage, length: int, begin: int) -> int:
         """Its bytes are coming. Returns the address, or 0."""
-        parted = record.parted
+        parted: MemoryInParts | None = record.parted
         assert parted is not None  # it has left, and was not back since
         if not parted.comes(begin, length):
             self._heap.release()
@@ -126,7 +134,7 @@ class PartRequests:
 
     def settle(self, record: Record, storage: Storage, state: int, begin: int) -> None:
         """No transfer touches the part; `state` says where all of the storage's are."""
-        parted = record.parted
+        parted: MemoryInParts | None = record.parted
         if parted is not None:
             parted.moving.pop(begin, None)
         if state == PartsState.AWAY:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from tidelog.abi._native import Session
 from tidelog.dispatch._parts import PartRequests
 from tidelog.dispatch._requests import Requests
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record
 from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger
 
 _WAIT_MS = 50
 
@@ -46,29 +45,23 @@ class Performer:
             *(self._heap.allocated, lambda: uses.wait_ms(), uses.lists),
         )
 
-    def settle(self) -> None:
-        """Takes in what completed, and evicts until the budget holds."""
-        self._session.settle()
-
     def await_leaving(self, records: Sequence[Record]) -> None:
         """Waits until these are out or stay, as far as they are on their way out."""
         while any(record.state == _record.LEAVING for record in records):
             self._session.wait(_WAIT_MS)
 
-    def look_at_async_uses(self) -> None:
-        """What a collective used is let go, also where nothing has to be moved."""
-        self._async_uses.look()
-
     def leave(self, record: Record) -> None:
         """The block ends and the storage stays out."""
         if (storage := record()) is not None:
-            _moves.guard(storage, record.guard_text())
+            native().guard(storage, record.guard_text())
 
     def make_usual(self) -> None:
         """What is in memory has memory of torch's again, as far as there is some."""
+        here = [each for each in self._ledger.all() if not (each.state & (_record.AWAY | _record.LEAVING) or each.pins)]
         with contextlib.suppress(RuntimeError):  # there is none for a copy, or the GPU has failed for good
-            here = (each for each in self._ledger.all() if not each.state & (_record.AWAY | _record.LEAVING))
-            self._device.make_all_usual(storage for each in here if not each.pins and (storage := each()) is not None)
+            for record in here if self._ledger.maps_memory else ():
+                if (storage := record()) is not None:
+                    self._device.make_usual(storage)
 
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""

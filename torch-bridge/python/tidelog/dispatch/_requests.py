@@ -12,12 +12,13 @@ import torch
 
 from tidelog import _turns
 from tidelog.abi._native import PartsState, Session
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
-from tidelog.memory._record import Record, Storage, data_ptr, nbytes
+from tidelog.memory._record import Storage, data_ptr, nbytes
+from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
-from tidelog.storages._ledger import Ledger
 
 _LOAN_POLL_SECONDS = 0.0002
 
@@ -48,7 +49,7 @@ class Requests:
             self._ledger.mark(record, _record.OUT)
             self.await_loans(record)
             self._ledger.share(storage)
-            _moves.take(storage, record.guard())
+            native().take(storage, record.guard())
             self._device.reclaim()
             self._ledger.ends(record)
 
@@ -66,7 +67,7 @@ class Requests:
         """It is in memory, and no transfer touches it."""
         if record.state & _record.AWAY:
             self._ledger.order(record)
-            _moves.open_to_reads(storage)
+            native().open_to_reads(storage)
             self._ledger.share(storage)
         self._ledger.mark(record, _record.CLEAN if state == PartsState.COPIED else _record.SETTLED)
         self._ledger.ends(record)
@@ -78,7 +79,7 @@ class Requests:
         update = storage._tide_update
         if update is None:
             return self._begin_copy(record, storage, size)
-        _moves.open_to_reads(storage)
+        native().open_to_reads(storage)
         try:
             return self._begin_copy(record, storage, size)
         finally:
@@ -96,7 +97,7 @@ class Requests:
             ledger.mark(record, before)
             ledger.measure_again(storage)  # another thread may have resized it
             return 0
-        return _moves.data_pointer(storage)
+        return data_ptr(storage)
 
     def await_loans(self, record: Record) -> None:
         """Waits until no other thread uses the storage."""
@@ -120,8 +121,8 @@ class Requests:
     def _give(self, record: Record, storage: Storage, size: int) -> int:
         fresh = self._device.divisible(size)
         if fresh is None:
-            return _moves.give(storage, size, record.guard())
+            return native().give(storage, size, record.guard())
         address = data_ptr(fresh)
-        _moves.swap(storage, fresh, record.guard())
+        native().swap(storage, fresh, record.guard(), bool)
         self._session.divisible(record.id)
         return address

@@ -7,59 +7,23 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 
 from tidelog._errors import BudgetError, Error
 from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
-from tidelog.dispatch._performer import Performer
 from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap, asked_for
 from tidelog.memory._record import Storage
+from tidelog.native._built import native
+from tidelog.native._module import Ledger
+from tidelog.storages._async_uses import AsyncUses
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
-from tidelog.native._built import native
-from tidelog.storages._ledger import Ledger
 
 # Half of what is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
 _ROOM_BYTES_MIN = 10 << 20
-
-
-class Place(Protocol):
-    """Where in a step the program is, and what ops were profiled or planned."""
-
-    next_op: int  # outside a step below zero; inside, the index of the next op
-    follows: bool  # whether the step is as planned so far
-    profiles: bool  # whether a plan is wanted, and there is none yet
-    has_plan: bool  # whether steps follow one
-    has_profile: bool  # whether ops of a step were profiled
-
-    def plan(self, due: bytes) -> int:
-        """Steps follow the session's plan: the first for the ops that were profiled, or another for the same ones.
-        `due`: at which ops it does something. Returns how many ops it has."""
-
-    def forget_plan(self) -> None:
-        """Steps are profiled again."""
-
-    def forget_profile(self) -> None:
-        """A step begins: another one is profiled."""
-
-    def leave(self) -> None:
-        """What follows is in no step."""
-
-    def end_op(self) -> None:
-        """An op has run: waits until the budget holds with what it has made."""
-
-    def touch(self, uses: dict[int, int]) -> None:
-        """Makes storages ready for an access that is no op: storage number -> 0 or MODIFIES."""
-
-    def end_touch(self) -> None:
-        """What was brought back for one may leave again."""
-
-    def running_uses(self) -> dict[int, int]:
-        """What the op uses that runs."""
 
 
 class Steps:
@@ -69,20 +33,20 @@ class Steps:
         self,
         ledger: Ledger,
         session: Session,
-        performer: Performer,
+        async_uses: AsyncUses,
         device: Host,
         heap: Heap | Cache,
         *,
         learns: bool,
     ) -> None:
-        self.place: Place = native().Step(ledger)
+        self.place = native().step(ledger)
         self.place.profiles = learns
         self.notices: list[str] = []  # for the user; the session has others
         # In a distributed program: whether to follow the first plan, given whether it is ready.
         self.follows_plan: Callable[[bool], bool] | None = None
         self._ledger = ledger
         self._session = session
-        self._performer = performer
+        self._async_uses = async_uses
         self._device = device
         self._heap = heap
         self._learns = learns  # whether a plan is wanted
@@ -98,7 +62,7 @@ class Steps:
     def begin(self) -> None:
         """A step begins."""
         ledger = self._ledger
-        self._performer.look_at_async_uses()
+        self._async_uses.look()  # what a collective used is let go, also where nothing has to be moved
         self.judge_quiet()
         if self.follows_plan is not None and self.place.profiles:
             is_ready = self._session.hold_plan(True)
@@ -148,12 +112,12 @@ class Steps:
         place.forget_profile()
 
     def _notice_what_slows(self) -> None:
-        """On the host the threads that move tensors compute: copies and checksums."""
+        """Threads that move tensors may take turns with those that compute."""
         if self._has_noticed:
             return
         self._has_noticed = True
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-        if not self._device.option and threads >= cores:
+        if self._device.moves_by_cores and threads >= cores:
             fewer = f": torch.set_num_threads({cores - 1}) leaves them one, try which is faster" if cores > 1 else ""
             self.notices.append(
                 f"torch computes with {threads} threads on {cores} cores, so the threads that move tensors take "
@@ -225,6 +189,11 @@ class Steps:
             "of that step had no plan: what was out came in only when an op asked for it, and the op waited. Other steps "
             "that leave the plan are not named"
         )
+
+    @whole
+    def end_touch(self) -> None:
+        """What was brought back for an access that is no op may leave again."""
+        self.place.end_touch()
 
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory may be resized: it has memory of torch's, unless somebody has its address."""

@@ -84,11 +84,11 @@ _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "byteswap", "_byteswap")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_shared_incref")
 
 
-def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
-    """Wraps the entry points for a block; `on_gpu`: of a GPU's memory. `say` tells the user."""
+def install(access: Access, has_graphs: bool, say: Callable[[str], None]) -> None:
+    """Wraps the entry points for a block; `has_graphs`: see `Host`. `say` tells the user."""
     Storage._aliased = False
     Storage._tide_update = None
-    setattr(Storage, "_tide", native().RecordOf())  # so that looking up a storage's record never raises
+    setattr(Storage, "_tide", property(native().record_in))  # so that looking up a storage's record never raises
     native().storages_have(attrgetter("_tide_update"), attrgetter("_aliased"))
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)
@@ -126,7 +126,7 @@ def install(access: Access, on_gpu: bool, say: Callable[[str], None]) -> None:
         _wrap(access, torch._C.ScriptModule, name, _read, find=_read_of_script, holds=True)
     _compiled.install(access, say)
     _profilers.install(access, say)
-    if on_gpu:
+    if has_graphs:
         for name in ("capture_begin", "replay"):
             _patches.replace(torch.cuda.CUDAGraph, name, lambda original: _refused_graph(access, original))
         _pools.install(access)

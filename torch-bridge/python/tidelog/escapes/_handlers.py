@@ -13,8 +13,8 @@ from tidelog import _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import held, is_in_whole
 from tidelog.dispatch._access import Access
-from tidelog.dispatch._dispatch import Kernels
 from tidelog.escapes._launches import pointers_mean
+from tidelog.native._built import native
 
 # What those of the module `signal` call, whoever has kept them by another name.
 _signal: Any = vars(signal)["_signal"]
@@ -39,10 +39,9 @@ class _Handler:
 class Handlers:
     """The handlers and finalizers of one block's program."""
 
-    def __init__(self, access: Access, kernels: Kernels, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, access: Access, is_busy: Callable[[], bool]) -> None:
         """`is_busy`: whether what is not seen in frames is in the middle of something."""
         self._access = access
-        self._kernels = kernels
         self._is_busy = is_busy
         self._collects_in: int | None = None  # the thread in which finalizers run inside an op, if there is one
 
@@ -51,7 +50,7 @@ class Handlers:
         if not self._access.is_live():
             return False
         # Where another thread does the work of the block's, both would be at work. Inside an op no other is seen.
-        is_inside = self._kernels.is_inside()
+        is_inside = native().is_inside()
         return self._access.is_replaced() or self._is_busy() or is_inside or is_in_whole(frame)
 
     def begin(self) -> None:
@@ -94,11 +93,11 @@ class Handlers:
         """The collector is about to run, and has run, in whatever thread."""
         thread = threading.get_ident()
         if phase == "start":
-            if self._access.is_live() and self._kernels.finalizers_begin():
+            if self._access.is_live() and native().finalizers_begin():
                 self._collects_in = thread
         elif self._collects_in == thread:
             self._collects_in = None
-            self._kernels.finalizers_end()
+            native().finalizers_end()
 
 
 def _handler_of(handler: Any) -> Any:

@@ -15,7 +15,8 @@ import torch
 from tidelog import _patches
 from tidelog.dispatch._access import Access, lacks, loans_of_this_thread
 from tidelog.escapes._forks import tensors_in
-from tidelog.memory._record import AWAY, LEAVING, Record, Storage
+from tidelog.memory._record import AWAY, LEAVING, Storage
+from tidelog.native._module import Record
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import borrowed, release_loans
 from tidelog.storages._ops import (

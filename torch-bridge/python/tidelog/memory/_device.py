@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from tidelog import _devices
 from tidelog._errors import Error
 from tidelog.memory import _heap, _kept, _mapped
-from tidelog.memory._mapped import Event
 from tidelog.memory._record import Storage, resizable, unseen
 from tidelog.native._built import native
 from tidelog.output._figures import StrPath
@@ -37,55 +36,38 @@ def is_page_locked(storage: Storage) -> bool:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).is_pinned()
 
 
-class Streams(Protocol):
-    """What those of a device have for Python (native/streams.h). The host has none, and they do nothing there."""
-
-    is_blind: bool  # ops were launched that nobody looked at: on which streams is not known
-    copies: int  # fetches that have ended whose bytes may be on their way
-
-    def __len__(self) -> int:
-        """How many ops were launched on."""
-
-    def after(self) -> Event | None:
-        """An event behind everything that was launched; None: it is all done."""
-
-    def await_copies(self) -> None:
-        """All bytes that are on their way are there when this returns: something may use them that is not launched by
-        an op."""
-
-    def forget_copies(self) -> None:
-        """In a child of a fork: they are its parent's."""
-
-    def op_begins(self, index: int) -> None:
-        """An op of a step that is being profiled is about to be launched."""
-
-    def op_ran(self) -> None:
-        """It was launched."""
-
-    def durations(self) -> Sequence[int]:
-        """The nanoseconds that each op took; empty where the session's own clock is right."""
-
-
 class Host:
     """The host's memory: an op that has returned is done."""
 
     option = 0  # in the C ABI
     place = torch.device("cpu")  # where torch has the memory
+    moves_by_cores = True  # what computes also copies what moves, and its checksums
+    has_graphs = False  # the program may replay launches (CUDA graphs), and manage pools of memory
+    why_in_order: str | None = None  # why updates and checkpointed regions run as the program has them
 
     def __init__(self) -> None:
-        self.streams: Streams = native().Streams()
+        self.streams = native().streams(None)
 
-    def movable(self, storage: Storage) -> bool:
-        return resizable(storage) and not is_shared(storage) and not is_page_locked(storage)
+    def why_unmovable(self, storage: Storage) -> str | None:
+        """Why its memory is not torch's own to give and take, if so."""
+        if is_shared(storage):
+            return "it is shared with other processes"
+        if not resizable(storage):
+            return "it is memory of a NumPy array or of a file"
+        return "it is page-locked" if is_page_locked(storage) else None
+
+    def locks_memory(self) -> bool:
+        """Whether plain memory of it may be page-locked."""
+        return bool(torch.cuda.is_initialized())
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         """How much of the budget staging buffers take."""
         return staging
 
-    def heap(self, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        """What sees to it that freed memory leaves the process, where `tensors_max` bytes of
-        tensors may be in memory."""
-        return _heap.Heap(tensors_max)
+    def heap(self, budget: int, tensors_max: int) -> _heap.Heap | _heap.Cache:
+        """What sees to it that freed memory leaves the process, where `tensors_max` bytes of tensors may be in memory,
+        and with them rings of the session, up to `budget`."""
+        return _heap.Heap(budget)
 
     def at_work(self) -> contextlib.AbstractContextManager[object]:
         """While a block is open."""
@@ -117,9 +99,6 @@ class Host:
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory has memory of torch's again, which can be resized."""
 
-    def make_all_usual(self, storages: Iterable[Storage]) -> None:
-        """The same of each."""
-
     def decommit(self, address: int, length: int) -> None:
         """A part is given back. Nobody reads it before it is written again."""
         _kept.decommit(address, length)
@@ -137,6 +116,9 @@ class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
     dlpack_type = 2  # CUDA's
+    moves_by_cores = False
+    has_graphs = True
+    why_in_order = "on a GPU that is not done yet"
 
     def __init__(self, device: torch.device, streams_of: str = "cuda") -> None:
         """`streams_of`: the kind of device, to torch, that has the streams."""
@@ -144,12 +126,16 @@ class Gpu(Host):
         self.device = torch.device("cuda", index)
         self.option = index + 1
         self.place = self.device
-        self.streams = native().Streams(streams_of, index)
+        self.streams = native().streams(torch.device(streams_of, index))
         self._uses_parts = False
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
-    def movable(self, storage: Storage) -> bool:
-        return resizable(storage) or self.is_divisible(storage)  # torch calls every storage of a GPU shared
+    def why_unmovable(self, storage: Storage) -> str | None:
+        # Torch calls every storage of a GPU shared.
+        return None if resizable(storage) or self.is_divisible(storage) else "its memory is not torch's own"
+
+    def locks_memory(self) -> bool:
+        return False
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window
@@ -158,8 +144,8 @@ class Gpu(Host):
         peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
         return staging if peer or data_path.startswith("gds") else 0
 
-    def heap(self, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        return _heap.Cache(self.device, tensors_max, self._await_freed)
+    def heap(self, budget: int, tensors_max: int) -> _heap.Heap | _heap.Cache:
+        return _heap.Cache(self.device, tensors_max, self._await_freed)  # the rings are not torch's
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -209,10 +195,6 @@ class Gpu(Host):
 
     def is_divisible(self, storage: Storage) -> bool:
         return self._mapped is not None and self._mapped.has(storage)
-
-    def make_all_usual(self, storages: Iterable[Storage]) -> None:
-        for storage in storages:
-            self.make_usual(storage)
 
     def make_usual(self, storage: Storage) -> None:
         if self.is_divisible(storage):

@@ -105,5 +105,5 @@ def _directed() -> Library | None:
         return None
     library: Any = _library()
     functions = library.tide_memory_allocate, library.tide_memory_free
-    addresses = [ctypes.cast(function, _pointer).value for function in functions]
-    return library if native().use_allocator(*addresses) else None
+    allocate, free = (ctypes.cast(function, _pointer).value or 0 for function in functions)
+    return library if native().use_allocator(allocate, free) else None

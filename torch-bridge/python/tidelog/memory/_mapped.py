@@ -12,12 +12,14 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tidelog.abi._library import Library, Signatures, declare, last_error, load_library
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
+from tidelog.native._built import native
+from tidelog.native._module import Event
 
 _i32, _u8, _u64, _pointer = ctypes.c_int32, ctypes.c_uint8, ctypes.c_uint64, ctypes.c_void_p
 
@@ -62,19 +64,7 @@ def make_usual(storage: _record.Storage) -> None:
     with _record.unseen():
         usual = torch.UntypedStorage(_record.nbytes(storage), device=storage.device)
         _copy(usual, storage)
-    _moves.swap(storage, usual, None)
-
-
-class Event(Protocol):
-    """One of a device's, as native/streams.h has them."""
-
-    handle: int  # by which others know it
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-
-    def synchronize(self) -> None:
-        """Waits until it has."""
+    native().swap(storage, usual, None, bool)
 
 
 class MappedMemory:

@@ -21,11 +21,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from typing import Any
+from typing import cast
 
 import torch
 
 from tidelog._errors import Error
+from tidelog.native._module import Module
 
 _SOURCES = pathlib.Path(__file__).parent
 # Of the library's C ABI: beside the sources in an installed package, in a checkout where cbindgen writes it.
@@ -42,7 +43,7 @@ _PREBUILT = _SOURCES / "prebuilt"
 _BUILT_FOR = re.compile(r"torch-([^-]+)-cpython-(\d)(\d+)-")
 _NO_COMPILER = "there is no C++ compiler (g++ or clang++)"
 
-_loaded: list[Any] = []
+_loaded: list[Module] = []
 
 
 def build() -> str:
@@ -59,7 +60,7 @@ def build() -> str:
 
 
 @functools.cache
-def native() -> Any:
+def native() -> Module:
     """The module. It is built first where it is not there: half a minute, once for each torch."""
     if why_not := build():
         raise Error(
@@ -70,7 +71,7 @@ def native() -> Any:
     return _loaded[0]
 
 
-def loaded() -> Any:
+def loaded() -> Module | None:
     """The module where something has needed it so far; None: nothing has."""
     return _loaded[0] if _loaded else None
 
@@ -82,7 +83,7 @@ def _instead() -> str:
     return f"; without one, this package works with {' or '.join(there)}" if there else ""
 
 
-def _built() -> Any:
+def _built() -> Module | str:
     """The module, or why there is none."""
     why_not = ""
     if (prebuilt := _PREBUILT / prebuilt_name()).exists():
@@ -165,20 +166,20 @@ def _digest(*facts: str) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def _load(place: pathlib.Path) -> Any:
+def _load(place: pathlib.Path) -> Module:
     found = place.stat()
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
         raise OSError("others may write it")
     return _module_in(place)
 
 
-def _module_in(place: pathlib.Path) -> Any:
+def _module_in(place: pathlib.Path) -> Module:
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(place))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    return module
+    return cast(Module, module)
 
 
 def _build(compiler: list[str], place: pathlib.Path) -> str:

@@ -5,7 +5,7 @@
 
 #include "performer.h"
 #include "services.h"
-#include "step_types.h"
+#include "step.h"
 
 namespace tidelog {
 
@@ -13,13 +13,13 @@ constexpr size_t FORESIGHT_ENTRIES_MAX = 1 << 16;  // beyond, the memory of resu
 
 // All is read and changed with Python's lock held.
 struct Block {
-  Block(PyObject* ledger, PyObject* step, PyObject* services, PyObject* updates, const volatile uint32_t* attention)
-      : ledger_object(borrowed(ledger)),
-        step_object(borrowed(step)),
-        ledger(types::ledger_in(ledger)),
-        step(types::step_in(step)),
-        python(services),
-        updates(borrowed(updates)),
+  // `step`: in Python, which has the ledger.
+  Block(const py::object& step, const py::object& services, const py::dict& updates, const volatile uint32_t* attention)
+      : step_object(borrowed(step.ptr())),
+        step(step.cast<Step&>()),
+        ledger(this->step.ledger),
+        python(services.ptr()),
+        updates(borrowed(updates.ptr())),
         attention(attention) {}
 
   void remember(uint64_t key, int64_t born) {
@@ -29,16 +29,16 @@ struct Block {
 
   void tell_heap() {
     if (allocated < TOLD_EVERY) return;
-    checked(PyObject_CallOneArg(python.allocated.get(), checked(PyLong_FromLongLong(allocated.exchange(0))).get()));
+    checked(PyObject_CallOneArg(python.allocated.get(), to_python(allocated.exchange(0)).get()));
   }
 
   // Ops over lists are done in pieces of this.
   int64_t piece_bytes_max() const { return std::max<int64_t>(ledger.limit / 4, 1); }
 
   const uint64_t number = ++count;
-  const Held ledger_object, step_object;
-  Ledger& ledger;
+  const Held step_object;
   Step& step;
+  Ledger& ledger;
   const Services python;
   const Held updates;                  // a dict of the optimizer's updates that have not run
   const volatile uint32_t* attention;  // not 0 while completions wait

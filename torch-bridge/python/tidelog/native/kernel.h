@@ -119,8 +119,7 @@ class Kernel {
   void learn_facts(const Block& block, const Op& op) {
     if (knows_facts(block)) return;
     Whole whole;
-    Held count = checked(PyLong_FromSize_t(op.count()));
-    Held found = Services::call(block.python.facts, op.func(), count.get());
+    Held found = Services::call(block.python.facts, op.func(), to_python(op.count()).get());
     const char* name;
     unsigned long long written, seed;
     unsigned traits;
@@ -136,7 +135,7 @@ class Kernel {
     for (const Holder& each : arguments)
       if (each.storage != nullptr)
         if (Record* record = Records::of(*each.storage); record != nullptr && record->is_away())
-          Services::call(block.python.refuse_in_child, Held(types::wrap(record)).get());
+          Services::call(block.python.refuse_in_child, to_python(*record).get());
   }
 
   // Whether an op writes this argument.

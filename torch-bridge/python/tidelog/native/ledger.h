@@ -1,10 +1,10 @@
 // The ledger of a block: every storage that it has met, how many bytes of them are in memory, and what the session has
-// yet to hear of them. No other class changes these.
+// yet to learn of them. No other class changes these.
 //
 // All is called with Python's lock held, but for what a storage's death does.
 #pragma once
 
-#include <torch/csrc/Storage.h>
+#include <unistd.h>
 
 #include <unordered_map>
 
@@ -29,7 +29,7 @@ class Ledger {
   Record* record_of(c10::StorageImpl& storage, const Birth& birth = {}) {
     Record* known = Records::of(storage);
     if (known != nullptr && known->ledger == this) return known;
-    if (known != nullptr && known->ledger != nullptr) known->ledger->hand_over(storage);
+    if (known != nullptr && known->ledger != nullptr) known->ledger->rebind(storage);
     if (!owns(storage)) return nullptr;
     int64_t size = is_alias(storage) ? 0 : static_cast<int64_t>(storage.nbytes());
     if (size == 0) return nullptr;  // nothing to move; looked at again when an op has given it bytes
@@ -197,8 +197,7 @@ class Ledger {
     if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
     bool is_plain = (record != nullptr && record->is_owner) || Records::is_allocators(storage);
     if (is_plain && storage.resizable() && !asks_device) return true;
-    Held object = object_of(storage);
-    return call(device.get(), names().movable, object.get()).get() == Py_True;
+    return call(device.get(), names().why_unmovable, to_python(storage).get()).get() == Py_None;
   }
 
   // Keeps a storage where it is: an alias exists that nobody sees.
@@ -340,12 +339,11 @@ class Ledger {
   bool is_performing = false;  // the session calls back
   bool is_in_child = false;    // this is a child of a fork: the session is its parent's
 
-  // Python's: the device, its streams, what reaches storages for other blocks and threads, what is called where a birth
-  // exceeds the limit while all is quiet, and where storages are that are out, in words.
-  Held device{nullptr}, streams_object{nullptr}, access{nullptr}, when_full{nullptr};
-  std::string outside;
-  long process = 0;
-  PyObject* object = nullptr;  // of this ledger in Python, which owns it
+  // Python's: the device, what reaches storages for other blocks and threads, and what is called where a birth exceeds
+  // the limit while all is quiet.
+  Held device{nullptr}, access{nullptr}, when_full{nullptr};
+  std::string outside;  // where storages are that are out, in words
+  const pid_t process = getpid();
 
  private:
   static std::mutex& mutex() { return Records::all().mutex; }
@@ -360,10 +358,6 @@ class Ledger {
     if (!streams_.have_grown()) return;
     for (const RecordPtr& each : all())
       if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
-  }
-
-  static Held object_of(c10::StorageImpl& storage) {
-    return checked(THPStorage_Wrap(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage))));
   }
 
   // What hangs on the storage's object in Python, if it has one.
@@ -397,11 +391,12 @@ class Ledger {
   }
 
   static void look_at(Record& record, std::vector<RecordPtr>& dead) {
-    if (!record.is_owner && !record.in_flight && record.weak.expired()) dead.push_back(Records::all().bury(record));
+    if (!record.is_owner && !record.in_flight && record.weak.expired())
+      dead.push_back(Records::all().record_death(record));
   }
 
   // Another block, of which this is the ledger, gives it away.
-  void hand_over(c10::StorageImpl& storage) { call(access.get(), names().rebind, object_of(storage).get()); }
+  void rebind(c10::StorageImpl& storage) { call(access.get(), names().rebind, to_python(storage).get()); }
 
   // Whether the storage only shows memory that another one owns, and that counts there.
   bool is_alias(const c10::StorageImpl& storage) const {
@@ -498,6 +493,13 @@ class Ledger {
 
 inline void Records::died(Record& record) {
   if (record.ledger != nullptr) record.ledger->died(record);
+}
+
+inline std::string Record::guard_text() const {
+  return "tidelog: tensor " + describe() + " is " + (ledger != nullptr ? ledger->outside : "on NVMe") +
+         ", and this access did not go through the offload block (a thread that is older than it, a raw kernel, or "
+         "after the block). "
+         "Touch it by a torch op inside the block first, or call restore() on the block's object.";
 }
 
 }  // namespace tidelog

@@ -5,7 +5,7 @@
 // the same again with the next call.
 #pragma once
 
-#include "types.h"
+#include "ledger.h"
 
 namespace tidelog {
 
@@ -135,11 +135,10 @@ class Performer {
   // Returns the address, where one is asked for.
   uint64_t in_python(const tide_bytes& bytes, PyObject* method, Record& record, const c10::Storage& storage,
                      uint64_t number) const {
-    Held begin = checked(PyLong_FromUnsignedLongLong(bytes.begin));
+    Held begin = to_python(bytes.begin);
     // The last argument is of parts alone.
-    Held address =
-        call(requests_of(bytes), method, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
-             checked(PyLong_FromUnsignedLongLong(number)).get(), bytes.is_part != 0 ? begin.get() : nullptr);
+    Held address = call(requests_of(bytes), method, to_python(record).get(), to_python(storage).get(),
+                        to_python(number).get(), bytes.is_part != 0 ? begin.get() : nullptr);
     return PyLong_Check(address.get()) ? static_cast<uint64_t>(number_in(address.get())) : 0;
   }
 
@@ -148,9 +147,8 @@ class Performer {
             tide_memory& memory) const {
     memory.address = address;
     if (bytes.is_part != 0) {
-      Held after =
-          call(parts_.get(), names().after, Held(types::wrap(&record)).get(), checked(THPStorage_Wrap(storage)).get(),
-               checked(PyLong_FromUnsignedLongLong(bytes.begin)).get());
+      Held after = call(parts_.get(), names().after, to_python(record).get(), to_python(storage).get(),
+                        to_python(bytes.begin).get());
       memory.after = reinterpret_cast<void*>(number_in(after.get()));
       return;
     }
@@ -192,7 +190,7 @@ class Performer {
     ledger_.mark(record, OUT);
     if (record.loans != 0) return false;
     ledger_.share(*record.impl);
-    Records::take(*record.impl, types::message_of(record));
+    Records::take(*record.impl, record.guard());
     Records::ends(record);
     return true;
   }
@@ -200,7 +198,7 @@ class Performer {
   bool allocate(Record& record, uint64_t size, uint64_t& address) {
     if (ledger_.maps_memory) return false;
     try {
-      address = Records::give(*record.impl, size, types::message_of(record));
+      address = Records::give(*record.impl, size, record.guard());
     } catch (const c10::OutOfMemoryError&) {
       return false;  // what is kept for later makes way first
     }
@@ -208,7 +206,7 @@ class Performer {
     Records::begins(record, ledger_.streams().keep_storages());
     untold_ += static_cast<int64_t>(size);
     if (untold_ >= TOLD_EVERY)
-      checked(PyObject_CallOneArg(allocated_.get(), checked(PyLong_FromLongLong(std::exchange(untold_, 0))).get()));
+      checked(PyObject_CallOneArg(allocated_.get(), to_python(std::exchange(untold_, 0)).get()));
     return true;
   }
 

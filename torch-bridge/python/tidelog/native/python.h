@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <pthread.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
 #include <utility>
@@ -49,7 +50,11 @@ void checked(int status) {
   if (status < 0) throw_python_error();
 }
 
-Held attribute(PyObject* object, PyObject* name) { return checked(PyObject_GetAttr(object, name)); }
+// A value of C++ as Python has it.
+template <class Value>
+Held to_python(const Value& value) {
+  return Held(py::cast(value).release().ptr());
+}
 
 int64_t number_in(PyObject* object) {
   int64_t number = PyLong_AsLongLong(object);
@@ -128,11 +133,11 @@ struct Names {
   NAME(allocate);
   NAME(calls);
   NAME(evict);
-  NAME(movable);
   NAME(rebind);
   NAME(refuse);
   NAME(release);
   NAME(settle);
+  NAME(why_unmovable);
 #undef NAME
 };
 

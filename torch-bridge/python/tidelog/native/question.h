@@ -125,7 +125,6 @@ class Question {
       bytes_ += record->size;
     }
     if (writes) *place |= MODIFIES;
-    is_away_ |= record->is_away();
   }
 
   uint64_t fingerprint() const { return fingerprint_.value(); }
@@ -140,8 +139,11 @@ class Question {
   void leave_out_uses() { uses_.clear(); }
 
   const Uses& uses() const { return uses_; }
-  int64_t bytes() const { return bytes_; }    // of the storages
-  bool is_away() const { return is_away_; }  // whether one of them is not in memory
+  int64_t bytes() const { return bytes_; }  // of the storages
+  // Whether one of them is not in memory now.
+  bool is_away() const {
+    return std::any_of(records_.begin(), records_.end(), [](const RecordPtr& each) { return each->is_away(); });
+  }
 
  private:
   void add_shape(const at::Tensor& tensor) {
@@ -159,7 +161,6 @@ class Question {
   c10::SmallVector<RecordPtr, 4> records_;
   Uses uses_;
   int64_t bytes_ = 0;
-  bool is_away_ = false;
 };
 
 }  // namespace tidelog

@@ -61,8 +61,24 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::Storage storage() const { return c10::Storage(weak.lock()); }
 
   bool is_away() const { return (state & AWAY) != 0; }
+  // Whether nothing of it is in memory.
+  bool is_out() const { return (state & OUT) != 0 && present == 0; }
   // Bytes that are in memory.
   int64_t counted() const { return (state & OUT) != 0 ? present : size; }
+
+  // The name people know the tensor by.
+  std::string describe() const {
+    if (name != nullptr) return py::cast<std::string>(py::handle(name));
+    if (birth.op == nullptr)
+      return "a tensor of " + std::to_string(size) + " bytes (storage " + std::to_string(number) + ")";
+    if (birth.index < 0) return "an output of " + *birth.op;
+    return "output " + std::to_string(birth.slot) + " of " + *birth.op + " (op " + std::to_string(birth.index) + ")";
+  }
+
+  // What an access meets that nothing has brought the bytes back for.
+  std::string guard_text() const;
+  // The same while the block runs.
+  Message guard() const { return is_guarded ? Message(guard_text()) : std::nullopt; }
 
   c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
   c10::weak_intrusive_ptr<c10::StorageImpl> weak;
@@ -86,7 +102,6 @@ struct Record final : c10::intrusive_ptr_target, Link {
   std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
 
   // Python's; read and changed with its lock.
-  PyObject* object = nullptr;  // of this record; borrowed
   PyObject *name = nullptr, *parted = nullptr;
 
   // Never with the lock of `Records`: Python's is taken.
@@ -97,6 +112,12 @@ struct Record final : c10::intrusive_ptr_target, Link {
     Py_XDECREF(parted);
   }
 };
+
+// As Python has them.
+inline Held to_python(Record& record) { return to_python(RecordPtr::reclaim_copy(&record)); }
+inline Held to_python(c10::StorageImpl& storage) {
+  return to_python(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)));
+}
 
 // All records, of all blocks.
 class Records {
@@ -218,7 +239,7 @@ class Records {
 
   // Takes the record of a storage that has died out of the table. With the lock held; what is returned is let go of
   // without it.
-  RecordPtr bury(Record& record) {
+  RecordPtr record_death(Record& record) {
     died(record);
     auto found = by_storage_.find(record.impl);
     if (found == by_storage_.end()) return {};

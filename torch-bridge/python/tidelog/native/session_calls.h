@@ -29,7 +29,7 @@ struct SessionCalls {
   void require(int32_t status) const {
     if (status >= 0) return;
     if (PyErr_Occurred() != nullptr) throw_python_error();
-    tidelog::call(session, names().refuse, checked(PyLong_FromLong(status)).get());
+    tidelog::call(session, names().refuse, to_python(status).get());
   }
 
   PyObject* session = nullptr;  // borrowed: the block has it

@@ -77,9 +77,9 @@ class Kernel::Unusual {
     {
       Whole whole;
       Question question = kernel_.asked(run_, arguments, op_.numbers());
-      is_away_ = question.is_away();
       if (!facts().has(IN_PIECES) || question.bytes() <= block_.piece_bytes_max() || !has_halves()) {
         kernel_.begin(run_, question, needs());
+        is_away_ = question.is_away();  // what the op does not wait for may have left at its beginning
         make_usual(arguments);
       }
     }
@@ -120,11 +120,7 @@ class Kernel::Unusual {
   void make_usual(const Tensors& arguments) {
     if (!facts().has(RESIZES) || !block_.ledger.maps_memory) return;
     for (const Holder& each : arguments)
-      if (each.storage != nullptr) Services::call(python_.make_usual, storage_of(each).get());
-  }
-
-  static Held storage_of(const Holder& holder) {
-    return checked(THPStorage_Wrap(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(holder.storage))));
+      if (each.storage != nullptr) Services::call(python_.make_usual, to_python(*each.storage).get());
   }
 
   // The program does something else than the step that was planned: the rest of the step is reactive.
@@ -132,11 +128,9 @@ class Kernel::Unusual {
     Whole whole;
     Step& step = block_.step;
     const Step::Op* expected = step.expected();
-    Held index = checked(PyLong_FromLongLong(step.next_op));
-    Held name = checked(types::text(*facts().name));
-    Held planned = expected != nullptr ? checked(types::text(*expected->name)) : borrowed(Py_None);
+    Held planned = expected != nullptr ? to_python(*expected->name) : borrowed(Py_None);
     step.follows = false;
-    Services::call(python_.left_plan, index.get(), name.get(), planned.get());
+    Services::call(python_.left_plan, to_python(step.next_op).get(), to_python(*facts().name).get(), planned.get());
   }
 
   // -- the op itself ------------------------------------------------------------------------------------
@@ -175,9 +169,8 @@ class Kernel::Unusual {
   void with_room() {
     if (try_to_launch()) return;
     for (int64_t times : ROOM_TIMES) {
-      Services::call(python_.make_room, checked(types::text(*no_memory_)).get(),
-                     checked(types::text(*facts().name)).get(), checked(types::number(run_.needs)).get(),
-                     checked(types::number(times)).get());
+      Services::call(python_.make_room, to_python(*no_memory_).get(), to_python(*facts().name).get(),
+                     to_python(run_.needs).get(), to_python(times).get());
       if (times == ROOM_TIMES.back()) return launch();
       if (try_to_launch()) return;
     }
@@ -190,7 +183,7 @@ class Kernel::Unusual {
   const Services& python_;
   Op& op_;
   Run run_;
-  bool is_away_ = false;  // some of what the op uses was, when it began
+  bool is_away_ = false;  // some of what the op uses is, once it has begun
   std::vector<std::unique_ptr<Op>> halves_;
   std::optional<std::string> no_memory_;
 };

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tidelog.native._built import loaded
+from tidelog.native._built import loaded, native
 
 # After Ctrl-C a function that comes to its next block by itself is not interrupted in between.
 _SECONDS_TO_NEXT_BLOCK = 1.0
@@ -196,5 +196,5 @@ class Surroundings:
         for mode in self._modes:
             torch._C._push_on_torch_dispatch_stack(mode)
         if self._works:
-            loaded().works(True)
+            native().works(True)
         return self._context.copy().run(function)

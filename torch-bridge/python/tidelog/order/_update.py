@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tidelog import _errors
-from tidelog.memory import _moves, _record
+from tidelog.memory import _record
 from tidelog.memory._record import Pending, Storage, untyped_storage
+from tidelog.native._built import native
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group, tensors_in
 
@@ -91,7 +92,7 @@ class Mark(Pending):
     def guard(self, storage: Storage) -> None:
         """Sets the guard on one of its storages that is in memory. What is out has another."""
         if storage._tide is None or not storage._tide.state & _record.AWAY:
-            _moves.guard(storage, self._text)
+            native().guard(storage, self._text)
 
     def hang(self) -> None:
         """From here on whoever touches its storages finds it."""
@@ -105,7 +106,7 @@ class Mark(Pending):
             if storage._tide_update is self:
                 storage._tide_update = None
                 if storage._tide is None or not storage._tide.state & _record.AWAY:
-                    _moves.open_to_reads(storage)
+                    native().open_to_reads(storage)
 
 
 def tensors_of(step: Step, *parameter: Tensor) -> list[Tensor]:

@@ -22,12 +22,13 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _patches
 from tidelog._whole import come_again
 from tidelog.dispatch._dispatch import apart, get_compiler
-from tidelog.memory._record import Record, Storage, seen
+from tidelog.memory._record import Storage
+from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step, Update
 from tidelog.output._figures import UpdateFigures
-from tidelog.storages._ledger import Ledger
 from tidelog.storages._ops import Args, Kwargs
 
 _NOTHING = contextlib.nullcontext()
@@ -172,7 +173,7 @@ class Updates:
         try:
             with (
                 _disable_current_modes(),
-                seen(),
+                native().Seen(),
                 torch._C.DisableTorchFunction(),
                 torch._C._DisableAutocast(),
                 usual,

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _errors
-from tidelog.memory import _moves
-from tidelog.memory._record import Pending, Storage, nbytes, unseen, untyped_storage
+from tidelog.memory._record import Pending, Storage, fill, nbytes, unseen, untyped_storage
+from tidelog.native._built import native
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Mark, name_of
@@ -138,7 +138,7 @@ class UsedUp(Mark):
         self._storage = weakref.ref(storage)
         self._size = nbytes(storage)
         storage._tide_update = self
-        _moves.empty(storage, self._text)
+        native().empty(storage, self._text)
 
     def run(self) -> None:
         """A call that is no op uses it."""
@@ -150,7 +150,8 @@ class UsedUp(Mark):
         if storage is None or not self.has_stepped or func not in _ZEROES:
             self.refuse()
             return
-        _moves.give_zeroes(storage, self._size)
+        native().give(storage, self._size, None)
+        fill(storage, 0)
         storage._tide_update = None
 
 

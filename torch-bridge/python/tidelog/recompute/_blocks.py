@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tidelog import _errors
-from tidelog.memory._record import Holder, Record, record_in
+from tidelog.memory._record import Holder
+from tidelog.native._built import native
+from tidelog.native._module import Record
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.recompute._regions import Key, Region, Regions
 from tidelog.storages._ops import Args, Kwargs, Op, holders_in, holders_of, modified
@@ -148,7 +150,7 @@ def _checked(block: nn.Module, function: Callable[..., Any], kwargs: Kwargs) -> 
 
 def _numbers(holders: Iterable[Holder]) -> Iterator[tuple[int, Record]]:
     for holder in holders:
-        if (record := record_in(holder)) is not None:
+        if (record := native().record_in(holder)) is not None:
             yield record.id, record
 
 

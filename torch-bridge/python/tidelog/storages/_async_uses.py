@@ -11,8 +11,10 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidelog.memory._record import Record, Storage, between_ops
-from tidelog.storages._ledger import Ledger, borrowed, release_loans
+from tidelog.memory._record import Storage
+from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
+from tidelog.storages._ledger import borrowed, release_loans
 from tidelog.storages._ops import Args, Kwargs, OpInfo, OpOverload, Work, awaits, storages_of
 
 _POLL_MS = 1
@@ -52,11 +54,11 @@ class AsyncUses:
         self._when_begun()
         for work in info.works_in(result):
             storages = [each for each in storages_of(args, kwargs) if self._ledger.record_of_written(each) is not None]
-            records = [storage._tide for storage in storages if storage._tide is not None]
+            records = [record for storage in storages if (record := storage._tide) is not None]
             use = _Use(work, storages, records, info.ends_alone(storages))
             self._running.append(use)
             for record in use.records:
-                self._ledger.async_use_begins(record)
+                self._ledger.async_use(record, True)
 
     def began_elsewhere(self, info: OpInfo, result: Any, storages: Sequence[Storage]) -> None:
         """The same in another thread, which cannot speak to the session: its storages are borrowed
@@ -66,7 +68,7 @@ class AsyncUses:
 
     def launch(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
         """Runs a functional collective as the ops that it is made of, which are seen."""
-        with between_ops():
+        with native().BetweenOps():
             result = run()
         if awaits(func):
             self._waited_for(storages_of(args, kwargs))
@@ -90,7 +92,7 @@ class AsyncUses:
         for use in ended:
             self._running.remove(use)
             for record in use.records:
-                self._ledger.async_use_ends(record)
+                self._ledger.async_use(record, False)
         for _ in range(len(self._elsewhere)):
             use = self._elsewhere.popleft()
             if use.has_ended():

@@ -1,165 +1,27 @@
-"""The ledger: every storage that a block has met, how many bytes of them are in memory, and what the session has yet to
-learn of them. It is kept in C++ (native/ledger.h), where no other changes it."""
+"""The ledger of a block, which is kept in C++ (native/ledger.h): how it begins, how tensors that are there already come
+into it, and loans to other threads."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, cast
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from tidelog.memory import _moves
 from tidelog.memory._device import Host
-from tidelog.memory._record import Holder, Reach, Record, Storage, nbytes, untyped_storage
+from tidelog.memory._record import Storage, data_ptr, nbytes, untyped_storage
 from tidelog.native._built import native
+from tidelog.native._module import Ledger, Record
 from tidelog.storages._ops import is_wrapper, memory_of
-
-
-class Ledger(Protocol):
-    """What the one of a block has for Python."""
-
-    limit: int  # of `live`
-    live: int  # bytes of the storages that are in memory: all but those that are OUT
-    peak: int  # the highest `live` at an op boundary
-    marked: int  # storages that are not plainly resident
-    quiet: bool  # nothing is out, on its way or copied, and there is room: ops need not be looked at
-    expects_buckets: bool  # whether there is a reducer of DDP
-    newborn_is_guarded: bool  # whether storages that are met from now on are guarded when they are out
-    newborn_moves: bool  # whether they move
-    asks_device: bool  # whether plain memory on the host may be locked by CUDA
-    maps_memory: bool  # whether what comes back has memory of ours, not of torch's
-    is_in_child: bool  # whether this is a child of a fork: the session is its parent's
-
-    def connect(self, access: Reach, when_full: Callable[[], None]) -> None:
-        """`access`: how other blocks and threads reach the storages of this one. `when_full` is called where a birth
-        exceeds the limit while all is quiet."""
-
-    # -- births and deaths
-
-    def record_of(self, holder: Holder) -> Record | None:
-        """The storage's record; one that was never met is registered. None: not ours to move."""
-
-    def record_of_written(self, holder: Holder) -> Record | None:
-        """The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is
-        older than the block: C++ alone has it."""
-
-    def number_of(self, record: Record) -> int:
-        """The number by which the session knows a storage, given when it is first needed."""
-
-    def number_from(self, first: int) -> None:
-        """The numbers below this are the session's own."""
-
-    def reuse_numbers(self) -> None:
-        """A step begins: numbers of storages that died before it are used again."""
-
-    def record_at(self, number: int) -> Record | None:
-        """The record of the storage of this number; None: there is none."""
-
-    def name_of(self, number: int) -> str | None:
-        """What errors call the storage of this number; None: there is none."""
-
-    def all(self) -> list[Record]:
-        """The records of all storages that live."""
-
-    def unmovable(self) -> list[str]:
-        """The names of those that stay where they are."""
-
-    def discard(self, storage: Storage) -> None:
-        """A storage that is out is emptied: its bytes are never read again, and what it holds later is a new one's."""
-
-    def forget(self, record: Record) -> None:
-        """Another block takes the storage over from this one, which has ended."""
-
-    # -- where storages are, and which of them stay there
-
-    def owns(self, storage: Storage) -> bool:
-        """Whether its memory is of the kind that the block moves."""
-
-    def mark(self, record: Record, state: int) -> None:
-        """Notes the mark that the session put on a storage. What is marked OUT counts no longer."""
-
-    def has_present(self, record: Record, size: int) -> None:
-        """So many bytes are in memory of a storage that is marked OUT because parts of it are."""
-
-    def modifies(self, record: Record) -> None:
-        """The storage is about to differ from its copy in the log, by what the session is asked about."""
-
-    def modified(self, record: Record) -> None:
-        """The same by what the session is not asked about: it hears of it before anything else."""
-
-    def measure_again(self, holder: Holder) -> None:
-        """Something may have resized this storage."""
-
-    def has_away(self) -> bool:
-        """Whether any storage has no memory, or not its bytes yet."""
-
-    def movable(self, storage: Storage) -> bool:
-        """Whether the storage's memory is torch's own to give and take."""
-
-    def pin(self, record: Record) -> None:
-        """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""
-
-    def unpin(self, record: Record) -> None:
-        """Takes one `pin` back."""
-
-    def async_use_begins(self, record: Record) -> None:
-        """An op that has returned uses the storage until `async_use_ends`: it stays meanwhile."""
-
-    def async_use_ends(self, record: Record) -> None:
-        """One of the asynchronous uses of a storage has ended."""
-
-    def begins(self, record: Record) -> None:
-        """A device or a copy may touch the storage's memory from here on: nobody else frees it."""
-
-    def ends(self, record: Record) -> None:
-        """Neither does any more."""
-
-    # -- in what order ops and moves use memory
-
-    def launches(self) -> None:
-        """An op is about to be launched on the current stream, and may use any storage."""
-
-    def share(self, storage: Storage) -> None:
-        """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
-
-    def after(self, record: Record) -> int:
-        """The handle of an event behind everything that was launched, which is noted with a storage whose memory is
-        about to be touched. 0: it is all done."""
-
-    def order(self, record: Record) -> None:
-        """From here on streams wait for the bytes that are on their way to a storage."""
-
-    # -- how much is in memory
-
-    def restart_peak(self) -> None:
-        """What was alive before counts for `peak` no longer."""
-
-    def is_at_rest(self) -> bool:
-        """Whether nothing is out, on its way or copied, and there is room."""
-
-    def begin_quiet(self) -> None:
-        """All is at rest: ops need not be looked at from here on."""
-
-    def end_quiet(self) -> None:
-        """From here on every op is looked at."""
-
-    def flush(self) -> None:
-        """Sends what the session has not heard of: births, deaths, sizes, modifications and pins."""
 
 
 def ledger_of(device: Host, limit: int, outside: str) -> Ledger:
     """The ledger of a new block. `limit`: of bytes in memory; `outside`: where storages are that are out, in words."""
-    place = device.place
-    made = native().Ledger(
-        *(device, device.streams, place.type, place.index if place.index is not None else -1),
-        *(limit, outside, os.getpid()),
-    )
-    made.asks_device = place.type == "cpu" and torch.cuda.is_initialized()
+    made = native().ledger(device, device.streams, device.place, limit, outside)
+    made.asks_device = device.locks_memory()
     made.random_state_bytes = nbytes(untyped_storage(torch.get_rng_state()))
-    return cast(Ledger, made)
+    return made
 
 
 def adopt(ledger: Ledger, tensor: Tensor | None) -> Record | None:
@@ -180,7 +42,7 @@ def adopt(ledger: Ledger, tensor: Tensor | None) -> Record | None:
 def borrowed(storages: Sequence[Storage]) -> list[Record]:
     """Counts another thread in that uses these storages: their records. Also of those that no block has met: the
     block's thread may meet them, and have them leave, while they are in use."""
-    records: list[Record] = [native().record_for(storage) for storage in storages]
+    records = [native().record_for(storage) for storage in storages]
     for record in records:
         record.borrow(1)
     return records
@@ -209,5 +71,5 @@ def of_a_reducer(ledger: Ledger) -> Iterator[None]:
 def leave_in_pools(record: Record, pools: Sequence[range]) -> None:
     """A storage that lies in one of these, which the program manages itself, stays there: other memory would not be the
     same to it."""
-    if (storage := record()) is not None and any(_moves.data_pointer(storage) in pool for pool in pools):
+    if (storage := record()) is not None and any(data_ptr(storage) in pool for pool in pools):
         record.moves = False
