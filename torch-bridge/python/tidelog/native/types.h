@@ -156,7 +156,9 @@ inline PyMethodDef RECORD_METHODS[] = {
     {"borrow",
      [](PyObject* object, PyObject* more) {
        return guarded([&] {
-         record_in(object).loans += number_in(more);
+         Record& record = record_in(object);
+         record.loans += number_in(more);
+         record.was_borrowed |= record.loans != 0;
          return none();
        });
      },
@@ -334,8 +336,16 @@ inline PyMethodDef LEDGER_METHODS[] = {
     METHOD("begins", METH_O, "A device or a copy may touch the storage's memory: it lives meanwhile.",
            Records::begins(record_in(given), true)),
     METHOD("ends", METH_O, "None does any more.", Records::ends(record_in(given))),
-    METHOD("launches", METH_NOARGS, "An op is about to be launched on the current stream, and may use any storage.",
-           ledger.launches()),
+    METHOD("launches", METH_O,
+           "An op is about to be launched on the current stream, and may use any storage. It makes at most so many "
+           "bytes.",
+           ledger.launches(number_in(given))),
+    METHOD("take", METH_O, "A storage that is OUT loses its memory.",
+           ledger.take(record_in(given), message_of(record_in(given)))),
+    METHOD("make_room", METH_O, "So many bytes more are within the limit, on the GPU, too.",
+           ledger.make_room(number_in(given))),
+    METHOD("let_go", METH_NOARGS, "All memory goes that has been given up.", ledger.let_go()),
+    METHOD("let_go_at_once", METH_NOARGS, "The same where no device reads any of it.", ledger.let_go_at_once()),
     METHOD("share", METH_O, "A storage has its bytes again, or is about to lose its memory.",
            ledger.share(moves::impl_of(given))),
     METHOD("after", METH_O, "The handle of an event behind all that was launched, noted with a record; 0: it is done.",
@@ -345,7 +355,8 @@ inline PyMethodDef LEDGER_METHODS[] = {
     METHOD("restart_peak", METH_NOARGS, "What was alive before counts for it no longer.", ledger.peak = ledger.live()),
     METHOD("is_at_rest", METH_NOARGS, "Whether nothing is out, on its way or copied, and there is room.",
            return boolean(ledger.is_at_rest())),
-    METHOD("begin_quiet", METH_NOARGS, "All is at rest: ops need not be looked at from here on.", ledger.quiet = true),
+    METHOD("begin_quiet", METH_NOARGS, "All is at rest: ops need not be looked at from here on.", ledger.let_go();
+           ledger.quiet = true),
     METHOD("end_quiet", METH_NOARGS, "From here on every op is looked at.", ledger.quiet = false),
     METHOD("flush", METH_NOARGS, "Sends what the session has not heard of.", ledger.flush()),
     {nullptr, nullptr, 0, nullptr},
@@ -354,6 +365,8 @@ inline PyMethodDef LEDGER_METHODS[] = {
 inline PyGetSetDef LEDGER_MEMBERS[] = {
     GETTER("limit", number(ledger.limit), "Of `live`."),
     GETTER("live", number(ledger.live()), "Bytes of the storages that are in memory: all but those that are OUT."),
+    GETTER("counted", number(ledger.counted), "As `live`, with those that have died unseen."),
+    GETTER("departing", number(ledger.departing()), "Bytes that have been given up and are read still."),
     GETTER("peak", number(ledger.peak), "The highest `live` at an op boundary."),
     GETTER("marked", number(ledger.marked), "Storages that are not plainly resident."),
     GETTER("access", Py_NewRef(ledger.access.get()), "How other blocks and threads reach its storages."),

@@ -23,6 +23,8 @@ class Ledger(Protocol):
 
     limit: int  # of `live`
     live: int  # bytes of the storages that are in memory: all but those that are OUT
+    counted: int  # the same, with those that have died unseen
+    departing: int  # bytes that have been given up and are read still
     peak: int  # the highest `live` at an op boundary
     marked: int  # storages that are not plainly resident
     quiet: bool  # nothing is out, on its way or copied, and there is room: ops need not be looked at
@@ -119,8 +121,9 @@ class Ledger(Protocol):
 
     # -- in what order ops and moves use memory
 
-    def launches(self) -> None:
-        """An op is about to be launched on the current stream, and may use any storage."""
+    def launches(self, needs: int) -> None:
+        """An op is about to be launched on the current stream, and may use any storage. It makes at most so many
+        bytes."""
 
     def share(self, storage: Storage) -> None:
         """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
@@ -131,6 +134,20 @@ class Ledger(Protocol):
 
     def order(self, record: Record) -> None:
         """From here on streams wait for the bytes that are on their way to a storage."""
+
+    # -- memory that goes and comes
+
+    def take(self, record: Record) -> None:
+        """A storage that is OUT loses its memory. Where a copy reads that still, it goes when that is over."""
+
+    def make_room(self, needs: int) -> None:
+        """So many bytes more are within the limit, with what has been given up and is read still."""
+
+    def let_go(self) -> None:
+        """All that has been given up goes: what is launched from here on waits for what reads it."""
+
+    def let_go_at_once(self) -> None:
+        """The same where no device reads anything any more."""
 
     # -- how much is in memory
 
