@@ -291,6 +291,15 @@ fn what_is_not_there_is_refused_with_its_reason() {
 }
 
 #[test]
+fn checksums_go_before_other_kernels() {
+    let fake = FakeGpu::start(12, 1);
+    let stage = Stage::new(&fake, MIB);
+    // Of each direction, and before and behind the copies that are ordered.
+    assert_eq!(fake.count("urgent_streams"), 4);
+    drop(stage);
+}
+
+#[test]
 fn memory_is_used_again_without_the_host_where_that_is_ordered() {
     for seed in 0..8 {
         let fake = FakeGpu::start(seed, 20);

@@ -43,7 +43,7 @@ impl TierCopies {
         };
         Ok(Self {
             gpu: Arc::clone(gpu),
-            stream: Stream::new(gpu)?,
+            stream: Stream::of_highest_priority(gpu)?,
             kernel: Crc32c::new(gpu)?,
             slots: [slot()?, slot()?],
             memory: Arc::clone(memory),

@@ -5,7 +5,8 @@
 //! copy engines work at once. Where the caller has it ordered by events, no thread takes tensors
 //! out: they are put into streams when they are given (`ordered`). The GPU takes the CRC32C of what
 //! leaves and of what has come back, and the two are compared: what host memory or the link changed
-//! is an error, never other bytes. Whoever sends tensors here counts their bytes: as many as the
+//! is an error, never other bytes. Its kernels go before others, as what waits for them is short of
+//! memory. Whoever sends tensors here counts their bytes: as many as the
 //! tier has fit, in whatever order they come and go.
 #![allow(unsafe_code)]
 

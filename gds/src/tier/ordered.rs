@@ -79,8 +79,8 @@ impl OrderedPuts {
         let streams = PutStreams {
             gpu: Arc::clone(gpu),
             copies: Stream::new(gpu)?,
-            early_sums: Stream::new(gpu)?,
-            late_sums: Stream::new(gpu)?,
+            early_sums: Stream::of_highest_priority(gpu)?,
+            late_sums: Stream::of_highest_priority(gpu)?,
             kernel: Crc32c::new(gpu)?,
             memory: Arc::clone(memory),
         };

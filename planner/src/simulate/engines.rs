@@ -58,7 +58,10 @@ impl Engines {
         let GpuRuntime { behaviour, costs, .. } = runtime;
         Self {
             now: 0,
-            gpu: SimulatedGpu::new(behaviour.checksums == ChecksumStream::OwnStream),
+            gpu: SimulatedGpu::new(matches!(
+                behaviour.checksums,
+                ChecksumStream::BesideWrites | ChecksumStream::OwnStream
+            )),
             events: SimulatedEvents::default(),
             checksums: behaviour.checksums,
             rate: costs.checksum,

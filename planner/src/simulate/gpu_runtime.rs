@@ -82,7 +82,8 @@ pub enum ChecksumStream {
     /// In the stream that copies: behind the kernel that runs, and the next copy waits.
     CopyStream,
     /// Of what is written, in two streams of their own: before the copy, and behind the copy and
-    /// all that had been launched. Of all else in the stream that copies, checks apart.
+    /// all that had been launched. Of all else in the stream that copies, checks apart. All go
+    /// before kernels.
     BesideWrites,
     /// In a stream of their own that goes before kernels.
     OwnStream,
