@@ -133,6 +133,7 @@ miri: setup ## Layout, checksums and planner under Miri, where the toolchain has
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --dist loadfile --durations 10 -m "not slow" tests/torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake --host-memory -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py
 
 test-ranks: setup build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py

@@ -215,15 +215,23 @@ CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsi
     return code;
 }
 
-CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
+enum { LEAST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
+CUresult cuCtxGetStreamPriorityRange(int *least, int *highest) {
+    IN_CONTEXT;
+    *least = LEAST_PRIORITY; *highest = HIGHEST_PRIORITY;
+    return OK;
+}
+CUresult cuStreamCreateWithPriority(struct Stream **stream, unsigned flags, int priority) {
     IN_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     *stream = calloc(1, sizeof **stream);
     if (stream_count < MAX) streams[stream_count++] = *stream;
+    state.urgent_streams += priority == HIGHEST_PRIORITY;
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
+CUresult cuStreamCreate(struct Stream **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, LEAST_PRIORITY); }
 CUresult cuStreamDestroy_v2(struct Stream *stream) {
     IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);

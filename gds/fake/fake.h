@@ -46,6 +46,7 @@ extern struct State {
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
     int broken;          /* the error that stays, or 0 */
     uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
+    unsigned urgent_streams; /* that were made, and whose kernels go before others */
     unsigned waits;      /* calls that wait for the GPU by themselves */
     uint64_t idle_ns, busy_ns, clocked; /* of kernels' streams, where a clock runs; how many kernels ran there */
 } state;

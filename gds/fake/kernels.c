@@ -82,7 +82,8 @@ static bool touches(const struct Step *s, uint64_t at, size_t length) {
         if (overlap(k->read[i].at, k->read[i].length, at, length)) return true;
     for (unsigned i = 0; k && i < k->writes; i++)
         if (overlap(k->written[i].at, k->written[i].length, at, length)) return true;
-    return !k && s->length && (overlap(s->to, s->length, at, length) || overlap(s->from, s->length, at, length));
+    size_t written = s->kind == SUM ? 4 * s->parts : s->length;
+    return !k && s->length && (overlap(s->to, written, at, length) || overlap(s->from, s->length, at, length));
 }
 
 bool is_in_streams(uint64_t at, size_t length) {
@@ -120,14 +121,34 @@ void fake_reach(struct Stream *stream, unsigned count, const struct Span *spans)
     pthread_mutex_unlock(&fake_lock);
 }
 
+static const struct Stream *user;
+/* The stream in whose order memory is given out again. */
+void fake_memory_is_of(const struct Stream *stream) { user = stream; }
+
+/* Whether a stream, up to a step of it, waits for what `step` of another does. */
+static bool waits_for(const struct Stream *stream, const struct Step *until, const struct Step *step, unsigned depth) {
+    for (const struct Step *s = stream->head; s && s != until; s = s->next) {
+        if (s == step) return true;
+        for (unsigned i = 0; s->kind == WAIT && depth && i < stream_count; i++)
+            for (const struct Step *r = streams[i]->head; r; r = r->next)
+                if (r->kind == RECORD && r->event == s->event && r->ticket == s->ticket && waits_for(streams[i], r, step, depth - 1))
+                    return true;
+    }
+    return false;
+}
+
 /* These bytes' memory goes: the kernels and copies that use it have had their turn, as where a stream's memory is given out
- * again in its order. */
+ * again in its order. That stream must wait for what others do with it. */
 void fake_let_go(uint64_t at, size_t length) {
     struct Span span = { at, length, NULL };
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < stream_count; i++) {
         bool used = false;
-        for (const struct Step *s = streams[i]->head; s; s = s->next) used |= touches(s, at, length);
+        for (const struct Step *s = streams[i]->head; s; s = s->next) {
+            used |= touches(s, at, length);
+            if (!s->kernel && user && touches(s, at, length) && !waits_for(user, NULL, s, 8))
+                violated("memory is given out that a copy uses still", at, length);
+        }
         if (used) reach(streams[i], 1, &span);
     }
     pthread_mutex_unlock(&fake_lock);

@@ -42,7 +42,7 @@ void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
     memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0; state.broken = 0;
     /* What an earlier test has leaked stays so, and is nobody else's. */
-    forget_given_up(); forget_capture(); forget_capacity(); state.waits = 0; state.handles = state.buffers = state.batches = state.allocated = 0;
+    forget_given_up(); forget_capture(); forget_capacity(); state.waits = state.urgent_streams = 0; state.handles = state.buffers = state.batches = state.allocated = 0;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.configured_compat = true; if (!state.driver_open) state.allow_compat = -1; state.force_compat = false; state.p2pdma = false; state.p2p_flags = 0; state.entered = state.handles_made = 0; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
     state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = state.driver_open_calls = 0;
@@ -111,6 +111,7 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "modules_loaded")) return state.modules_loaded;
     if (!strcmp(what, "kernels")) return state.kernels;
     if (!strcmp(what, "host_bytes")) return state.host_bytes;
+    if (!strcmp(what, "urgent_streams")) return state.urgent_streams;
     if (!strcmp(what, "waits")) return state.waits;
     if (!strcmp(what, "idle_ns")) return state.idle_ns;
     if (!strcmp(what, "busy_ns")) return state.busy_ns;

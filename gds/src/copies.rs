@@ -190,10 +190,14 @@ unsafe impl GpuCopies for StreamCopies {
         self.checksums.as_ref().map_or(0, |checksums| checksums.taken(slot))
     }
 
-    fn record(&mut self, event: GpuEvent) -> Result<(), CopyError> {
-        // SAFETY: who gave the event keeps it open until the transfer's release, which comes after
-        // this.
-        Ok(unsafe { self.drains.record_raw(event.as_raw()) }?)
+    fn record(&mut self, event: GpuEvent, after: Option<GpuEvent>) -> Result<(), CopyError> {
+        // SAFETY: who gave the events keeps them open until the transfer's release, which comes
+        // after this.
+        unsafe {
+            after.map_or(Ok(()), |after| self.drains.wait_for_raw(after.as_raw()))?;
+            self.drains.record_raw(event.as_raw())?;
+        }
+        Ok(())
     }
 
     fn stop(&mut self) -> bool {

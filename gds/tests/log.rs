@@ -376,6 +376,37 @@ fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
 }
 
 #[test]
+fn what_a_cancelled_get_was_to_wait_for_is_waited_for_by_whoever_has_the_memory_next() {
+    for way in WAYS {
+        let fake = FakeGpu::start(7, 3);
+        let (_media, pool) = pool(&fake, 2, way);
+        let tensor = on_gpu(&fake, &pattern(1 << 20, 0));
+        put(&pool, &tensor, None).wait().unwrap();
+        let kernel = Stream::new(&fake.gpu()).unwrap();
+        let free = Event::new(&fake.gpu()).unwrap();
+        free.record(&kernel).unwrap();
+        fake.hold_event(Some(&free));
+        // The first has no room for the second, which has not begun when it is cancelled.
+        let first = get(&pool, 0, &tensor, Some(&free), None);
+        let landed = Event::new(&fake.gpu()).unwrap();
+        landed.record(&kernel).unwrap();
+        let second = get(&pool, 0, &tensor, Some(&landed), Some(&landed));
+        second.cancel();
+        assert!(matches!(second.wait(), Err(TransferError::Cancelled)));
+        for _ in 0..1000 {
+            assert!(!landed.has_happened().unwrap(), "nobody waited for what was before it");
+        }
+        fake.hold_event(None);
+        first.wait().unwrap();
+        kernel.synchronize().unwrap();
+        pool.close().unwrap();
+        assert!(landed.has_happened().unwrap());
+        drop(tensor);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
 fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 30);

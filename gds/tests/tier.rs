@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuSource};
@@ -14,6 +14,8 @@ use tidelog_tests::machine::FakeGpu;
 use tidelog_tests::sim::Random;
 
 const MIB: usize = 1 << 20;
+/// The number of the tensor that is put by events alone.
+const ORDERED: u64 = 50;
 
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
     (0..length as u64).map(|at| (at * 31 / 7 + at / 4093 + seed) as u8).collect()
@@ -59,6 +61,22 @@ impl Stage {
         let to = unsafe { GpuDestination::new(memory.base().0, memory.len(), after, None) };
         let notify = (self.ended.clone(), number);
         drop(self.tier.get(id(number), to, Urgency::Urgent, notify).unwrap());
+    }
+
+    /// `released` is recorded behind all that was launched.
+    fn put_ordered(&self, memory: &DeviceMemory, after: Option<&Event>, released: &Event) {
+        self.try_put_ordered(memory, after, released).unwrap();
+    }
+
+    fn try_put_ordered(
+        &self,
+        memory: &DeviceMemory,
+        after: Option<&Event>,
+        released: &Event,
+    ) -> Result<(), HostTierError> {
+        let released = GpuEvent::from_raw(released.as_raw()).unwrap();
+        let notify = (self.ended.clone(), ORDERED);
+        self.tier.put_ordered(id(ORDERED), &source(memory, after), released, notify)
     }
 
     fn verify(&self, number: u64, memory: &DeviceMemory) -> bool {
@@ -270,4 +288,172 @@ fn what_is_not_there_is_refused_with_its_reason() {
     assert_eq!(verify(&other).unwrap_err(), HostTierError::Length { held, asked });
     stage.tier.close();
     assert_eq!(verify(&memory).unwrap_err(), HostTierError::Closed);
+}
+
+#[test]
+fn checksums_go_before_other_kernels() {
+    let fake = FakeGpu::start(12, 1);
+    let stage = Stage::new(&fake, MIB);
+    // Of each direction, and before and behind the copies that are ordered.
+    assert_eq!(fake.count("urgent_streams"), 4);
+    drop(stage);
+}
+
+#[test]
+fn memory_is_used_again_without_the_host_where_that_is_ordered() {
+    for seed in 0..8 {
+        let fake = FakeGpu::start(seed, 20);
+        let stage = Stage::new(&fake, 2 * MIB);
+        let [first, second] = [1, 2].map(|number| pattern(MIB, seed + number));
+        let (made, next) = (on_gpu(&fake, &first), on_gpu(&fake, &second));
+        let (tensor, came) = (on_gpu(&fake, &pattern(MIB, 77)), on_gpu(&fake, &pattern(MIB, 78)));
+        let kernels = Stream::new(&fake.gpu()).unwrap();
+        let [after, released] = [(); 2].map(|()| Event::new(&fake.gpu()).unwrap());
+        // SAFETY: all memory and events stay until the stream has been waited for; copies of a
+        // stream are in order.
+        unsafe { kernels.copy(made.base(), tensor.base(), MIB) }.unwrap();
+        after.record(&kernels).unwrap();
+        released.record(&kernels).unwrap();
+        stage.put_ordered(&tensor, Some(&after), &released);
+        kernels.wait_for(&released).unwrap();
+        // SAFETY: as above.
+        unsafe { kernels.copy(next.base(), tensor.base(), MIB) }.unwrap();
+        // It is on its way, and so is what is asked for.
+        stage.get(ORDERED, &came, None);
+        for _ in 0..2 {
+            assert_eq!(stage.next().1.unwrap().bytes, MIB as u64);
+        }
+        kernels.synchronize().unwrap();
+        assert!(bytes_of(&came) == first && bytes_of(&tensor) == second, "seed {seed}");
+        assert_eq!(fake.count("host_bytes"), 2 * MIB as u64, "seed {seed}");
+        drop(stage);
+        fake.assert_lawful();
+    }
+}
+
+/// What is launched on a stream before something that does not end, and after.
+struct Late {
+    kernels: Stream,
+    before: Event,
+    unended: Event,
+    all: Event,
+}
+
+impl Late {
+    /// The launches after are put into the stream by `launch`.
+    fn start(fake: &FakeGpu, launch: impl FnOnce(&Stream)) -> Self {
+        let kernels = Stream::new(&fake.gpu()).unwrap();
+        let [before, unended, all] = [(); 3].map(|()| Event::new(&fake.gpu()).unwrap());
+        before.record(&kernels).unwrap();
+        unended.record(&kernels).unwrap();
+        fake.hold_event(Some(&unended));
+        launch(&kernels);
+        all.record(&kernels).unwrap();
+        Self { kernels, before, unended, all }
+    }
+
+    fn end(&self, fake: &FakeGpu) {
+        fake.hold_event(None);
+        self.kernels.synchronize().unwrap();
+        assert!(self.unended.has_happened().unwrap());
+    }
+}
+
+fn await_bytes(fake: &FakeGpu, bytes: usize) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while fake.count("host_bytes") < bytes as u64 {
+        assert!(Instant::now() < until, "it waits for what it does not need");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_copy_waits_for_no_later_kernel_and_the_last_look_does() {
+    let fake = FakeGpu::start(8, 3);
+    let stage = Stage::new(&fake, 2 * MIB);
+    let bytes = pattern(MIB, 1);
+    let memory = on_gpu(&fake, &bytes);
+    let later = Late::start(&fake, |_| {});
+    stage.put_ordered(&memory, Some(&later.before), &later.all);
+    await_bytes(&fake, MIB);
+    assert!(stage.ended.try_pop().is_none(), "it was not compared with what may have been written");
+    later.end(&fake);
+    stage.next().1.unwrap();
+    assert!(later.all.has_happened().unwrap());
+    drop(stage);
+    fake.assert_lawful();
+}
+
+#[test]
+fn what_a_kernel_wrote_that_nobody_knew_of_is_an_error_and_its_copy_of_no_use() {
+    let fake = FakeGpu::start(9, 3);
+    let stage = Stage::new(&fake, 3 * MIB);
+    let (memory, other) = (on_gpu(&fake, &pattern(MIB, 1)), on_gpu(&fake, &pattern(MIB, 2)));
+    // SAFETY: all memory stays until the stream has been waited for.
+    let later = Late::start(&fake, |kernels| unsafe {
+        kernels.copy(other.base(), memory.base(), MIB).unwrap();
+    });
+    stage.put_ordered(&memory, Some(&later.before), &later.all);
+    await_bytes(&fake, MIB);
+    let came = on_gpu(&fake, &pattern(MIB, 3));
+    stage.get(ORDERED, &came, None);
+    later.end(&fake);
+    for _ in 0..2 {
+        let told = stage.next().1.unwrap_err().to_string();
+        assert!(told.contains("bytes 0 to 65536 were written while"), "{told}");
+    }
+    assert!(!stage.verify(ORDERED, &memory), "the copy is of older bytes");
+    stage.put(ORDERED, &memory, None);
+    stage.next().1.unwrap();
+    stage.get(ORDERED, &came, None);
+    stage.next().1.unwrap();
+    assert!(bytes_of(&came) == pattern(MIB, 2));
+    drop(stage);
+    fake.assert_lawful();
+}
+
+#[test]
+fn room_that_a_copy_on_its_way_has_is_waited_for() {
+    let fake = FakeGpu::start(10, 3);
+    let stage = Stage::new(&fake, MIB);
+    let memory = on_gpu(&fake, &pattern(MIB, 1));
+    let later = Late::start(&fake, |_| {});
+    stage.put_ordered(&memory, Some(&later.before), &later.all);
+    assert!(stage.tier.delete(id(ORDERED)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            fake.hold_event(None);
+        });
+        stage.put(1, &memory, None);
+    });
+    for _ in 0..2 {
+        stage.next().1.unwrap();
+    }
+    later.end(&fake);
+    assert!(stage.verify(1, &memory));
+    let refused = stage.try_put_ordered(&memory, None, &later.all).unwrap_err();
+    assert!(matches!(refused, HostTierError::NoRoom { .. }), "{refused}");
+}
+
+#[test]
+fn what_the_gpu_refuses_of_an_ordered_put_takes_no_room() {
+    for (call, code) in [("copy_out", 700), ("launch", 719), ("record", 700)] {
+        let fake = FakeGpu::start(11, 1);
+        let stage = Stage::new(&fake, MIB);
+        let memory = on_gpu(&fake, &pattern(MIB, 2));
+        let released = Event::new(&fake.gpu()).unwrap();
+        fake.plan(call, 0, code, 1);
+        let told = stage.try_put_ordered(&memory, None, &released).unwrap_err().to_string();
+        assert!(told.contains(&format!("error {code}")), "{call}: {told}");
+        assert_eq!(stage.tier.stats().used, ByteCount(0), "{call}");
+        stage.put_ordered(&memory, None, &released);
+        stage.tier.close();
+        stage.next().1.unwrap();
+        assert!(stage.tier.delete(id(ORDERED)));
+        let refused = stage.try_put_ordered(&memory, None, &released).unwrap_err();
+        assert_eq!(refused, HostTierError::Closed);
+        drop(stage);
+        fake.assert_lawful();
+    }
 }

@@ -171,6 +171,7 @@ def test_a_byte_that_host_memory_lost_is_an_error_that_names_the_tensor(fake, po
         world.steps(1)
         parameter = world.subject("parameter")
         tide.evict(parameter)
+        torch.cuda.synchronize()  # it is in host memory
         card.flip_a_bit()
         with pytest.raises(tidelog.DeviceError, match=r"3\.linear\.weight: .*host memory .*CRC32C"):
             parameter.sum()
@@ -185,12 +186,13 @@ def test_host_memory_that_cannot_be_is_refused_with_the_reason(pool, host_memory
             pass
 
 
-@pytest.mark.parametrize("where", ["staging", "gds", "host memory"])
+@pytest.mark.parametrize("where", ["staging", "gds"])
 def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu, pool, where):
-    """It gets its address past the dispatcher, and past torch's Python: nothing says that it runs."""
+    """It gets its address past the dispatcher, and past torch's Python: nothing says that it runs. What it writes while
+    a tensor leaves to host memory is an error (test_gpu_lag.py)."""
     gpu = gpu(laziness=1)
     memory = TENSORS + 4 * MIB
-    options = {"staging": {}, "gds": {"data_path": gpu.gds}, "host memory": {"host_memory": 4 * MIB}}[where]
+    options = {"staging": {}, "gds": {"data_path": gpu.gds}}[where]
     options |= {"memory": memory, "staging": STAGING, "device": gpu.device, "mode": "reactive"}
     with tidelog.offload(pool=pool, **options) as tide:
         tensor = torch.full((MIB,), 1, dtype=torch.uint8, device=gpu.device)
@@ -207,8 +209,7 @@ def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu,
         assert not tide.is_resident(tensor)
         assert len(set(submitted)) == 1, "it moved meanwhile"
         totals = tide.stats()["totals"]
-        written = totals["bytes_to_host" if where == "host memory" else "bytes_written"]
-        assert (written, totals["evictions"], totals["clean_drops"]) == (2 * MIB, 2, 0)
+        assert (totals["bytes_written"], totals["evictions"], totals["clean_drops"]) == (2 * MIB, 2, 0)
         expected = torch.full((MIB,), 1, dtype=torch.uint8)
         expected[MIB // 2] = 2
         assert_same(bits(tensor), bits(expected), "what came back")
@@ -268,7 +269,7 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
     with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
         for stream in (card.stream, card.Stream()):
             with card.on(stream):
-                tide.ledger.launches()
+                tide.ledger.launches(0)
         assert len(tide.device.streams) == 2
         storage = tensor.untyped_storage()
         native().guard(storage, "it is out")

@@ -8,6 +8,7 @@ import ctypes
 import os
 import threading
 import time
+import warnings
 from functools import partial
 
 import pytest
@@ -20,7 +21,7 @@ from tidetest.compare import compare
 from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, Stream
 from tidetest.lagging import Lagging
-from tidetest.requests import until_it_waits
+from tidetest.requests import until_it_waits, when_done
 from tidetest.world import TENSORS
 
 
@@ -191,10 +192,11 @@ def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where
             other.add_(1)
             before = gpu.host_bytes()
             record = out(tide, leaves)
-            assert awaited(lambda: gpu.host_bytes() == before + leaves.nbytes), (
-                "it has waited for what it does not need"
-            )
-            assert record.in_flight, "it has gone before it was compared with all that might have been launched"
+            copied = awaited(lambda: gpu.host_bytes() == before + leaves.nbytes)
+            assert copied, "it has waited for what it does not need"
+            tide.ledger.make_room(0)
+            is_kept = tide.ledger.departing if where == "host memory" else record.in_flight
+            assert is_kept, "it has gone before it was compared with all that might have been launched"
         tide.session.settle()
         tide.performer.await_leaving([record])
         assert not tide.is_resident(leaves)
@@ -245,6 +247,103 @@ def test_what_leaves_is_copied_once_whatever_stream_has_used_it_last(fake, pool,
         assert written == sum(tensor.nbytes for tensor in tensors)
         for tensor, number in zip(tensors, (14, 14, 15, 3)):
             assert_same(bits(tensor), full(number), "what left")
+
+
+def test_an_eviction_to_host_memory_waits_for_nothing(fake, pool):
+    """Time stands still on the GPU."""
+    gpu = fake()
+    with spilled(gpu, pool, **WHERE["host memory"]) as (tide, _):
+        leaves = [torch.full((NUMBERS,), float(number)) for number in range(5, 8)]
+        for tensor in leaves:
+            tide.evict(tensor)
+        assert not any(map(tide.is_resident, leaves))
+        assert tide.ledger.departing == sum(tensor.nbytes for tensor in leaves)
+        gpu.library.fake_hold(False)
+        for number, tensor in enumerate(leaves, 5):
+            assert_same(bits(tensor), full(number), "what left")
+
+
+@pytest.mark.parametrize("mode", ["reactive", "auto"])
+def test_what_is_read_still_counts_against_the_budget(fake, pool, mode):
+    gpu = fake(laziness=40)
+    options = {"memory": 16 * 4 * NUMBERS, "staging": STAGING, "device": gpu.device, "host_memory": 8 * MIB}
+    with tidelog.offload(pool=pool, mode=mode, pool_size=64 * MIB, **options) as tide:
+        ledger, most = tide.ledger, 0
+        for _ in range(4):
+            with tide.step():
+                tensors = [torch.full((NUMBERS,), float(number)) for number in range(32)]
+                for number, tensor in enumerate(tensors):
+                    result = tensor * 2
+                    most = max(most, ledger.departing)
+                    assert ledger.counted + ledger.departing <= ledger.limit
+                    assert_same(bits(result), full(2 * number), "twice what left")
+        assert most, "nothing was read still"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_memory_that_is_read_still_is_the_next_fetchs(fake, pool, seed):
+    """Its copy waits for that memory alone, and the op for the copy."""
+    gpu = fake(seed, laziness=40)
+    with spilled(gpu, pool, **WHERE["host memory"]) as (tide, tensors):
+        leaves = torch.full((NUMBERS,), 9.0)
+        tide.evict(leaves)
+        gpu.library.fake_hold(False)
+        assert tide.ledger.departing
+        found = tensors[1] * 2
+        assert not tide.ledger.departing
+        assert_same(bits(found), full(2), "twice what came")
+        assert_same(bits(leaves), full(9), "what left")
+
+
+def test_memory_that_another_thread_has_borrowed_goes_behind_its_op(fake, pool):
+    """It was borrowed after its copy was put into a stream, and before it was given up."""
+    gpu = fake()
+    with spilled(gpu, pool, **WHERE["host memory"]) as (tide, tensors), contextlib.ExitStack() as lag:
+        gpu.library.fake_hold(False)
+        leaves, copied = torch.full((NUMBERS,), 9.0), torch.zeros(NUMBERS)
+        record = leaves.untyped_storage()._tide
+
+        def used(_address):
+            record.borrow(1)
+            lag.enter_context(later_ops_lag(gpu))
+            gpu.copy_late(gpu.stream, copied, leaves)
+            record.borrow(-1)
+
+        before = gpu.host_bytes()
+        with when_done(tide, used):
+            tide.evict(leaves)
+        assert not tide.is_resident(leaves)
+        assert awaited(lambda: gpu.host_bytes() == before + leaves.nbytes)
+        until_it_waits(tide, partial(torch.add, tensors[1], 1))
+        assert not awaited(lambda: gpu.host_bytes() > before + leaves.nbytes, seconds=0.5), "it was written in use"
+        lag.close()
+        assert_same(bits(tensors[1]), full(1), "what came back")
+        assert_same(bits(copied), full(9), "what the thread's op has read")
+
+
+def test_what_was_written_past_the_dispatcher_while_it_left_is_an_error_by_name(fake, pool):
+    gpu = fake()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with spilled(gpu, pool, **WHERE["host memory"]) as (tide, _):
+            gpu.library.fake_hold(False)
+            leaves, other, source = (torch.full((NUMBERS,), number) for number in (7.0, 8.0, -1.0))
+            for _ in range(2):
+                leaves.add_(1)
+            for _ in range(20):
+                other.add_(1)
+            with later_ops_lag(gpu):
+                gpu.copy_late(gpu.stream, leaves, source)
+                before = gpu.host_bytes()
+                tide.evict(leaves)
+                assert awaited(lambda: gpu.host_bytes() == before + leaves.nbytes)
+            with pytest.raises(tidelog.DeviceError, match="were written while they were copied to host memory"):
+                for _ in range(1000):
+                    other.add_(1)
+                    time.sleep(0.01)
+            with pytest.raises(tidelog.DeviceError, match="were written while they were copied to host memory"):
+                leaves.sum()
+            assert not tide.is_resident(leaves)
 
 
 def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fake, pool):

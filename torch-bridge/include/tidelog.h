@@ -481,7 +481,9 @@ typedef struct tide_memory {
    * Of an allocation on a GPU: the `CUevent` that the library records behind the last copy. The
    * storage may be settled or released before it has happened, and every stream that uses the
    * bytes or the memory waits for it. It may be the event that `after` is. Null: the storage is
-   * settled once its bytes are there.
+   * settled once its bytes are there. Of an eviction on a GPU, the same for what is copied out:
+   * the event that `after` is, which the library records behind the last look at the memory.
+   * Null: the storage is released once that was.
    */
   void *landed;
   /**

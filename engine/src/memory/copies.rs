@@ -126,9 +126,9 @@ impl<T> PendingCopies<T> {
         None
     }
 
-    /// Has a caller's event happen behind every copy to the GPU so far.
-    pub(crate) fn record(&mut self, landed: GpuEvent) {
-        let recorded = self.opened.as_mut().map(|opened| opened.copies.record(landed));
+    /// Has a caller's event happen behind every copy to the GPU so far, and behind `after`.
+    pub(crate) fn record(&mut self, landed: GpuEvent, after: Option<GpuEvent>) {
+        let recorded = self.opened.as_mut().map(|opened| opened.copies.record(landed, after));
         if matches!(recorded, Some(Err(_))) {
             // An event that is not recorded is one that has happened: so be it now.
             self.wait();

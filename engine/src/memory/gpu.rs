@@ -119,8 +119,9 @@ pub unsafe trait GpuCopies: Send {
     /// The checksum that was taken last in a slot whose copy is done.
     fn checksum(&self, slot: u32) -> u32;
 
-    /// Has `event` happen when all copies from chunks that were begun are done.
-    fn record(&mut self, event: GpuEvent) -> Result<(), CopyError>;
+    /// Has `event` happen when all copies from chunks that were begun are done, and `after` has
+    /// happened. Both may be the same: `after` is then what it stands for before the call.
+    fn record(&mut self, event: GpuEvent, after: Option<GpuEvent>) -> Result<(), CopyError>;
 
     /// Waits for all copies. Returns whether nothing runs any more: not so where nobody can tell.
     fn stop(&mut self) -> bool;
@@ -260,7 +261,8 @@ impl GpuDestination {
     /// nobody uses any more once `after` has happened. With `landed` the transfer ends as soon as
     /// its copies to the GPU are under way, and whoever uses the bytes, or frees them, waits for
     /// that event, which is recorded before the ticket turns ready; without, it ends when they are
-    /// done.
+    /// done. That event never happens before `after`, also where the transfer fails or is
+    /// cancelled.
     ///
     /// # Safety
     /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays

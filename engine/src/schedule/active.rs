@@ -29,6 +29,14 @@ pub(super) enum Job {
     Deallocate,
 }
 
+/// What happens on the GPU when a read's bytes are there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadEnd {
+    pub(super) event: GpuEvent,
+    /// It happens behind this, also where the read ends without a copy.
+    pub(super) after: Option<GpuEvent>,
+}
+
 impl Job {
     /// The operation that a piece of it becomes. A verification becomes none and counts as a read.
     pub(super) fn kind(&self) -> OperationKind {
@@ -42,13 +50,15 @@ impl Job {
     }
 
     /// The memory, where a GPU has it, and the event that says when a read's bytes are there.
-    fn on_gpu(&self) -> (Option<GpuRange>, Option<GpuEvent>) {
+    fn on_gpu(&self) -> (Option<GpuRange>, Option<ReadEnd>) {
         match self {
             Self::Write { source: Some(source), .. } | Self::Verify { source: Some(source) } => {
                 (source.on_gpu(), None)
             }
             Self::Read { destination: Some(destination) } => {
-                (destination.on_gpu(), destination.landed())
+                let memory = destination.on_gpu();
+                let after = memory.and_then(|memory| memory.after);
+                (memory, destination.landed().map(|event| ReadEnd { event, after }))
             }
             _ => (None, None),
         }
@@ -112,7 +122,7 @@ pub(super) struct Active {
     /// The memory, where a GPU has it and the data path reads or writes it itself.
     reached: Option<GpuRange>,
     /// What happens when a read's bytes are there, if the read does not wait for that.
-    pub(super) landed: Option<GpuEvent>,
+    pub(super) landed: Option<ReadEnd>,
     /// The memory, where devices read or write it themselves.
     parts: BufferParts,
     /// A DMA buffer that was copied from or to, for the ticket to give back.

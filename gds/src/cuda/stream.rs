@@ -121,6 +121,17 @@ impl Stream {
         Ok(Self { gpu: Arc::clone(gpu), stream })
     }
 
+    /// The same, whose kernels get what becomes free of the GPU before those of other streams.
+    pub(crate) fn of_highest_priority(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let _entered = gpu.enter()?;
+        let made = result::stream::get_priority_range().and_then(|(_, highest)| {
+            let kind = result::stream::StreamKind::NonBlocking;
+            result::stream::create_with_priority(kind, highest)
+        });
+        let stream = made.map_err(CudaError::of("make a stream"))?;
+        Ok(Self { gpu: Arc::clone(gpu), stream })
+    }
+
     /// What comes after in this stream waits for `event`; the host does not.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: the event is open.

@@ -16,7 +16,7 @@ pub(super) const SLOTS: usize = 2;
 /// Bytes of one checksum: few, so that the GPU has many to take at once.
 pub(super) const UNIT: u32 = 64 << 10;
 /// Words that the kernel returns for each checksum.
-const PARTS: u32 = parts_of(UNIT);
+pub(super) const PARTS: u32 = parts_of(UNIT);
 
 /// One direction's stream, and what belongs to it.
 pub(super) struct TierCopies {
@@ -43,7 +43,7 @@ impl TierCopies {
         };
         Ok(Self {
             gpu: Arc::clone(gpu),
-            stream: Stream::new(gpu)?,
+            stream: Stream::of_highest_priority(gpu)?,
             kernel: Crc32c::new(gpu)?,
             slots: [slot()?, slot()?],
             memory: Arc::clone(memory),
@@ -64,9 +64,14 @@ impl TierCopies {
         let memory = DevicePointer(address);
         let (direction, pieces) = match work {
             Work::Put { room, .. } => (GpuDirection::Fill, room.pieces()),
-            Work::Get { held, .. } => (GpuDirection::Drain, held.room.pieces()),
+            Work::Get { held, .. } => (GpuDirection::Drain, held.room().pieces()),
             Work::Verify { .. } => (GpuDirection::Fill, &[][..]),
         };
+        if let Work::Get { held, .. } = work
+            && let Some(copied) = held.copied()
+        {
+            self.stream.wait_for(copied)?;
+        }
         let place = |piece: &Range<usize>| self.memory.at(piece.start, piece.len());
         let sequence = CopySequence {
             direction,
@@ -117,7 +122,8 @@ impl Drop for TierCopies {
     }
 }
 
-fn units_of(bytes: usize) -> u32 {
+/// How many checksums so many bytes have.
+pub(super) fn units_of(bytes: usize) -> u32 {
     // More than 256 TiB are on no GPU.
     u32::try_from(bytes.div_ceil(UNIT as usize)).unwrap_or(u32::MAX)
 }

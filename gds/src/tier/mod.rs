@@ -2,14 +2,18 @@
 //! it from the start.
 //!
 //! Two threads take tensors out and back, each with a stream of its own, so that both of the GPU's
-//! copy engines work at once. The GPU takes the CRC32C of what leaves and of what has come back,
-//! and the two are compared: what host memory or the link changed is an error, never other bytes.
-//! Whoever sends tensors here counts their bytes: as many as the tier has fit, in whatever order
-//! they come and go.
+//! copy engines work at once. Where the caller has it ordered by events, no thread takes tensors
+//! out: they are put into streams when they are given (`ordered`). The GPU takes the CRC32C of what
+//! leaves and of what has come back, and the two are compared: what host memory or the link changed
+//! is an error, never other bytes. Its kernels go before others, as what waits for them is short of
+//! memory. Whoever sends tensors here counts their bytes: as many as the
+//! tier has fit, in whatever order they come and go.
 #![allow(unsafe_code)]
 
 mod copies;
+mod held;
 mod line;
+mod ordered;
 mod space;
 
 use std::collections::HashMap;
@@ -19,13 +23,15 @@ use std::time::Duration;
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuRange, GpuSource};
-use tidelog_engine::schedule::{Done, Notify, TransferError, TransferOutcome, Urgency};
+use tidelog_engine::schedule::{Done, Notify, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 
 use crate::cuda::{CudaError, Gpu, HostMemory};
-use copies::{TierCopies, UNIT};
+use copies::TierCopies;
+use held::Held;
 use line::TierQueue;
 pub use line::TierTicket;
+use ordered::OrderedPuts;
 use space::{Room, TierSpace};
 
 /// Why the tier does not do something.
@@ -79,7 +85,9 @@ pub struct HostTierStats {
 /// Page-locked host memory that holds tensors of one GPU.
 #[derive(Debug)]
 pub struct HostTier {
-    // Fields drop in this order: the lines wait for all copies, then the memory goes.
+    // Fields drop in this order: all copies are waited for, then the memory goes. Those that take
+    // tensors back may wait for those that take them out, so these end first.
+    ordered: OrderedPuts,
     out: TierQueue,
     back: TierQueue,
     books: Arc<Books>,
@@ -87,20 +95,12 @@ pub struct HostTier {
     memory: Arc<HostMemory>,
 }
 
-/// The copies that are complete, and what was moved for them.
+/// The copies, and what was moved for them.
 #[derive(Debug, Default)]
 struct Books {
     copies: Mutex<HashMap<TensorId, Arc<Held>>>,
     bytes_out: AtomicU64,
     bytes_back: AtomicU64,
-}
-
-/// A tensor's copy.
-#[derive(Debug)]
-struct Held {
-    room: Room,
-    /// One checksum for each [`UNIT`], as the GPU took them when the bytes left.
-    sums: Vec<u32>,
 }
 
 /// What is to be done with a tensor.
@@ -117,7 +117,9 @@ impl HostTier {
         let memory = Arc::new(HostMemory::new(gpu, bytes)?);
         let line = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
         let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
-        Ok(Self { out, back, books: Arc::default(), space: TierSpace::new(bytes), memory })
+        let ordered = OrderedPuts::start(gpu, &memory)?;
+        let (books, space) = (Arc::default(), TierSpace::new(bytes));
+        Ok(Self { ordered, out, back, books, space, memory })
     }
 
     /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is
@@ -129,13 +131,45 @@ impl HostTier {
         urgency: Urgency,
         notify: Notify,
     ) -> Result<TierTicket, HostTierError> {
-        let length = source.range().length;
-        let room = self.space.take(length).ok_or_else(|| HostTierError::NoRoom {
-            wanted: ByteCount(length as u64),
-            free: ByteCount(self.space.free().0 as u64),
-        })?;
+        let room = self.room_for(&source)?;
         let books = Arc::clone(&self.books);
         self.out.submit(Work::Put { source, id, room, books }, urgency, notify)
+    }
+
+    /// The same by events alone: the tensor has its copy when this returns, and whoever uses the
+    /// memory next waits, on the GPU, for `released`. That event is recorded already, behind all
+    /// that may write the memory without anybody's having said so, and is moved behind the last
+    /// look at it; the memory stays, and the event open, until it has happened. `notify` hears when
+    /// the host has seen that: an error where such a kernel has written the memory meanwhile, or
+    /// the GPU failed. Whoever asks for the tensor gets that error, too.
+    pub fn put_ordered(
+        &self,
+        id: TensorId,
+        source: &GpuSource,
+        released: GpuEvent,
+        notify: Notify,
+    ) -> Result<(), HostTierError> {
+        let room = self.room_for(source)?;
+        let held = self.ordered.put(source, released, room, notify)?;
+        let bytes = source.range().length as u64;
+        self.books.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+        self.books.lock().insert(id, held);
+        Ok(())
+    }
+
+    /// Room for a tensor. A copy that is not needed any more has its room as long as its bytes are
+    /// on their way, so that is waited for.
+    fn room_for(&self, source: &GpuSource) -> Result<Room, HostTierError> {
+        let length = source.range().length;
+        loop {
+            if let Some(room) = self.space.take(length) {
+                return Ok(room);
+            }
+            if !self.ordered.wait_for_one() {
+                let free = ByteCount(self.space.free().0 as u64);
+                return Err(HostTierError::NoRoom { wanted: ByteCount(length as u64), free });
+            }
+        }
     }
 
     /// Copies a tensor back, whole, and compares it with its checksums; the copy stays. The memory
@@ -171,6 +205,7 @@ impl HostTier {
     /// Cancels what has not begun, and waits for the rest: afterwards nothing touches a caller's
     /// memory. What comes is refused.
     pub fn close(&self) {
+        self.ordered.close();
         self.out.close();
         self.back.close();
     }
@@ -193,7 +228,7 @@ impl HostTier {
 impl Books {
     fn find(&self, id: TensorId, length: usize) -> Result<Arc<Held>, HostTierError> {
         let held = self.lock().get(&id).cloned().ok_or(HostTierError::Unknown)?;
-        let bytes = held.room.bytes();
+        let bytes = held.room().bytes();
         if bytes == length {
             return Ok(held);
         }
@@ -226,30 +261,14 @@ impl Work {
         match self {
             Self::Put { id, room, books, .. } => {
                 books.bytes_out.fetch_add(bytes, Ordering::Relaxed);
-                books.lock().insert(id, Arc::new(Held { room, sums }));
+                books.lock().insert(id, Arc::new(Held::complete(room, sums)));
             }
             Self::Get { held, books, .. } => {
                 books.bytes_back.fetch_add(bytes, Ordering::Relaxed);
                 held.compare(&sums)?;
             }
-            Self::Verify { held, .. } => matched = held.sums == sums,
+            Self::Verify { held, .. } => matched = held.sums().is_ok_and(|left| left == sums),
         }
         Ok(Done { bytes, matched, waited: Duration::ZERO })
-    }
-}
-
-impl Held {
-    /// An error where what came back is not what had left.
-    fn compare(&self, found: &[u32]) -> Result<(), TransferError> {
-        let differs = self.sums.iter().zip(found).position(|(left, came)| left != came);
-        let Some(unit) = differs else { return Ok(()) };
-        let begin = unit * UNIT as usize;
-        let end = (begin + UNIT as usize).min(self.room.bytes());
-        let reason = format!(
-            "bytes {begin} to {end} came back from host memory with CRC32C {:#010x} where {:#010x} had left; \
-             host memory or the link to the GPU is damaged",
-            found[unit], self.sums[unit]
-        );
-        Err(TransferError::HostMemory { reason })
     }
 }

@@ -15,16 +15,19 @@ A STEP is one of gpt-8 and gpt-32 (the GPT that was measured on an H200, 8 and 3
 llama3-8b-layers; all of them by default. planner/traces/record.py records them on meta tensors.
 
   --percent P ...     memory, in hundredths of the step's peak (default: 50 33)
-  --bridge NAME ...   how the bridge behaves (default: measured native event-ordered):
+  --bridge NAME ...   how the bridge behaves (default: measured native ordered
+                      event-ordered):
                       measured          the host waits for transfers, checks what was written once
                                         more, and works in torch's allocator; ops and requests are
                                         Python's; the search's first plan
                       measured-planned  the same under the plan that the search ends with
-                      native            the same, ops and requests are C++'s: the code as it is
+                      native            the same, ops and requests are C++'s
+                      ordered           the same, what is written is ordered by events: the code as it
+                                        is
                       checks-in-stream  measured-planned, checks behind the copy in a stream of their own
                       event-ordered     streams wait for events, memory is one arena's, ops and
                                         requests are C++'s
-                      all               all five
+                      all               all six
   --deciding NAME     also which constants decide, for that bridge: each alone at both ends of its
                       range, under the plan for the likeliest figures
   --output FORMAT     text or json (times in ns, sizes in bytes)
@@ -87,7 +90,7 @@ impl Arguments {
         }
         or(&mut traces, TRACES.map(String::from));
         or(&mut percents, [50, 33]);
-        or(&mut bridges, [Bridge::Measured, Bridge::Native, Bridge::EventOrdered]);
+        or(&mut bridges, [Bridge::Measured, Bridge::Native, Bridge::Ordered, Bridge::EventOrdered]);
         Ok(Some(Self { traces, percents, bridges, deciding, format }))
     }
 }

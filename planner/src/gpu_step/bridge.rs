@@ -44,6 +44,8 @@ pub enum Bridge {
     /// The same, and what has changed since: ops and requests are C++'s, and what is written is
     /// copied behind the last op that used it.
     Native,
+    /// The same, and what is written is ordered by events: the host waits for none of it.
+    Ordered,
     /// As measured under the best plan, and the check behind the copy, in a stream of its own.
     ChecksInStream,
     /// Streams wait for events, memory is an arena's, and ops and requests are C++'s.
@@ -52,10 +54,11 @@ pub enum Bridge {
 
 impl Bridge {
     /// Every one, from the slowest.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Measured,
         Self::MeasuredPlanned,
         Self::Native,
+        Self::Ordered,
         Self::ChecksInStream,
         Self::EventOrdered,
     ];
@@ -66,6 +69,7 @@ impl Bridge {
             Self::Measured => "measured",
             Self::MeasuredPlanned => "measured, best plan",
             Self::Native => "native",
+            Self::Ordered => "ordered",
             Self::ChecksInStream => "checks in stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -77,6 +81,7 @@ impl Bridge {
             Self::Measured => "measured",
             Self::MeasuredPlanned => "measured-planned",
             Self::Native => "native",
+            Self::Ordered => "ordered",
             Self::ChecksInStream => "checks-in-stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -87,6 +92,7 @@ impl Bridge {
         let (behaviour, ops) = match self {
             Self::Measured | Self::MeasuredPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
             Self::Native => (GpuBehaviour::WRITES_AFTER_LAST_USE, OpsIn::Native),
+            Self::Ordered => (GpuBehaviour::WRITES_ORDERED, OpsIn::Native),
             Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
             Self::EventOrdered => (GpuBehaviour::EVENT_ORDERED, OpsIn::Native),
         };

@@ -71,6 +71,16 @@ impl Residency {
         adopts
     }
 
+    /// The copy that a transfer, which ended as [`MigrationOutcome::Enqueued`], has made is of no
+    /// use. Where the bytes are nowhere else, whoever comes next is told; each fetch fails.
+    pub fn copy_lost(&mut self, id: StorageId, transfer: TransferId, info: FailureInfo) {
+        match self.get(id).map(|storage| storage.place) {
+            Some(BytesPlace::Resident) => self.forget(id),
+            Some(_) => self.fail(id, transfer, MigrationDirection::Out, info),
+            None => {}
+        }
+    }
+
     /// Asks a storage in memory to leave. An eviction that a reader had kept goes on to leave; a
     /// fetch is given up.
     pub(super) fn leave(&mut self, id: StorageId, target: Target) {
@@ -175,12 +185,13 @@ impl Residency {
     /// The end of an eviction's transfer.
     fn copied(&mut self, id: StorageId, flight: TransferInFlight, outcome: MigrationOutcome) {
         let Some((bytes, target)) = self.get(id).map(|one| (one.size, one.target)) else { return };
+        let is_checked = outcome == MigrationOutcome::Enqueued;
         let verdict = match (flight.kind, outcome) {
             (_, MigrationOutcome::Cancelled) if flight.cancelled => Verdict::Open,
             (_, MigrationOutcome::Failed(info) | MigrationOutcome::NoMemory(info)) => {
                 Verdict::Broken(info)
             }
-            (TransferKind::Write, MigrationOutcome::Done) => {
+            (TransferKind::Write, MigrationOutcome::Done | MigrationOutcome::Enqueued) => {
                 self.stats.went_out(target, bytes);
                 self.change(id, |storage| {
                     storage.copy = true;
@@ -220,7 +231,7 @@ impl Residency {
                 self.fail(id, flight.transfer, MigrationDirection::Out, info);
             }
             Verdict::Good if flight.leaving && !flight.stale => {
-                if self.config.recheck && flight.kind == TransferKind::Write {
+                if self.config.recheck && flight.kind == TransferKind::Write && !is_checked {
                     self.check_again(id, target);
                 } else {
                     self.release(id);

@@ -168,6 +168,10 @@ pub enum OpProgress {
 pub enum MigrationOutcome {
     /// A write or a fetch is complete.
     Done,
+    /// A write is in its stream: whoever uses the memory next waits for it there. Who performs it
+    /// checks it, too, and [`Residency::copy_lost`](super::Residency::copy_lost) follows where the
+    /// copy is of no use.
+    Enqueued,
     /// A check found the memory equal to the copy.
     Matched,
     /// A check found it different.

@@ -36,7 +36,7 @@ pub(super) struct DriverCalls {
 }
 
 /// A block: its segment, and where it begins there.
-type Place = (u32, u64);
+pub(super) type Place = (u32, u64);
 
 #[derive(Clone, Debug)]
 struct Segment {

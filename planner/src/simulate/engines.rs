@@ -2,7 +2,7 @@
 //! each on a time line of its own, which events tie to each other.
 
 use super::event::{SimulatedEvent, SimulatedEvents};
-use super::gpu::SimulatedGpu;
+use super::gpu::{ChecksumFor, SimulatedGpu};
 use super::gpu_runtime::{ChecksumStream, CopyRates, GpuRuntime};
 use super::link::{LinkCompletion, SimulatedLink};
 use super::links::{LINKS, LinkId};
@@ -23,6 +23,8 @@ pub(super) struct StreamOrder {
     pub(super) complete: SimulatedEvent,
     /// What the checksum takes of the GPU's time.
     checksum: Option<Nanos>,
+    /// What that waits for beside the copy.
+    checked_behind: Option<SimulatedEvent>,
     way: LinkId,
 }
 
@@ -56,7 +58,10 @@ impl Engines {
         let GpuRuntime { behaviour, costs, .. } = runtime;
         Self {
             now: 0,
-            gpu: SimulatedGpu::new(behaviour.checksums == ChecksumStream::OwnStream),
+            gpu: SimulatedGpu::new(matches!(
+                behaviour.checksums,
+                ChecksumStream::BesideWrites | ChecksumStream::OwnStream
+            )),
             events: SimulatedEvents::default(),
             checksums: behaviour.checksums,
             rate: costs.checksum,
@@ -78,9 +83,33 @@ impl Engines {
     pub(super) fn order(&mut self, transfer: TransferId, way: LinkId, bytes: Bytes) -> StreamOrder {
         let checksum = self.computes_checksums().then(|| self.rate.time_for(bytes));
         let (copied, complete) = (self.events.make(), self.events.make());
-        let order = StreamOrder { copied, complete, checksum, way };
+        let order = StreamOrder { copied, complete, checksum, checked_behind: None, way };
         self.orders.insert(transfer, order);
         order
+    }
+
+    /// What the copy of a write waits for, whose memory is free, or as it is, once these have
+    /// happened.
+    pub(super) fn before_write(
+        &mut self,
+        bytes: Bytes,
+        after: Vec<SimulatedEvent>,
+    ) -> Vec<SimulatedEvent> {
+        if self.checksums != ChecksumStream::BesideWrites {
+            return after;
+        }
+        let summed = self.events.make();
+        self.gpu.check(ChecksumFor::Beginning(summed), self.rate.time_for(bytes), after);
+        vec![summed]
+    }
+
+    /// The last look at what a transfer writes waits for this.
+    pub(super) fn check_behind(&mut self, transfer: TransferId, event: Option<SimulatedEvent>) {
+        if self.checksums == ChecksumStream::BesideWrites
+            && let Some(order) = self.orders.get_mut(&transfer)
+        {
+            order.checked_behind = event;
+        }
     }
 
     /// A transfer that was taken off its link: whoever waits for it waits no more.
@@ -170,22 +199,34 @@ impl Engines {
 
     /// The bytes of a transfer have moved.
     fn moved(&mut self, links: &mut [SimulatedLink; LINKS], landed: LinkCompletion) {
-        let Some(order) = self.orders.get(&landed.transfer) else { return };
+        let Some(order) = self.orders.get(&landed.transfer).copied() else { return };
         self.events.record(order.copied, landed.at);
         let Some(length) = order.checksum else {
             self.end(landed, landed.at);
             return;
         };
-        if self.checksums == ChecksumStream::CopyStream {
+        if self.holds_stream(&order) {
             links[order.way.place()].hold(landed.started);
         }
-        self.gpu.check(landed.transfer, length);
+        let after = order.checked_behind.into_iter().collect();
+        self.gpu.check(ChecksumFor::End(landed.transfer), length, after);
         self.copied.insert(landed.transfer, landed);
     }
 
     fn let_go(&self, links: &mut [SimulatedLink; LINKS], transfer: TransferId) {
-        if let Some(order) = self.orders.get(&transfer) {
+        if let Some(order) = self.orders.get(&transfer)
+            && self.holds_stream(order)
+        {
             links[order.way.place()].let_go(self.now);
+        }
+    }
+
+    /// Whether the stream that copies waits for the checksum.
+    fn holds_stream(&self, order: &StreamOrder) -> bool {
+        match self.checksums {
+            ChecksumStream::CopyStream => true,
+            ChecksumStream::BesideWrites => order.way == LinkId::In(Target::Host),
+            ChecksumStream::Free | ChecksumStream::OwnStream => false,
         }
     }
 

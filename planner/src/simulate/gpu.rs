@@ -47,11 +47,21 @@ pub(super) struct KernelBegin {
     pub(super) idle: u64,
 }
 
-/// A checksum that takes `left` of the GPU's time.
-#[derive(Clone, Copy, Debug)]
+/// What a checksum is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChecksumFor {
+    /// The end of a transfer.
+    End(TransferId),
+    /// Its beginning: this is recorded behind the checksum.
+    Beginning(SimulatedEvent),
+}
+
+/// A checksum that takes `left` of the GPU's time, once these have happened.
+#[derive(Clone, Debug)]
 struct ChecksumKernel {
-    transfer: TransferId,
+    reason: ChecksumFor,
     left: u64,
+    after: Vec<SimulatedEvent>,
 }
 
 /// What the GPU computes, one at a time.
@@ -95,7 +105,7 @@ impl SimulatedGpu {
         spans.extend(self.idle.iter().map(|&(begin, end)| GpuSpan { begin, end, activity }));
         let begin = self.idle_since;
         if begin < now {
-            let activity = match (self.checksum, self.running) {
+            let activity = match (&self.checksum, self.running) {
                 (Some(_), _) => GpuActivity::Checksum,
                 (None, Some(_)) => GpuActivity::Kernel,
                 (None, None) => activity,
@@ -115,8 +125,8 @@ impl SimulatedGpu {
         self.kernels.push_back(kernel);
     }
 
-    pub(super) fn check(&mut self, transfer: TransferId, length: Nanos) {
-        self.checksums.push_back(ChecksumKernel { transfer, left: length.0.max(1) });
+    pub(super) fn check(&mut self, reason: ChecksumFor, length: Nanos, after: Vec<SimulatedEvent>) {
+        self.checksums.push_back(ChecksumKernel { reason, left: length.0.max(1), after });
     }
 
     /// Looks which events have happened that the next kernel waits for, and begins what can begin.
@@ -133,6 +143,9 @@ impl SimulatedGpu {
                 !has_passed
             });
         }
+        for checksum in &mut self.checksums {
+            checksum.after.retain(|event| !events.has_passed(*event));
+        }
         self.begin();
     }
 
@@ -148,8 +161,8 @@ impl SimulatedGpu {
         Some(next.launched.max(self.now))
     }
 
-    /// Lets time pass, no further than to the next change. Returns the transfer whose checksum is
-    /// complete.
+    /// Lets time pass, no further than to the next change. Returns the transfer that ends with the
+    /// checksum which is complete.
     pub(super) fn work_until(
         &mut self,
         until: u64,
@@ -160,10 +173,13 @@ impl SimulatedGpu {
         if let Some(checksum) = &mut self.checksum {
             checksum.left -= part;
             if checksum.left == 0 {
-                let transfer = checksum.transfer;
+                let reason = checksum.reason;
                 self.checksum = None;
                 self.account(GpuActivity::Checksum);
-                return Some(transfer);
+                match reason {
+                    ChecksumFor::End(transfer) => return Some(transfer),
+                    ChecksumFor::Beginning(event) => events.record(event, until),
+                }
             }
         } else if let Some(left) = &mut self.running {
             *left -= part;
@@ -182,7 +198,8 @@ impl SimulatedGpu {
         if self.checksum.is_some() || (self.running.is_some() && !self.interrupts) {
             return;
         }
-        if let Some(checksum) = self.checksums.pop_front() {
+        let due = self.checksums.iter().position(|checksum| checksum.after.is_empty());
+        if let Some(checksum) = due.and_then(|at| self.checksums.remove(at)) {
             if self.running.is_some() {
                 self.account(GpuActivity::Kernel);
             }
@@ -283,7 +300,7 @@ mod tests {
             }
             gpu.look_at(&events);
             gpu.work_until(8, &mut events);
-            gpu.check(TransferId(1), Nanos(5));
+            gpu.check(ChecksumFor::End(TransferId(1)), Nanos(5), Vec::new());
             assert_eq!(run(&mut gpu, &mut events), expected);
         }
     }

@@ -39,6 +39,8 @@ pub struct GpuBehaviour {
 pub enum CompletionRule {
     /// When the host has seen its end.
     SeenByHost,
+    /// What is written: when it is in its stream. All else: when the host has seen its end.
+    WritesEnqueued,
     /// When it is in its stream: whoever uses the memory next waits for its event on the GPU.
     Enqueued,
 }
@@ -63,6 +65,10 @@ pub enum GpuAllocator {
     /// torch's caching allocator, trimmed when it keeps too much. A copy into memory of it waits
     /// for all that has been launched.
     Caching,
+    /// The same, but what is given up while it is copied out serves the next fetch of its size,
+    /// whose copy waits for that alone; where room is needed the oldest of it goes back, and
+    /// kernels wait.
+    CachingInOrder,
     /// One arena of the budget's size, by pages: what takes memory waits for the event of who had
     /// it.
     Arena,
@@ -75,6 +81,10 @@ pub enum ChecksumStream {
     Free,
     /// In the stream that copies: behind the kernel that runs, and the next copy waits.
     CopyStream,
+    /// Of what is written, in two streams of their own: before the copy, and behind the copy and
+    /// all that had been launched. Of all else in the stream that copies, checks apart. All go
+    /// before kernels.
+    BesideWrites,
     /// In a stream of their own that goes before kernels.
     OwnStream,
 }
@@ -132,6 +142,16 @@ impl GpuBehaviour {
     /// The same, and what is written is copied behind the last op that used it.
     pub const WRITES_AFTER_LAST_USE: Self =
         Self { eviction_after: EvictionAfter::LastUseOfWrites, ..Self::HOST_WAITS };
+
+    /// The same, and what is written is ordered by events: its memory may be used, behind the last
+    /// look at it, once it is in its stream.
+    pub const WRITES_ORDERED: Self = Self {
+        completion: CompletionRule::WritesEnqueued,
+        memory: GpuAllocator::CachingInOrder,
+        checksums: ChecksumStream::BesideWrites,
+        recheck: false,
+        ..Self::WRITES_AFTER_LAST_USE
+    };
 
     /// Streams wait for events, and memory is an arena's.
     pub const EVENT_ORDERED: Self = Self {

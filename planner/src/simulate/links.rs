@@ -97,14 +97,16 @@ impl SimulatedLinks {
         let mut links = Self::new(machine);
         // The engine cuts what goes to SSDs into pieces; host memory is copied whole, by a thread
         // that waits for each copy unless all are in the stream at once.
-        let gap = match runtime.behaviour.completion {
-            CompletionRule::SeenByHost => runtime.costs.wake_up,
-            CompletionRule::Enqueued => Nanos(0),
+        let (seen, none) = (runtime.costs.wake_up, Nanos(0));
+        let gaps = match runtime.behaviour.completion {
+            CompletionRule::SeenByHost => [seen, seen],
+            CompletionRule::WritesEnqueued => [none, seen],
+            CompletionRule::Enqueued => [none, none],
         };
         if runtime.behaviour.checksums != ChecksumStream::Free {
-            let whole = |link: &SimulatedLink| link.clone().into_stream(gap);
-            for way in [LinkId::Out(Target::Host), LinkId::In(Target::Host)] {
-                links.links[way.place()] = whole(&links.links[way.place()]);
+            let ways = [LinkId::Out(Target::Host), LinkId::In(Target::Host)];
+            for (way, gap) in ways.into_iter().zip(gaps) {
+                links.links[way.place()] = links.links[way.place()].clone().into_stream(gap);
             }
         }
         let (write, read) = machine

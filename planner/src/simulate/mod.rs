@@ -11,6 +11,7 @@
 
 mod arena;
 mod caching;
+mod departing;
 mod engines;
 mod event;
 mod gpu;

@@ -2,7 +2,8 @@
 //! and it waits where it must.
 
 use super::arena::{MemoryFor, SimulatedArena};
-use super::caching::{CachingAllocator, DriverCalls};
+use super::caching::{CachingAllocator, DriverCalls, Place};
+use super::departing::{DepartingBlock, DepartingBlocks};
 use super::event::{SimulatedEvent, SimulatedEvents};
 use super::gpu::CopyWait;
 use super::gpu_runtime::{CompletionRule, EvictionAfter, GpuAllocator, GpuRuntime};
@@ -21,8 +22,67 @@ pub(super) struct StorageEvents {
 
 enum Memory {
     Free,
-    Caching(Box<CachingAllocator>, HashMap<StorageId, (u32, u64)>),
+    Caching(Box<CachingMemory>),
     Arena(SimulatedArena),
+}
+
+/// Memory of torch's allocator.
+struct CachingMemory {
+    allocator: CachingAllocator,
+    places: HashMap<StorageId, Place>,
+    /// What was given up and is copied out, where that is in the order of streams.
+    departing: Option<DepartingBlocks>,
+}
+
+impl CachingMemory {
+    /// Returns what whoever has it waits for, beside what kernels wait for that were launched.
+    fn take(
+        &mut self,
+        id: StorageId,
+        bytes: u64,
+        events: &SimulatedEvents,
+    ) -> (Vec<SimulatedEvent>, DriverCalls) {
+        let mut waits = Vec::new();
+        if let Some(departing) = &mut self.departing {
+            let gone = departing.make_room(bytes, events);
+            departing.take(bytes);
+            for DepartingBlock { place, read, .. } in gone {
+                self.give_to_allocator(place);
+                waits.extend(to_come([Some(read), None], events));
+            }
+        }
+        let (place, calls) = self.allocator.take(bytes);
+        self.places.extend(place.map(|place| (id, place)));
+        (waits, calls)
+    }
+
+    /// The same for a fetch, of memory that is copied out, if there is some: then what its copy
+    /// waits for.
+    fn take_copied_out(&mut self, id: StorageId, bytes: u64) -> Option<SimulatedEvent> {
+        let departing = self.departing.as_mut()?;
+        let DepartingBlock { place, read, .. } = departing.take_copied_out(bytes)?;
+        departing.take(bytes);
+        self.places.extend(place.map(|place| (id, place)));
+        Some(read)
+    }
+
+    /// `read`: what is behind the copy that has it still.
+    fn give(&mut self, id: StorageId, bytes: u64, read: Option<SimulatedEvent>) {
+        let place = self.places.remove(&id);
+        if let Some(departing) = &mut self.departing {
+            departing.give(bytes);
+            if let Some(read) = read {
+                return departing.add(DepartingBlock { place, bytes, read });
+            }
+        }
+        self.give_to_allocator(place);
+    }
+
+    fn give_to_allocator(&mut self, place: Option<Place>) {
+        if let Some(place) = place {
+            self.allocator.give(place);
+        }
+    }
 }
 
 /// The program's thread, and what it has put into streams.
@@ -44,9 +104,13 @@ impl ProgramThread {
     pub(super) fn new(runtime: GpuRuntime, capacity: u64) -> Self {
         let memory = match runtime.behaviour.memory {
             GpuAllocator::Free => Memory::Free,
-            GpuAllocator::Caching => {
-                let allocator = CachingAllocator::new(capacity, runtime.costs.slack.0);
-                Memory::Caching(Box::new(allocator), HashMap::new())
+            GpuAllocator::Caching | GpuAllocator::CachingInOrder => {
+                let in_order = runtime.behaviour.memory == GpuAllocator::CachingInOrder;
+                Memory::Caching(Box::new(CachingMemory {
+                    allocator: CachingAllocator::new(capacity, runtime.costs.slack.0),
+                    places: HashMap::new(),
+                    departing: in_order.then(|| DepartingBlocks::new(capacity)),
+                }))
             }
             GpuAllocator::Arena => Memory::Arena(SimulatedArena::new(capacity)),
         };
@@ -90,8 +154,12 @@ impl ProgramThread {
     }
 
     /// Whether a transfer counts as complete when it is in its stream.
-    pub(super) fn tells_at_once(&self) -> bool {
-        self.runtime.behaviour.completion == CompletionRule::Enqueued
+    pub(super) fn tells_at_once(&self, is_write: bool) -> bool {
+        match self.runtime.behaviour.completion {
+            CompletionRule::SeenByHost => false,
+            CompletionRule::WritesEnqueued => is_write,
+            CompletionRule::Enqueued => true,
+        }
     }
 
     pub(super) fn storage(&mut self, id: StorageId) -> &mut StorageEvents {
@@ -131,10 +199,15 @@ impl ProgramThread {
         let evicted = self.storage(id).evicted;
         match &mut self.memory {
             Memory::Free => (to_come([evicted, None], events), DriverCalls::default()),
-            Memory::Caching(allocator, places) => {
-                let (place, calls) = allocator.take(bytes);
-                places.extend(place.map(|place| (id, place)));
-                (to_come([evicted, all], events), calls)
+            Memory::Caching(memory) => {
+                if let Some(read) = memory.take_copied_out(id, bytes) {
+                    return (to_come([evicted, Some(read)], events), DriverCalls::default());
+                }
+                let (copied_out, calls) = memory.take(id, bytes, events);
+                let mut waits = to_come([evicted, all], events);
+                waits.extend(&copied_out);
+                self.waits.extend(copied_out.into_iter().map(waits_for_copy_out));
+                (waits, calls)
             }
             Memory::Arena(arena) => {
                 let mut waits = to_come([evicted, None], events);
@@ -154,14 +227,14 @@ impl ProgramThread {
         *self.storage(id) = StorageEvents::default();
         match &mut self.memory {
             Memory::Free => DriverCalls::default(),
-            Memory::Caching(allocator, places) => {
-                let (place, calls) = allocator.take(bytes);
-                places.extend(place.map(|place| (id, place)));
+            Memory::Caching(memory) => {
+                let (waits, calls) = memory.take(id, bytes, events);
+                self.waits.extend(waits.into_iter().map(waits_for_copy_out));
                 calls
             }
             Memory::Arena(arena) => {
                 let waits = arena.take(bytes, MemoryFor::Kernel, events);
-                self.waits.extend(waits.into_iter().map(|wait| (wait, MigrationDirection::Out)));
+                self.waits.extend(waits.into_iter().map(waits_for_copy_out));
                 DriverCalls::default()
             }
         }
@@ -186,14 +259,14 @@ impl ProgramThread {
         let after = if by_kernel { self.last_launched } else { self.storage(id).evicted };
         match &mut self.memory {
             Memory::Free => {}
-            Memory::Caching(allocator, places) => {
-                if let Some(place) = places.remove(&id) {
-                    allocator.give(place);
-                }
-            }
+            Memory::Caching(memory) => memory.give(id, bytes, after.filter(|_| !by_kernel)),
             Memory::Arena(arena) => arena.give(bytes, after, by_kernel),
         }
     }
+}
+
+fn waits_for_copy_out(event: SimulatedEvent) -> CopyWait {
+    (event, MigrationDirection::Out)
 }
 
 fn to_come(waits: [Option<SimulatedEvent>; 2], events: &SimulatedEvents) -> Vec<SimulatedEvent> {

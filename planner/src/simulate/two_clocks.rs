@@ -7,7 +7,6 @@ use super::event::SimulatedEvent;
 use super::gpu::{KernelBegin, LaunchedKernel};
 use super::gpu_step::{GpuStep, ThreadSpan, TimeCause, waited_for_transfer};
 use super::links::{CompletedTransfer, LinkId, LinkTransfer};
-use super::thread::ProgramThread;
 use super::world::World;
 use crate::migration::MigrationDirection;
 use crate::residency::{StorageId, TransferId};
@@ -55,8 +54,9 @@ impl World<'_> {
             .collect();
     }
 
-    pub(super) fn tells_at_once(&self) -> bool {
-        self.thread.as_ref().is_some_and(ProgramThread::tells_at_once)
+    pub(super) fn tells_at_once(&self, way: LinkId) -> bool {
+        let is_write = matches!(way, LinkId::Out(_));
+        self.thread.as_ref().is_some_and(|thread| thread.tells_at_once(is_write))
     }
 
     /// The thread gets to the next op.
@@ -177,19 +177,26 @@ impl World<'_> {
     pub(super) fn put_into_stream(&mut self, transfer: TransferId, flight: LinkTransfer) {
         self.request();
         self.links.advance(self.now);
-        let (Some(thread), Some(engines)) = (&mut self.thread, self.links.engines()) else {
+        let (Some(thread), Some(engines)) = (&mut self.thread, self.links.engines_mut()) else {
             return;
         };
         let (id, is_fetch) = (flight.id, flight.direction() == MigrationDirection::In);
-        let (after, calls) = if is_fetch {
+        let is_write = matches!(flight.way, LinkId::Out(_));
+        let last_launched = thread.last_launched;
+        let (mut after, calls) = if is_fetch {
             thread.before_fetch(id, flight.bytes.0, &engines.events)
         } else {
-            let is_write = matches!(flight.way, LinkId::Out(_));
             (thread.before_eviction(id, is_write, &engines.events), DriverCalls::default())
         };
+        if is_write {
+            after = engines.before_write(flight.bytes, after);
+        }
         self.have_driver(calls);
         let flight = LinkTransfer { begin: self.now, ..flight };
         let order = self.links.submit(transfer, flight, after);
+        if let (Some(engines), true) = (self.links.engines_mut(), is_write) {
+            engines.check_behind(transfer, last_launched);
+        }
         if let (Some(thread), Some(order)) = (&mut self.thread, order) {
             let events = thread.storage(id);
             if is_fetch {

@@ -19,6 +19,11 @@ fn ordered() -> GpuRuntime {
     GpuRuntime { behaviour, costs, ..waiting() }
 }
 
+/// One whose host waits for fetches alone.
+fn writes_ordered() -> GpuRuntime {
+    GpuRuntime { behaviour: GpuBehaviour::WRITES_ORDERED, ..waiting() }
+}
+
 /// In the proportions of a real GPU's, where a byte takes a nanosecond and a kernel a hundred.
 fn costs() -> GpuCosts {
     let rate = Bandwidth(900_000_000);
@@ -84,7 +89,7 @@ fn two_clocks_in_step_without_costs_show_what_one_clock_shows() {
 fn every_nanosecond_of_a_step_has_one_cause() {
     let mut by_cause = [0_u32; TimeCause::ALL.len()];
     for (case, (trace, machine, plan)) in steps(32, 600).iter().enumerate() {
-        for runtime in [waiting(), ordered()] {
+        for runtime in [waiting(), writes_ordered(), ordered()] {
             let step = simulate_on_gpu(runtime, trace, machine, Policy::Planned(plan)).unwrap();
             let gpu = step.gpu.unwrap();
             let sum: u64 = gpu.causes.iter().map(|cause| cause.0).sum();

@@ -235,8 +235,8 @@ impl<'a> World<'a> {
                 self.give_up_memory(storage, false);
             }
             // What is in its stream has its place there.
-            ResidencyAction::Expedite { .. } | ResidencyAction::Cancel { .. }
-                if self.tells_at_once() => {}
+            ResidencyAction::Expedite { transfer } | ResidencyAction::Cancel { transfer }
+                if self.links.flight(transfer).is_some_and(|flight| flight.is_told) => {}
             ResidencyAction::Expedite { transfer } => self.links.expedite(self.now, transfer),
             ResidencyAction::Cancel { transfer } => self.links.cancel(self.now, transfer),
             // The log's space is not simulated.
@@ -263,7 +263,7 @@ impl<'a> World<'a> {
 
     fn flight(&self, id: StorageId, way: LinkId, urgent: bool) -> LinkTransfer {
         let SimulatedStorage { storage, size, .. } = *self.instance(id);
-        let (bytes, is_told) = (Bytes(size), self.tells_at_once());
+        let (bytes, is_told) = (Bytes(size), self.tells_at_once(way));
         let urgent = urgent && !is_told;
         let (begin, cancelled) = (self.now, false);
         LinkTransfer { id, storage, way, bytes, begin, urgent, is_told, cancelled }

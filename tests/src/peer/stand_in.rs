@@ -277,7 +277,7 @@ unsafe impl GpuCopies for Copies {
         self.sums[slot as usize]
     }
 
-    fn record(&mut self, _event: GpuEvent) -> Result<(), CopyError> {
+    fn record(&mut self, _: GpuEvent, _: Option<GpuEvent>) -> Result<(), CopyError> {
         Err(no_events())
     }
 

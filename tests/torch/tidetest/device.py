@@ -16,6 +16,7 @@ from tidetest.fake_cuda import FakeCuda, RealCuda
 
 NAMES = ("cpu", "fake", "cuda")
 STAGING = 256 * KIB
+HOST_MEMORY = 512 * KIB  # less than what the touch suite's world has out
 
 # Why some tests need the host's memory.
 NO_ADDRESS = "a GPU's memory has no address that numpy or a pointer of Python's could use"
@@ -23,6 +24,7 @@ SHARED = "a GPU's memory is shared by a handle, and stays where it is"
 FORK = "a process that has used CUDA cannot go on using it in a forked child"
 RANKS = "ranks on GPUs need NCCL and a GPU each"
 
+host_memory = None  # of a GPU, in front of the pool (`pytest --host-memory`)
 updates = "own"  # when parameters are updated (`pytest --updates`)
 recompute = "own"  # "best": layers are under torch.utils.checkpoint, and run once (`pytest --recompute`)
 name = "cpu"  # set once, before the tests are imported; what they rest on is imported before
@@ -60,6 +62,7 @@ def begin(folder):
     patch = pytest.MonkeyPatch()
     if name == "fake":
         _gpu = FakeCuda(patch, folder, seed=1, laziness=1)
+        _gpu.hear_of_memory()
         torch.set_default_device("cpu")  # a mode for functions, as on a GPU
     elif name == "cuda":
         _gpu = RealCuda()
@@ -76,6 +79,8 @@ def begin(folder):
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
         patch.undo()
+        if name == "fake":
+            _gpu.guard.memory_end()
         if _gpu is not None:
             _gpu.assert_lawful()
 

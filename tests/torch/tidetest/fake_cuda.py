@@ -185,6 +185,12 @@ class FakeCuda:
     def stream(self, stream):
         self._stream = stream
         self.guard.guard_stream(stream.handle)
+        self.library.fake_memory_is_of(stream.handle)
+
+    def hear_of_memory(self):
+        """From here on, until `guard.memory_end`: memory that is allocated is filled, and where it is freed, whatever
+        uses it in a stream has its turn."""
+        self.guard.memory_begin(None, None, ctypes.cast(self.library.fake_let_go, ctypes.c_void_p), True)
 
     def deafen(self, stream):
         """From here on this one waits for no event."""

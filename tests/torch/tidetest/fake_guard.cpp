@@ -142,23 +142,26 @@ struct Block {
 std::atomic<int (*)(size_t)> asks{nullptr};
 std::atomic<void (*)(void *, size_t)> gives{nullptr}, takes{nullptr};
 std::atomic<bool> fills{false};
+c10::Allocator *beneath = nullptr;  // that of before
 auto &blocks = *new std::unordered_map<void *, Block>;  // with `mutex`
 
 void ended(void *memory) {
-    Block block;
+    Block block{};
     {
         std::lock_guard lock(mutex);
         auto found = blocks.find(memory);
-        block = found->second;
-        blocks.erase(found);
+        if (found != blocks.end()) {
+            block = found->second;
+            blocks.erase(found);
+        }
     }
+    /* oneDNN frees what it has kept by the allocator of that moment. */
+    if (!block.free) return beneath->raw_deallocate(memory);
     if (auto take = takes.load()) take(memory, block.size);
     block.free(memory);
 }
 
 struct Telling final : c10::Allocator {
-    c10::Allocator *beneath = nullptr;
-
     c10::DataPtr allocate(size_t size) override {
         auto ask = asks.load();
         TORCH_CHECK_WITH(OutOfMemoryError, !ask || ask(size) == 0, "CUDA out of memory. Tried to allocate ", size,
@@ -225,12 +228,12 @@ bool guard_has_told(const void *memory, void *stream) {
 
 void memory_begin(int (*ask)(size_t), void (*give)(void *, size_t), void (*take)(void *, size_t), bool fill) {
     asks = ask, gives = give, takes = take, fills = fill;
-    telling.beneath = c10::GetAllocator(c10::DeviceType::CPU);
+    beneath = c10::GetAllocator(c10::DeviceType::CPU);
     c10::SetAllocator(c10::DeviceType::CPU, &telling, PRIORITY);
 }
 
 void memory_end() {
     asks = nullptr, gives = takes = nullptr, fills = false;
-    c10::SetAllocator(c10::DeviceType::CPU, telling.beneath, PRIORITY);
+    c10::SetAllocator(c10::DeviceType::CPU, beneath, PRIORITY);
 }
 }

@@ -78,6 +78,7 @@ class World:
         memory = made_on.budget(TENSORS) if memory is None else memory
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
         options.setdefault("recompute", made_on.recompute)
+        options.setdefault("host_memory", made_on.host_memory)
         with tidelog.offload(self.model, self.optimizer, pool=pool, memory=memory, mode=mode, **options) as self.tide:
             yield self.tide
 

@@ -21,7 +21,7 @@ use super::parts::{PART_NUMBERS, StorageParts};
 use super::planning::Planning;
 use super::storages::{STORAGES_MAX, StorageBirth, Storages};
 use super::transfer::{StorageTransfer, TransferDirection};
-use super::transfers::{BackingStore, QueuedRequest, TransferEnd, Transfers};
+use super::transfers::{BackingStore, OrderedTransfer, QueuedRequest, TransferEnd, Transfers};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
 
@@ -570,7 +570,13 @@ impl Executor {
     /// Hands a transfer to the pool or to host memory.
     fn submit(&mut self, id: TransferId, request: &MemoryRequest, memory: &CallerMemory) {
         match self.transfers.submit(id, request, memory) {
-            Ok(Some(transfer)) => self.history.transfer_started(transfer),
+            Ok(Some(transfer)) => {
+                self.history.transfer_started(transfer);
+                if transfer.is_ordered {
+                    self.history.transfer_completed(transfer, true, Instant::now());
+                    self.end(id, MigrationOutcome::Enqueued);
+                }
+            }
             Ok(None) => {}
             Err(message) => self.end(id, MigrationOutcome::Failed(FailureInfo { message })),
         }
@@ -582,7 +588,9 @@ impl Executor {
         if let Ok(done) = &outcome {
             self.transfers.has_waited(id, done.waited);
         }
-        let Some(transfer) = self.transfers.get(id) else { return };
+        let Some(transfer) = self.transfers.get(id) else {
+            return self.ordered_ended(id, outcome.map(|_| ()), at);
+        };
         let outcome = match outcome {
             Ok(done) if transfer.direction.compares() => {
                 if done.matched {
@@ -600,12 +608,29 @@ impl Executor {
         self.end(id, outcome);
     }
 
+    /// The host has seen the end of a transfer that was complete for the machine when it was in its
+    /// stream.
+    fn ordered_ended(&mut self, id: TransferId, outcome: Result<(), TransferError>, at: Instant) {
+        let Some(OrderedTransfer { transfer, is_needed }) = self.transfers.take_ordered(id) else {
+            return;
+        };
+        self.history.ordered_transfer_ended(&transfer, outcome.is_ok(), at);
+        if let (Err(error), true) = (outcome, is_needed) {
+            let info = FailureInfo { message: error.to_string() };
+            self.machine.copy_lost(transfer.label.storage, id, info);
+            self.carry_out();
+        }
+    }
+
     /// Reports to the machine how a transfer ended, and to the caller that its storage is resident
     /// again, if it is.
     fn end(&mut self, id: TransferId, outcome: MigrationOutcome) {
         let Some(transfer) = self.transfers.end(id) else { return };
         let storage = transfer.label.storage;
         self.history.transfer_ended(&transfer, ending_of(&outcome));
+        if transfer.is_ordered {
+            self.transfers.end_ordered(id, transfer);
+        }
         self.machine.completed(id, outcome);
         self.carry_out();
         self.sample(Instant::now());
@@ -640,7 +665,7 @@ fn fits_but_for_others(refusal: &BudgetRefusal) -> bool {
 
 fn ending_of(outcome: &MigrationOutcome) -> Ending {
     match outcome {
-        MigrationOutcome::Done => Ending::Moved,
+        MigrationOutcome::Done | MigrationOutcome::Enqueued => Ending::Moved,
         MigrationOutcome::Matched => Ending::Clean,
         // What differs from its copy is written next, and that transfer is recorded by itself.
         MigrationOutcome::Cancelled | MigrationOutcome::Differs => Ending::Cancelled,

@@ -40,6 +40,8 @@ pub(super) struct StorageTransfer {
     pub(super) asked: Instant,
     /// When the caller had passed the memory and a device could begin; `None` before.
     pub(super) submitted: Option<Instant>,
+    /// Whether it is complete for the host once it is submitted, and for the GPU in its order.
+    pub(super) is_ordered: bool,
 }
 
 impl StorageTransfer {
@@ -52,6 +54,7 @@ impl StorageTransfer {
         urgency: Urgency,
     ) -> Self {
         let asked = Instant::now();
-        Self { label, of, kind, bytes, direction, target, urgency, asked, submitted: None }
+        let (submitted, is_ordered) = (None, false);
+        Self { label, of, kind, bytes, direction, target, urgency, asked, submitted, is_ordered }
     }
 }

@@ -108,7 +108,9 @@ impl CallerMemory {
     }
 
     /// The same for an allocation that may be settled once its bytes are on their way: this event
-    /// is then behind them. Null: once they are there.
+    /// is then behind them. For what is copied out: it may be released, or settled, once it is in
+    /// its stream, and this event is then behind the last look at it; it is recorded before, behind
+    /// all that has been launched. Null: once they are there.
     ///
     /// # Safety
     /// As for `new`, and nobody else touches the memory, whatever becomes of the storage, before
@@ -134,6 +136,12 @@ impl CallerMemory {
     /// Whether the caller declined.
     pub(crate) fn is_none(&self) -> bool {
         self.address == 0
+    }
+
+    /// Of memory that is copied out: the event behind which it may be used again, where the caller
+    /// has that ordered on the GPU. It is recorded, behind all that has been launched.
+    pub(crate) fn released(&self) -> Option<GpuEvent> {
+        self.landed
     }
 
     /// Refuses an event where there is no GPU that it could be of.

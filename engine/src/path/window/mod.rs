@@ -333,7 +333,7 @@ mod tests {
             0
         }
 
-        fn record(&mut self, _: GpuEvent) -> Result<(), CopyError> {
+        fn record(&mut self, _: GpuEvent, _: Option<GpuEvent>) -> Result<(), CopyError> {
             Ok(())
         }
 

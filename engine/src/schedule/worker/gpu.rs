@@ -19,7 +19,7 @@ use crate::memory::{
     CopyResult, DmaBuffer, DmaPool, GpuDirection, GpuError, GpuEvent, PendingCopies, WindowSize,
 };
 use crate::path::{Action, DataPath, DeviceError, Feature};
-use crate::schedule::active::Job;
+use crate::schedule::active::{Job, ReadEnd};
 use crate::schedule::options::{ReactorOptions, StartError};
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
@@ -110,8 +110,8 @@ impl OnGpu {
     }
 
     /// Has a caller's event happen when every byte that is on its way to the GPU is there.
-    pub(super) fn tell(&mut self, landed: GpuEvent) {
-        self.copies.record(landed);
+    pub(super) fn tell(&mut self, ReadEnd { event, after }: ReadEnd) {
+        self.copies.record(event, after);
     }
 
     /// How long the reactor may sleep that would otherwise sleep for `left`.

@@ -125,7 +125,9 @@ class Tide:
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
-        services = hook.services(_threads.Bystander(self.access, async_uses, ledger.launches))
+        # What the ops of other threads make is not known before they have run.
+        notice = partial(ledger.launches, ledger.limit)
+        services = hook.services(_threads.Bystander(self.access, async_uses, notice))
         self._open_kernels = partial(kernels.open, services, self.steps.place, session, self.updates.pending)
         self._handlers = Handlers(self.access, lambda: native().is_busy() or self.updates.is_ahead())
         self._restoring = Restoring(ledger, session, performer, self.access)

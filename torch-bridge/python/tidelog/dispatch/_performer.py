@@ -66,6 +66,7 @@ class Performer:
     def drop_all(self) -> None:
         """The session has ended: no device touches anything any more."""
         self._device.streams.await_copies()
+        self._ledger.let_go_at_once()
         for record in self._ledger.all():
             self._ledger.ends(record)
             if record.parted is not None:

@@ -45,11 +45,11 @@ class Requests:
     def release(self, record: Record, storage: Storage, _size: int) -> None:
         """Its bytes are elsewhere: it loses its memory."""
         if record.in_flight:
-            self._ledger.order(record)  # what is coming, and is not wanted any more
+            if record.state & _record.COMING:
+                self._ledger.order(record)  # it is not wanted any more
             self._ledger.mark(record, _record.OUT)
             self.await_loans(record)
-            self._ledger.share(storage)
-            native().take(storage, record.guard())
+            self._ledger.take(record)
             self._device.reclaim()
             self._ledger.ends(record)
 
@@ -65,8 +65,8 @@ class Requests:
 
     def settle(self, record: Record, storage: Storage, state: int) -> None:
         """It is in memory, and no transfer touches it."""
+        self._ledger.order(record)
         if record.state & _record.AWAY:
-            self._ledger.order(record)
             native().open_to_reads(storage)
             self._ledger.share(storage)
         self._ledger.mark(record, _record.CLEAN if state == PartsState.COPIED else _record.SETTLED)
@@ -115,10 +115,12 @@ class Requests:
                 return self._give(record, storage, size)
             except torch.OutOfMemoryError:
                 if not last:
+                    self._ledger.let_go()
                     self._heap.release()
         return 0
 
     def _give(self, record: Record, storage: Storage, size: int) -> int:
+        self._ledger.make_room(size)
         fresh = self._device.divisible(size)
         if fresh is None:
             return native().give(storage, size, record.guard())

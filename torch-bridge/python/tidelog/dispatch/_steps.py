@@ -179,6 +179,7 @@ class Steps:
                 self._session.op_begin(-1, 0, b"memory that CUDA did not have", uses, spare + wanted)
                 made = True
             wanted -= -(-wanted // 4)
+        ledger.let_go()
         self._heap.release()
 
     def left_plan(self, index: int, name: str, planned: str | None) -> None:

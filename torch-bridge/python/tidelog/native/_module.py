@@ -45,6 +45,8 @@ class Ledger(Protocol):
 
     limit: int  # of `live`
     live: int  # bytes of the storages that are in memory
+    counted: int  # the same, with those that have died unseen
+    departing: int  # bytes that have been given up and are read still
     peak: int  # the highest `live` at an op boundary
     marked: int  # storages that are not plainly resident
     quiet: bool  # ops need not be looked at
@@ -93,9 +95,16 @@ class Ledger(Protocol):
 
     # -- in what order ops and moves use memory
 
-    def launches(self) -> None: ...
+    def launches(self, needs: int) -> None: ...  # it makes at most so many bytes
     def share(self, storage: Storage) -> None: ...
     def order(self, record: Record) -> None: ...
+
+    # -- memory that goes and comes
+
+    def take(self, record: Record) -> None: ...
+    def make_room(self, needs: int) -> None: ...
+    def let_go(self) -> None: ...
+    def let_go_at_once(self) -> None: ...
 
     # -- how much is in memory, and what the session hears
 

@@ -224,7 +224,7 @@ class Kernel {
     run.needs = step.expected()->needs;
     if (step.is_due() || *run.block->attention != 0 || !has_room(run, run.needs)) return false;
     if (!is_settled(run, arguments)) return false;
-    step.ledger.launches(run.records, none_runs_beside(run.under_way));
+    step.ledger.launches(run.records, run.needs, none_runs_beside(run.under_way));
     step.next_op = run.index + 1;
     return true;
   }
@@ -281,7 +281,7 @@ class Kernel {
     run.needs = needs;
     try {
       step.begin_op(run.index, question.fingerprint(), facts_->name->c_str(), question.uses(), needs);
-      step.ledger.launches(question.records(), none_runs_beside(run.under_way));
+      step.ledger.launches(question.records(), needs, none_runs_beside(run.under_way));
       step.profile_begins(run.index);
     } catch (...) {
       step.uses.clear();

@@ -8,6 +8,7 @@
 
 #include <unordered_map>
 
+#include "departing.h"
 #include "records.h"
 #include "session_calls.h"
 
@@ -230,15 +231,17 @@ class Ledger {
 
   Streams& streams() const { return streams_; }
 
-  // An op is about to be launched on the current stream, and may use any storage.
-  void launches() {
+  // An op is about to be launched on the current stream, and may use any storage. It makes at most so many bytes.
+  void launches(int64_t needs) {
+    make_room(needs);
     streams_.launches(false, false);
     share_with_new();
   }
 
   // The same of one that uses these alone, beside what it makes. `none_runs`: no other op is under way.
   template <class Records>
-  void launches(const Records& used, bool none_runs) {
+  void launches(const Records& used, int64_t needs, bool none_runs) {
+    make_room(needs);
     Use use = streams_.launches(true, none_runs);
     if (use.op != 0)
       for (const auto& each : used) note(each->uses, use);
@@ -250,17 +253,63 @@ class Ledger {
 
   // The handle of an event behind everything that was launched, which is noted with a storage whose memory is about to
   // be touched. Null: it is all done.
-  void* after(Record& record) const { return noted(record.event, streams_.after()); }
+  void* after(Record& record) const {
+    record.was_borrowed = record.loans != 0;
+    return noted(record.event, streams_.after());
+  }
 
   // The same of an event behind the ops that may have used the storage. Null: that is not earlier.
   void* after_last(Record& record) const { return noted(record.last_use, streams_.after_last(record.uses)); }
 
-  // From here on streams wait for the bytes that are on their way to a storage. Ops before that are no use of them.
+  // From here on streams wait for the bytes that are on their way to a storage, of which ops before that were no use;
+  // or for what reads those of one that stays.
   void order(Record& record) const {
-    if ((record.state & COMING) == 0 || !record.event) return;
+    if ((record.state & (COMING | LEAVING)) == 0 || !record.event) return;
     streams_.fetched(record.event);
-    record.uses.clear();
+    if ((record.state & COMING) != 0) record.uses.clear();
   }
+
+  // -- memory that goes and comes ---------------------------------------------------------------------------
+
+  // A storage that is `OUT` loses its memory. Where that is read still, it goes when that is over.
+  void take(Record& record, Message message) {
+    share(*record.impl);
+    if (record.event && record.was_borrowed) {
+      // An op of another thread may have been launched behind it.
+      streams_.fetched(record.event);
+      after(record);
+    }
+    bool is_plain = record.is_owner || Records::is_allocators(*record.impl);
+    c10::DataPtr memory = Records::take(*record.impl, std::move(message));
+    if (record.event && !record.event->query())
+      departing_.add({std::move(memory), static_cast<size_t>(record.size), is_plain, record.event});
+  }
+
+  // One that is out gets memory, whose address is returned: of one that has left and is as large, which it may write
+  // when that is copied; or other.
+  uint64_t give(Record& record, size_t size, Message message) {
+    auto block = departing_.take(size);
+    if (!block) {
+      make_room(static_cast<int64_t>(size));
+      return Records::give(*record.impl, size, std::move(message));
+    }
+    record.event = std::move(block->read);
+    return Records::give(*record.impl, std::move(block->memory), size, std::move(message));
+  }
+
+  // So many bytes more are within the limit, with what has been given up and is read still.
+  void make_room(int64_t needs) {
+    if (!departing_.empty()) departing_.keep_at_most(limit - counted - needs, streams_);
+  }
+
+  // Bytes that have been given up and are read still.
+  int64_t departing() const { return departing_.bytes(); }
+
+  // All that has been given up goes: what is launched from here on waits for what reads it.
+  void let_go() { departing_.keep_at_most(0, streams_); }
+
+  // The same where no device reads anything any more.
+  void let_go_at_once() { departing_.clear(); }
 
   // -- how much is in memory ------------------------------------------------------------------------------
 
@@ -472,6 +521,7 @@ class Ledger {
 
   const c10::Device device_;
   Streams& streams_;
+  DepartingMemory departing_;
   SessionCalls calls_;
   Held async_uses_{nullptr};
 

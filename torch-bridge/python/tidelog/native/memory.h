@@ -56,11 +56,12 @@ inline void guard(c10::StorageImpl& storage, Message message) {
   if (message) Guard::set(storage, std::move(*message));
 }
 
-// It loses its memory, and keeps its size.
-inline void take(c10::StorageImpl& storage, Message message) {
+// It loses its memory, which is returned, and keeps its size.
+inline c10::DataPtr take(c10::StorageImpl& storage, Message message) {
   Guard::lift(storage);
   c10::DataPtr memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
   guard(storage, std::move(message));
+  return memory;
 }
 
 // Memory that a storage may have, of the allocator that its device has now.
@@ -71,9 +72,8 @@ inline c10::DataPtr allocated(c10::StorageImpl& storage, size_t size) {
   return allocator->allocate(size);
 }
 
-// It gets memory of this size, whose address is returned. Where there is none it stays as it was, and guarded.
-inline uint64_t give(c10::StorageImpl& storage, size_t size, Message message) {
-  c10::DataPtr memory = allocated(storage, size);
+// It gets this memory, whose address is returned.
+inline uint64_t give(c10::StorageImpl& storage, c10::DataPtr memory, size_t size, Message message) {
   auto address = reinterpret_cast<uint64_t>(memory.get());
   Guard::lift(storage);
   storage.set_data_ptr_noswap(std::move(memory));

@@ -117,10 +117,12 @@ class Performer {
     c10::Storage storage = record ? record->storage() : c10::Storage();
     if (storage) {
       uint64_t address = 0;
-      if (may_be_usual(bytes, *record) && (this->*usual)(*record, number, address))
+      if (may_be_usual(bytes, *record) && (this->*usual)(*record, number, address)) {
         ++performed;
-      else
+      } else {
+        if (memory != nullptr) record->event = nullptr;  // of when it was asked for before
         address = in_python(bytes, method, *record, storage, number);
+      }
       if (memory != nullptr && address != 0) pass(bytes, *record, storage, address, *memory);
     } else if (record && memory == nullptr) {
       Records::ends(*record);  // its memory was in flight when it died
@@ -152,12 +154,12 @@ class Performer {
       memory.after = reinterpret_cast<void*>(number_in(after.get()));
       return;
     }
-    memory.after = ledger_.after(record);
-    // From the end of a fetch on the event is behind the copies, no longer before them.
-    if ((record.state & COMING) != 0)
-      memory.landed = memory.after;
-    else
-      memory.last_use = ledger_.after_last(record);
+    bool is_coming = (record.state & COMING) != 0;
+    // What has left and is as large has an event of its own, behind which its memory may be written.
+    memory.after = is_coming && record.event ? record.event->eventId() : ledger_.after(record);
+    // From the end of a transfer on the event is behind the copies, no longer before them.
+    if (is_coming || !ledger_.maps_memory) memory.landed = memory.after;
+    if (!is_coming) memory.last_use = ledger_.after_last(record);
   }
 
   PyObject* requests_of(const tide_bytes& bytes) const { return bytes.is_part != 0 ? parts_.get() : requests_.get(); }
@@ -186,19 +188,22 @@ class Performer {
   bool release(Record& record, uint64_t, uint64_t&) {
     if (!record.in_flight) return true;
     if (ledger_.maps_memory) return false;
-    ledger_.order(record);  // what is coming, and is not wanted any more
+    if ((record.state & COMING) != 0) ledger_.order(record);  // it is not wanted any more
     ledger_.mark(record, OUT);
     if (record.loans != 0) return false;
-    ledger_.share(*record.impl);
-    Records::take(*record.impl, record.guard());
+    ledger_.take(record, record.guard());
     Records::ends(record);
     return true;
   }
 
   bool allocate(Record& record, uint64_t size, uint64_t& address) {
     if (ledger_.maps_memory) return false;
+    if ((record.state & COMING) != 0 && record.in_flight) {  // it is asked for again
+      address = reinterpret_cast<uint64_t>(Records::memory_of(*record.impl).get());
+      return true;
+    }
     try {
-      address = Records::give(*record.impl, size, record.guard());
+      address = ledger_.give(record, size, record.guard());
     } catch (const c10::OutOfMemoryError&) {
       return false;  // what is kept for later makes way first
     }
@@ -211,8 +216,8 @@ class Performer {
   }
 
   bool settle(Record& record, uint64_t state, uint64_t&) {
+    ledger_.order(record);
     if (record.is_away()) {
-      ledger_.order(record);
       Guard::lift(*record.impl);
       ledger_.share(*record.impl);
     }

@@ -100,6 +100,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   LastUses uses;  // those ops
   int64_t pins = 0, addresses_end = 0, async_uses = 0;
   std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
+  bool was_borrowed = false;  // whether there were any since `event` was recorded
 
   // Python's; read and changed with its lock.
   PyObject *name = nullptr, *parted = nullptr;
@@ -186,22 +187,28 @@ class Records {
     hang(record);
   }
 
-  // The storage loses its memory, and keeps its size. The record hangs on it meanwhile.
-  static void take(c10::StorageImpl& storage, Message message) {
+  // The storage loses its memory, which is returned, and keeps its size. The record hangs on it meanwhile.
+  static c10::DataPtr take(c10::StorageImpl& storage, Message message) {
     Record* record = of(storage);
     if (record == nullptr) return tidelog::take(storage, std::move(message));
     Guard::lift(storage);
     RecordPtr kept = RecordPtr::reclaim_copy(record);
-    c10::DataPtr memory = unhang(*record);  // freed at the end of this
+    c10::DataPtr memory = unhang(*record);
     hang(*record);
     guard(storage, std::move(message));
+    return memory;
   }
 
-  // It gets memory of this size, whose address is returned.
+  // It gets memory of this size, whose address is returned. Where there is none it stays as it was, and guarded.
   static uint64_t give(c10::StorageImpl& storage, size_t size, Message message) {
+    return give(storage, allocated(storage, size), size, std::move(message));
+  }
+
+  // It gets this memory.
+  static uint64_t give(c10::StorageImpl& storage, c10::DataPtr memory, size_t size, Message message) {
     Record* record = of(storage);
-    if (record == nullptr || !record->is_owner) return tidelog::give(storage, size, std::move(message));
-    c10::DataPtr memory = allocated(storage, size);
+    if (record == nullptr || !record->is_owner)
+      return tidelog::give(storage, std::move(memory), size, std::move(message));
     auto address = reinterpret_cast<uint64_t>(memory.get());
     RecordPtr kept = RecordPtr::reclaim_copy(record);
     Guard::lift(storage);

@@ -144,7 +144,7 @@ class Step {
       std::optional<Inside> inside;
       if (is_performing()) inside.emplace(*this);
       begin_op(-1, 0, "an access outside the dispatcher", std::move(touched), 0);
-      ledger.launches();
+      ledger.launches(0);
     } catch (...) {
       uses = std::move(outer);
       throw;

@@ -47,7 +47,10 @@ inline void add_records(py::module_& m) {
       .def("describe", &Record::describe)
       .def("guard_text", &Record::guard_text)
       .def("guard", &Record::guard)
-      .def("borrow", [](Record& record, int64_t more) { record.loans += more; });
+      .def("borrow", [](Record& record, int64_t more) {
+        record.loans += more;
+        record.was_borrowed |= record.loans != 0;
+      });
 }
 
 // What a ledger has of Python's.
@@ -133,17 +136,28 @@ inline void add_ledgers(py::module_& m) {
       .def_static("begins", [](Record& record) { Records::begins(record, true); })
       .def_static("ends", &Records::ends)
       // -- in what order ops and moves use memory
-      .def("launches", [](Ledger& ledger) { ledger.launches(); })
+      .def("launches", [](Ledger& ledger, int64_t needs) { ledger.launches(needs); })
       .def("share", &Ledger::share)
       .def("order", &Ledger::order)
+      // -- memory that goes and comes
+      .def("take", [](Ledger& ledger, Record& record) { ledger.take(record, record.guard()); })
+      .def("make_room", &Ledger::make_room)
+      .def("let_go", &Ledger::let_go)
+      .def("let_go_at_once", &Ledger::let_go_at_once)
       // -- how much is in memory, and what the session hears
       .def("restart_peak", [](Ledger& ledger) { ledger.peak = ledger.live(); })
       .def("is_at_rest", &Ledger::is_at_rest)
-      .def("begin_quiet", [](Ledger& ledger) { ledger.quiet = true; })
+      .def("begin_quiet",
+           [](Ledger& ledger) {
+             ledger.let_go();
+             ledger.quiet = true;
+           })
       .def("end_quiet", [](Ledger& ledger) { ledger.quiet = false; })
       .def("flush", &Ledger::flush)
       .def_readonly("limit", &Ledger::limit)
       .def_property_readonly("live", &Ledger::live)
+      .def_readonly("counted", &Ledger::counted)
+      .def_property_readonly("departing", &Ledger::departing)
       .def_readonly("peak", &Ledger::peak)
       .def_property_readonly("marked", [](const Ledger& ledger) { return ledger.marked.load(); })
       .def_property_readonly("access", [](const Ledger& ledger) { return py::handle(ledger.access.get()); })

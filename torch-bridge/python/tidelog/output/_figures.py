@@ -312,6 +312,7 @@ class Stats(TypedDict):
     recompute: RecomputeFigures | None  # with recompute="best"
     parts: PartsFigures | None  # with parts="best", where it can be
     planning: bool  # whether a plan is being made
+    improving: bool  # whether a better plan is looked for, and likely to be found
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None
     notices: list[str]  # for people

@@ -166,8 +166,8 @@ impl Counters {
     pub(super) fn completed(&mut self, transfer: &StorageTransfer, done: bool, at: Instant) {
         let &StorageTransfer { kind, direction, target, .. } = transfer;
         let moved = if done { transfer.bytes } else { 0 };
-        if let Some(link) = self.link(transfer) {
-            link.finished(moved, at);
+        if !transfer.is_ordered {
+            self.ended(transfer, done, at);
         }
         if transfer.of.part.is_some() && done {
             let is_out = matches!(direction, TransferDirection::Out(_));
@@ -189,6 +189,13 @@ impl Counters {
                 self.totals.fetches += u64::from(done);
                 self.came_back(target, kind, moved);
             }
+        }
+    }
+
+    /// The bytes of a transfer move no longer, at that time.
+    pub(super) fn ended(&mut self, transfer: &StorageTransfer, done: bool, at: Instant) {
+        if let Some(link) = self.link(transfer) {
+            link.finished(if done { transfer.bytes } else { 0 }, at);
         }
     }
 

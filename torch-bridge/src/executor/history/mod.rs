@@ -108,6 +108,17 @@ impl History {
         self.counters.completed(transfer, done, at);
     }
 
+    /// The host has seen the end of a transfer that it took for complete when that was in its
+    /// stream.
+    pub(super) fn ordered_transfer_ended(
+        &mut self,
+        transfer: &StorageTransfer,
+        done: bool,
+        at: Instant,
+    ) {
+        self.counters.ended(transfer, done, at);
+    }
+
     /// A transfer has ended, whether it had started or not.
     pub(super) fn transfer_ended(&mut self, transfer: &StorageTransfer, ending: Ending) {
         self.recorder.transferred(transfer, ending, Instant::now());

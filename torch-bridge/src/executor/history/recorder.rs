@@ -273,6 +273,7 @@ mod tests {
             urgency: Urgency::Ahead,
             asked,
             submitted: Some(asked),
+            is_ordered: false,
         }
     }
 

@@ -102,6 +102,7 @@ mod tests {
             urgency: Urgency::Ahead,
             asked: Instant::now(),
             submitted: None,
+            is_ordered: false,
         }
     }
 

@@ -44,6 +44,8 @@ pub(in crate::executor) struct TransferEnd {
 pub(super) enum TransferTicket {
     Pool(Ticket),
     HostTier(tier::TierTicket),
+    /// Of one that is ordered on the GPU: it is complete for the host.
+    Ordered,
 }
 
 impl TransferTicket {
@@ -52,6 +54,7 @@ impl TransferTicket {
         match self {
             Self::Pool(ticket) => ticket.cancel(),
             Self::HostTier(ticket) => ticket.cancel(),
+            Self::Ordered => {}
         }
     }
 
@@ -60,6 +63,7 @@ impl TransferTicket {
         match self {
             Self::Pool(ticket) => ticket.expedite(),
             Self::HostTier(ticket) => ticket.expedite(),
+            Self::Ordered => {}
         }
     }
 
@@ -145,9 +149,7 @@ impl BackingStore {
             (Target::Ssd, _) => {
                 self.begin_in_pool(id, transfer, request, memory).map(TransferTicket::Pool)
             }
-            (Target::Host, Some(tier)) => self
-                .begin_in_tier(tier, id, transfer, request, memory)
-                .map(TransferTicket::HostTier),
+            (Target::Host, Some(tier)) => self.begin_in_tier(tier, id, transfer, request, memory),
             (Target::Host, None) => Err("the session has no host memory".to_owned()),
         }
     }
@@ -186,12 +188,19 @@ impl BackingStore {
         transfer: &StorageTransfer,
         request: &MemoryRequest,
         memory: &CallerMemory,
-    ) -> Result<tier::TierTicket, String> {
+    ) -> Result<TransferTicket, String> {
         let (tensor, urgency) = (self.log_id(transfer.label.storage), transfer.urgency);
         let notify = (self.completions.clone(), id.0);
         let begun = match transfer.direction {
             TransferDirection::Out(copy @ CopyKind::Write) => {
-                tier.put(tensor, memory.gpu_source(request, copy), urgency, notify)
+                let source = memory.gpu_source(request, copy);
+                if let Some(released) = memory.released() {
+                    let begun = tier.put_ordered(tensor, &source, released, notify);
+                    return begun
+                        .map(|()| TransferTicket::Ordered)
+                        .map_err(|error| error.to_string());
+                }
+                tier.put(tensor, source, urgency, notify)
             }
             TransferDirection::Out(copy @ (CopyKind::Verify | CopyKind::Recheck)) => {
                 tier.verify(tensor, memory.gpu_source(request, copy), notify)
@@ -200,7 +209,7 @@ impl BackingStore {
                 tier.get(tensor, memory.gpu_destination(request), urgency, notify)
             }
         };
-        begun.map_err(|error| error.to_string())
+        begun.map(TransferTicket::HostTier).map_err(|error| error.to_string())
     }
 
     /// A copy is not needed any more.

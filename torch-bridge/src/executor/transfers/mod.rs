@@ -28,6 +28,8 @@ pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
 pub(super) struct Transfers {
     store: Arc<BackingStore>,
     in_flight: FxHashMap<TransferId, InFlight>,
+    /// Those that have ended for the machine, and of which the host has not seen the end.
+    ordered: FxHashMap<TransferId, OrderedTransfer>,
     requests: VecDeque<QueuedRequest>,
     last_sequence: u64,
     /// How many ops are around the one that is begun.
@@ -40,6 +42,13 @@ pub(super) struct Transfers {
     moving: u64,
     /// Storages whose transfer the pool did not accept: it is full, not broken.
     not_accepted: FxHashSet<StorageId>,
+}
+
+/// A transfer that is complete on the GPU in its order.
+pub(super) struct OrderedTransfer {
+    pub(super) transfer: StorageTransfer,
+    /// Whether its copy is still the storage's.
+    pub(super) is_needed: bool,
 }
 
 struct InFlight {
@@ -60,6 +69,7 @@ impl Transfers {
         Self {
             store,
             in_flight: FxHashMap::default(),
+            ordered: FxHashMap::default(),
             requests: VecDeque::new(),
             last_sequence: 0,
             depth: 0,
@@ -219,6 +229,7 @@ impl Transfers {
         let begun = self.store.begin(id, transfer, request, memory).inspect_err(|_| {
             self.not_accepted.insert(transfer.label.storage);
         })?;
+        transfer.is_ordered = matches!(begun, TransferTicket::Ordered);
         *ticket = Some(begun);
         transfer.submitted = Some(Instant::now());
         Ok(Some(transfer))
@@ -281,8 +292,22 @@ impl Transfers {
         Some(transfer)
     }
 
+    /// Ends a transfer that is ordered on the GPU: the host sees to it later.
+    pub(super) fn end_ordered(&mut self, id: TransferId, transfer: StorageTransfer) {
+        self.ordered.insert(id, OrderedTransfer { transfer, is_needed: true });
+    }
+
+    /// The host has seen the end of one.
+    pub(super) fn take_ordered(&mut self, id: TransferId) -> Option<OrderedTransfer> {
+        self.ordered.remove(&id)
+    }
+
     /// A copy is not needed any more.
-    pub(super) fn forget(&self, storage: StorageId, target: Target) {
+    pub(super) fn forget(&mut self, storage: StorageId, target: Target) {
+        for ordered in self.ordered.values_mut() {
+            let StorageTransfer { label, target: of, .. } = &ordered.transfer;
+            ordered.is_needed &= (label.storage, *of) != (storage, target);
+        }
         self.store.forget(storage, target);
     }
 
