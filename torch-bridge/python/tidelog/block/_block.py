@@ -113,7 +113,7 @@ class Tide:
             ledger,
             lambda: self.access.is_live(),
             lambda: session.forked,
-            "on a GPU that is not done yet" if device.option else None,
+            device.streams,
             self.steps.notices.append,
             lambda hook: getattr(hook, "__self__", None) is self.loop,
             lambda: self.access.is_elsewhere(),
@@ -121,7 +121,7 @@ class Tide:
         self._moves_updates = settings.updates != "own"
         self._hook = hook = Hook(self.steps, heap, async_uses, kernels, self.updates)
         self.access = Access(
-            *(ledger, session, hook, async_uses, self.updates.expect_collectives, self._ranks.introduce),
+            *(ledger, session, hook, async_uses, self.updates.expect_reducer, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
@@ -366,7 +366,6 @@ class Tide:
         return None
 
     def _is_distributed(self) -> None:
-        self.updates.expect_collectives()
         self._ranks.introduce()
         self.steps.follows_plan = self._ranks.follows_plan
 

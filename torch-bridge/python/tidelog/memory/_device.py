@@ -56,6 +56,15 @@ class Streams(Protocol):
     def forget_copies(self) -> None:
         """In a child of a fork: they are its parent's."""
 
+    def current(self) -> int:
+        """The number of the current stream."""
+
+    def call_on(self, stream: int, function: Callable[[], object]) -> None:
+        """Calls a function while that stream is the current one. What is launched afterwards waits for it."""
+
+    def await_others(self) -> None:
+        """What is launched next on the current stream waits for all that was launched on others."""
+
     def op_begins(self, index: int) -> None:
         """An op of a step that is being profiled is about to be launched."""
 

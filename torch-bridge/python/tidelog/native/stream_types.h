@@ -90,6 +90,13 @@ inline void end_streams(PyObject* object) {
 
 inline Py_ssize_t count_streams(PyObject* object) { return static_cast<Py_ssize_t>(streams_in(object).count()); }
 
+inline void call_on(Streams& streams, PyObject* args) {
+  long long stream = 0;
+  PyObject* function = nullptr;
+  if (!PyArg_ParseTuple(args, "LO", &stream, &function)) throw_python_error();
+  streams.call_on(stream, function);
+}
+
 inline PyObject* list_of(const std::vector<int64_t>& numbers) {
   Held list = checked(PyList_New(0));
   for (int64_t each : numbers) checked(PyList_Append(list.get(), checked(PyLong_FromLongLong(each)).get()));
@@ -105,6 +112,11 @@ inline PyMethodDef STREAMS_METHODS[] = {
     METHOD("await_copies", METH_NOARGS, "All bytes that are on their way are there when this returns.",
            streams.await_copies()),
     METHOD("forget_copies", METH_NOARGS, "In a child of a fork: they are its parent's.", streams.forget_copies()),
+    METHOD("current", METH_NOARGS, "The number of the current stream.", return number(streams.current())),
+    METHOD("call_on", METH_VARARGS, "Calls a function while that stream is the current one, which then waits for it.",
+           call_on(streams, given)),
+    METHOD("await_others", METH_NOARGS, "What is launched next waits for all that was launched on other streams.",
+           streams.await_others()),
     METHOD("op_begins", METH_O, "An op of a step that is being profiled is about to be launched.",
            streams.op_begins(number_in(given))),
     METHOD("op_ran", METH_NOARGS, "It was launched.", streams.op_ran()),
