@@ -59,6 +59,18 @@ def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode,
         process.assert_done(ended)
 
 
+RECOMPUTE = """
+from tidetest import rank_recompute
+rank_recompute.main(*sys.argv[1:])
+"""
+
+
+def test_ranks_that_choose_other_regions_have_the_same_bits(tmp_path):
+    started = [process.start(RECOMPUTE, rank, 2, tmp_path) for rank in range(2)]
+    for ended in process.finish_all(started):
+        process.assert_done(ended)
+
+
 HOOK = """
 from tidetest import ranks
 ranks.main_of_hook(*sys.argv[1:])

@@ -353,14 +353,12 @@ class Tide:
             self._names.name_states()
         self.steps.end(completed, started)
         if self._recompute is not None:
-            self._recompute.end_step(time.perf_counter() - started if completed else None, is_planned)
+            self._recompute.end_step(started if completed else None, is_planned)
 
     def _why_no_choice(self, settings: Settings) -> str | None:
         """Why all regions run as the program has them, if that is so."""
         if self.mode != "auto":
             return f"mode={self.mode!r}: nothing is planned"
-        if self.device.option:
-            return "on a GPU that is not done yet"
         if settings.updates == "lazy":
             return 'updates="lazy": updates run in the regions\' first runs'
         return None
