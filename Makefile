@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-versions test-slow models bench bench-ranks compare compare-spdk \
+	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
 	compare-training test-compare fuzz loom sanitize miri paper gpu-step pictures gpu gpu-build wheel install clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -149,6 +149,9 @@ install: build ## Library, header, pkg-config file, tools, completions and man p
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 # Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
+everywhere: build ## Each feature on the host, on a GPU and on ranks: bits, budget, whether it does what it is for; writes docs/everywhere.md
+	@$(PYTHON) tests/torch/everywhere.py $(ONLY)
+
 MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))
 models: build ## Programs found elsewhere, eager and compiled, in 35 % of their memory: bits, budget, time; resumes where it was cut off; ONLY=names; 1 hour
 	-@scripts/integrations.sh
