@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-versions test-slow models bench bench-ranks compare compare-spdk \
+	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
 	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -163,6 +163,9 @@ install: build ## Library, header, pkg-config file, tools, completions, man page
 
 uninstall: ## Remove what `make install` wrote, with the same PREFIX and DESTDIR
 	@$(INSTALL) uninstall
+
+everywhere: setup build ## Each feature on the host, on a GPU and on ranks: bits, budget, whether it does what it is for; writes docs/everywhere.md
+	@$(PYTHON) tests/torch/everywhere.py $(ONLY)
 
 # Where the libraries cannot be installed, the programs that need them are named, and the rest runs.
 MODELS_PYTHON = $$([ -x target/integrations/bin/python ] && echo target/integrations/bin/python || echo $(PYTHON))

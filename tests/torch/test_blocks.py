@@ -29,8 +29,6 @@ from tidetest.regions import (
     gpt2,
 )
 
-pytestmark = pytest.mark.host_memory("nothing runs again on a GPU yet")
-
 ALL, NONE, OTHERS = range(BLOCKS), (), range(0, BLOCKS, 2)
 BLOCKS_STEPS = STEPS + 4  # what runs twice is learnt in between
 

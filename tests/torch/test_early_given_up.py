@@ -9,8 +9,6 @@ import torch
 from tidetest import MIB
 from tidetest.updates import ALL, Program, compare
 
-pytestmark = pytest.mark.host_memory("updates run in place on a GPU")
-
 GIVEN_UP = 5  # the step, of nine
 MICRO_BATCHES = 2
 

@@ -6,8 +6,6 @@ import torch
 
 from tidetest.updates import ALL, early, trains
 
-pytestmark = pytest.mark.host_memory("updates are not early on a GPU")
-
 
 def test_a_graph_from_before_the_step_is_refused_as_ever(pool):
     def scenario(program):

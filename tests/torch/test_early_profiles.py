@@ -10,8 +10,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tidetest.updates import ALL, compare
 
-pytestmark = pytest.mark.host_memory("updates are not early on a GPU")
-
 
 def clipped(program, _):
     program.backward()

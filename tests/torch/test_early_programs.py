@@ -11,8 +11,6 @@ from torch.utils.checkpoint import checkpoint
 import tidelog
 from tidetest.updates import ALL, BUDGET, WIDTH, Halves, Program, early, tied, trains
 
-pytestmark = pytest.mark.host_memory("updates are not early on a GPU")
-
 
 @pytest.mark.parametrize("mode", ["reactive", "auto"])
 def test_a_loop(pool, mode):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tidelog
+from tidelog.order import _element_wise, _updates
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
@@ -60,6 +61,71 @@ def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mode, where)
     memory = TENSORS + (STAGING if where == "gds" else 0)
     compare(train, pool, mode, device=gpu.device, memory=memory, staging=STAGING, **OPTIONS[where])
     assert gpu.lagging.launched > 1000
+
+
+@pytest.fixture
+def lagging_updates(monkeypatch):
+    """What makes kernels lag is a mode, which would keep steps in their place. It sees the ops of updates as others."""
+    monkeypatch.setattr(_element_wise, "_count_modes", lambda: 0)
+    monkeypatch.setattr(_updates, "_disable_current_modes", contextlib.nullcontext)
+
+
+@pytest.mark.usefixtures("lagging_updates")
+@pytest.mark.parametrize("updates", ["lazy", "early"])
+def test_updates_at_other_times_give_the_same_bits_where_kernels_lag(fake, pool, mode, updates):
+    """The forward pass is on a stream of its own."""
+    gpu, beside = fake(seed=7), Stream()
+
+    def train(world):
+        for _ in range(4):
+            world.optimizer.zero_grad(set_to_none=True)
+            beside.wait_event(gpu.stream.record_event())
+            with gpu.on(beside):
+                loss = (world.model(world.x) - world.y).square().mean()
+            gpu.stream.wait_event(beside.record_event())
+            loss.backward()
+            world.optimizer.step()
+            torch.cuda.synchronize()
+            world.note("loss", loss)
+        if world.tide is not None:
+            figures = world.tide.stats()["updates"]
+            assert figures["late"] + figures["early"] > 32, (figures, world.tide.stats()["notices"])
+
+        world.optimizer.zero_grad(set_to_none=True)
+        for name, value in world.result():
+            world.note(name, value)
+
+    # Two tensors more than elsewhere: what is computed in two streams is in memory together.
+    memory = TENSORS + 64 * KIB
+    compare(train, pool, mode, finish=False, device=gpu.device, memory=memory, staging=STAGING, updates=updates)
+
+
+@pytest.mark.usefixtures("lagging_updates")
+def test_a_late_update_is_launched_on_the_stream_of_its_step(fake, pool):
+    """Another stream touches the parameter, after which nothing on the step's own waits for that one."""
+
+    def train():
+        parameter = torch.nn.Parameter(torch.ones(NUMBERS))
+        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+        for _ in range(3):
+            parameter.grad = torch.ones(NUMBERS)
+            optimizer.step()
+        return parameter
+
+    expected = bits(train() + 1), bits(train() * 2)
+    gpu, beside = fake(), Stream()
+    options = {"memory": 8 * MIB, "staging": STAGING, "mode": "reactive", "updates": "lazy"}
+    with tidelog.offload(pool=pool, device=gpu.device, **options) as tide:
+        tide.steps.budget_reached()
+        parameter = train()
+        assert tide.stats()["updates"]["pending"] == 1
+        beside.wait_event(gpu.stream.record_event())
+        with later_ops_lag(gpu, beside):
+            with gpu.on(beside):
+                there = parameter * 2
+            here = parameter + 1
+        torch.cuda.synchronize()
+        assert_same(expected, (bits(here), bits(there)))
 
 
 NUMBERS = 16 * KIB  # of each tensor, which is less than staging holds
@@ -166,10 +232,10 @@ def awaited(happens, seconds=20):
 
 
 @contextlib.contextmanager
-def later_ops_lag(gpu):
-    """Nothing happens meanwhile in the stream of ops beyond what is there now."""
+def later_ops_lag(gpu, stream=None):
+    """Nothing happens meanwhile in a stream, that of ops unless another one is named, beyond what is there now."""
     late = Event()
-    late.record(gpu.stream)
+    late.record(stream or gpu.stream)
     gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
     try:
         yield

@@ -88,7 +88,6 @@ def test_parameters_come_in_once_a_pass(pool):
     assert read[True] < 0.95 * read[False], read
 
 
-@pytest.mark.host_memory("with a GPU updates run where the program has them")
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}, {"checkpointing": True}], ids=str)
 @pytest.mark.parametrize("updates", ["lazy", "early"])
 def test_updates(pool, updates, settings):

@@ -17,8 +17,6 @@ from tidetest import process
 from tidetest.bits import assert_same, bits
 from tidetest.updates import BUDGET, WIDTH, Program, compare
 
-pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")
-
 
 def saved(value):
     file = io.BytesIO()

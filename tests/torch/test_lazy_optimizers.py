@@ -11,8 +11,6 @@ from torch import nn
 from tidelog.order import _element_wise
 from tidetest.updates import BUDGET, WIDTH, compare
 
-pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")
-
 DOCS = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "lazy-updates.md"
 
 # Whatever this torch has.

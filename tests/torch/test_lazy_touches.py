@@ -7,8 +7,6 @@ from tidetest.reads import READS
 from tidetest.updates import BUDGET, compare
 from tidetest.writes import ALIASES, WRITES
 
-pytestmark = pytest.mark.host_memory("updates are not put off on a GPU")
-
 SUBJECTS = ("parameter", "gradient", "state")
 TOUCHES = {**READS, **WRITES, **ALIASES}
 

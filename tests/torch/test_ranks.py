@@ -46,6 +46,31 @@ def test_programs_have_the_same_bits(tmp_path, size, mode, part):
     run(size, tmp_path, mode, part, PARTS[size])
 
 
+UPDATES = """
+from tidetest import rank_updates
+rank_updates.main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode, part):
+    started = [process.start(UPDATES, rank, 2, tmp_path, mode, part, 2) for rank in range(2)]
+    for ended in process.finish_all(started):
+        process.assert_done(ended)
+
+
+RECOMPUTE = """
+from tidetest import rank_recompute
+rank_recompute.main(*sys.argv[1:])
+"""
+
+
+def test_ranks_that_choose_other_regions_have_the_same_bits(tmp_path):
+    started = [process.start(RECOMPUTE, rank, 2, tmp_path) for rank in range(2)]
+    for ended in process.finish_all(started):
+        process.assert_done(ended)
+
+
 HOOK = """
 from tidetest import ranks
 ranks.main_of_hook(*sys.argv[1:])

@@ -12,8 +12,6 @@ from tidelog.abi import _native
 from tidelog.recompute import _recompute
 from tidetest.regions import BLOCKS, BUDGET, STAGING, STEPS, Model, Program, Twice, Words, choosing, compare, gpt2
 
-pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
-
 ALL, NONE, OTHERS = range(BLOCKS), (), range(0, BLOCKS, 2)
 VARIANTS = pytest.mark.parametrize("reentrant", [False, True])
 

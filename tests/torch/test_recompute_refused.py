@@ -6,9 +6,11 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import tidelog
+from tidelog.recompute._regions import Region, Regions
 from tidetest.regions import (
     BLOCKS,
     STEPS,
@@ -23,8 +25,6 @@ from tidetest.regions import (
     choosing,
     compare,
 )
-
-pytestmark = pytest.mark.host_memory("regions run as the program has them on a GPU")
 
 VARIANTS = pytest.mark.parametrize("reentrant", [False, True])
 
@@ -246,11 +246,35 @@ def test_layer_by_layer(pool):
     assert not any(kept) and "tidelog.accumulate" in figures["why"], figures
 
 
-def test_a_distributed_program(pool, tmp_path):
+class Reducing(Model):
+    """With a collective in each region."""
+
+    def call(self, block, x):
+        def reduced(x):
+            result = block(x)
+            torch.distributed.all_reduce(result.detach().clone())
+            return result
+
+        return checkpoint(reduced, x, **self.options)
+
+
+def test_a_collective_that_a_second_run_has_again(pool, tmp_path):
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(torch.distributed.destroy_process_group)
-        figures, kept, _ = compare(pool, steps=8)
-    assert not any(kept) and "distributed" in figures["why"]
+        figures, _, _ = compare(pool, model=Reducing)
+    assert all("it has a collective" in why for why in figures["refused"]) and len(figures["refused"]) == BLOCKS
+
+
+def test_random_numbers_of_a_gpu_that_checkpoint_does_not_save():
+    """It saves the states of the GPUs that arguments are on."""
+    with FakeTensorMode():
+        drawn = torch.rand(2, device="cuda:0")
+    regions = Regions(None, None)
+    for saved, why in ((set(), "draws random numbers of cuda:0, where no argument"), ({drawn.device}, None)):
+        regions.inside = region = Region((None, ()), None)
+        region.saved = saved
+        regions.saw(torch.ops.aten.rand.default, ([2],), {"device": "cuda:0"}, drawn)
+        assert region.why is None if why is None else why in region.why

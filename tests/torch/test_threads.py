@@ -338,7 +338,6 @@ def test_a_program_with_threads_has_the_same_bits(compare, older, name):
     compare(lambda world: PROGRAMS[name](world, older))
 
 
-@pytest.mark.host_memory("updates at other times are the host's")
 @pytest.mark.parametrize("updates", ["lazy", "early"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in BETWEEN])
 def test_it_has_them_with_updates_at_other_times(compare, older, name, updates):

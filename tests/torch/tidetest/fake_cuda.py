@@ -38,6 +38,7 @@ def library(folder):
         os.environ["CUFILE_LOGFILE_PATH"] = str(built.with_name("cufile.log"))
         _guard = ctypes.CDLL(str(native.build_for_torch(folder, "fake_guard", _GUARD.read_text())))
         _guard.guard_has_told.restype = ctypes.c_bool
+        _guard.guard_current.restype = ctypes.c_void_p
         _guard.built = str(built).encode()
     return _library
 

@@ -66,7 +66,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void setDevice(Device) const override {}
     void uncheckedSetDevice(Device) const noexcept override {}
     DeviceIndex deviceCount() const noexcept override { return 0; }  // torch asks each kind, and needs nothing of this
-    Stream exchangeStream(Stream) const override { return named(current); }
+    Stream exchangeStream(Stream stream) const override { return named(current.exchange(handle(stream))); }
     void *getStreamNativeHandle(const Stream stream) const override { return handle(stream); }
 
     /* The processor computes an op when it is launched: all is there that the stream waits for. */
@@ -211,6 +211,7 @@ void guard_begin(const char *path) {
 }
 
 void guard_stream(void *stream) { current = stream; }
+void *guard_current() { return current; }
 void guard_deafen(void *stream) { deaf = stream; }
 void guard_computes_at_launch(bool at_launch) { computes_at_launch = at_launch; }
 

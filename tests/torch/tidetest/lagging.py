@@ -63,7 +63,7 @@ class Lagging(Beneath):
             return run()  # it launches nothing
         used = {storage._cdata: storage for storage in storages_of(args, kwargs) if self._is_ours(storage)}
         places = {key: _place(storage) for key, storage in used.items()}
-        stream = self._fake.stream.handle
+        stream = ctypes.c_void_p(self._fake.guard.guard_current())  # which the block may have changed
         self._library.fake_reach(stream, *_spans([(*place, None) for place in places.values()]))
         before = {key: ctypes.string_at(*place) for key, place in places.items()}
         result = run()

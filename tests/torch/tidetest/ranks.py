@@ -399,6 +399,7 @@ def compare(program, plain, mode):
     assert tide.peak_bytes <= tide.budget, f"{program.__name__}: {tide.peak_bytes} bytes of {tide.budget}"
     assert figures["totals"]["evictions"] > 0, f"{program.__name__}: nothing moved"
     assert figures["dispatch"]["ops_past_python"] > 0, f"{program.__name__}: {figures['dispatch']}"
+    getattr(program, "expect", lambda figures: None)(figures)
 
 
 def in_block(program, plain, expected, memory, mode):
@@ -409,7 +410,9 @@ def in_block(program, plain, expected, memory, mode):
     os.makedirs(pool, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with tidelog.offload(pool=pool, pool_size=128 * MIB, memory=memory, staging=256 * KIB, mode=mode) as tide:
+        options = {"pool_size": 128 * MIB, "memory": memory, "staging": 256 * KIB, "mode": mode}
+        options |= getattr(program, "options", {})
+        with tidelog.offload(pool=pool, **options) as tide:
             run.tide = tide
             got = program(run)
             tide.figures = tide.stats()

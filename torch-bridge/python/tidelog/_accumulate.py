@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from tidelog._errors import OrderError
 from tidelog.block import _block
 from tidelog.order import _early, _streams
-from tidelog.order._chains import CallsSeen, Chain, gradients_seen
+from tidelog.order._chains import CallsSeen, Chain, gradients_seen, refuse_reducers
 from tidelog.order._coroutines import Surroundings, Coroutine
 from tidelog.order._crossings import Graph, Seen, refuse_gradients_of_others
 from tidelog.order._streams import Known
@@ -70,6 +70,7 @@ def accumulate(
             loss.backward()
         return [loss.detach() for loss in losses]
     _refuse_surroundings(batches)
+    refuse_reducers(model)
     global _pass
     if _pass is not None and (other := _pass()) is not None and other.is_running:
         raise OrderError("accumulate() runs already: it cannot be called from loss_of, nor in two threads at once.")

@@ -113,7 +113,7 @@ class Tide:
             ledger,
             lambda: self.access.is_live(),
             lambda: session.forked,
-            device.why_in_order,
+            device.streams,
             self.steps.notices.append,
             lambda hook: getattr(hook, "__self__", None) is self.loop,
             lambda: self.access.is_elsewhere(),
@@ -121,7 +121,7 @@ class Tide:
         self._moves_updates = settings.updates != "own"
         self._hook = hook = Hook(self.steps, heap, async_uses, self.updates)
         self.access = Access(
-            *(ledger, session, self.steps, hook, async_uses, self.updates.expect_collectives, self._ranks.introduce),
+            *(ledger, session, self.steps, hook, async_uses, self.updates.expect_reducer, self._ranks.introduce),
             *(device.streams.await_copies, self.steps.make_usual),
         )
         self.updates.in_turn = self.access.turn
@@ -355,7 +355,7 @@ class Tide:
             self._names.name_states()
         self.steps.end(completed, started)
         if self._recompute is not None:
-            self._recompute.end_step(time.perf_counter() - started if completed else None, is_planned)
+            self._recompute.end_step(started if completed else None, is_planned)
 
     def _why_no_choice(self, settings: Settings) -> str | None:
         """Why all regions run as the program has them, if that is so."""
@@ -363,10 +363,9 @@ class Tide:
             return f"mode={self.mode!r}: nothing is planned"
         if settings.updates == "lazy":
             return 'updates="lazy": updates run in the regions\' first runs'
-        return self.device.why_in_order
+        return None
 
     def _is_distributed(self) -> None:
-        self.updates.expect_collectives()
         self._ranks.introduce()
         self.steps.follows_plan = self._ranks.follows_plan
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidelog import _errors, _turns
 from tidelog._whole import whole
@@ -58,20 +58,20 @@ class Access:
         steps: Steps,
         hook: Hook,
         async_uses: AsyncUses,
-        expect_collectives: Callable[[], None],
+        expect_reducer: Callable[[nn.Module], None],
         meet_others: Callable[[], None],
         await_copies: Callable[[], None],
         make_usual: Callable[[Storage], None],
     ) -> None:
-        """`expect_collectives` and `meet_others`: called once the program is distributed, and once there is a process
-        group. `await_copies` and `make_usual`: of the device."""
+        """`expect_reducer` and `meet_others`: called with a module whose gradients DDP reduces, and once there is a
+        process group. `await_copies` and `make_usual`: of the device."""
         self.is_open = False  # whether the block runs; it says so
         self._ledger = ledger
         self._session = session
         self._steps = steps
         self._hook = hook
         self.waited = async_uses.waited  # for a `Work`
-        self.expect_collectives = expect_collectives
+        self.expect_reducer = expect_reducer
         self.meet_others = meet_others
         self.await_copies = await_copies
         self.owns = ledger.owns

@@ -95,6 +95,11 @@ class Steps:
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
+    def await_device(self) -> None:
+        """Waits until what was launched is done, for who times a step."""
+        if (event := self._device.streams.after()) is not None:
+            event.synchronize()
+
     def is_planned(self) -> bool:
         """Whether this step follows a plan, and matches it so far."""
         return self.place.has_plan and self.place.follows

@@ -24,8 +24,6 @@ def install(access: Access) -> None:
     """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
     if torch.distributed.is_available():
         _patches.replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
-        if torch.distributed.is_initialized():
-            access.expect_collectives()
         for owner in (torch.distributed, torch.distributed.distributed_c10d):
             _patches.replace(owner, "init_process_group", lambda original: _distributed(access, original))
         ddp = torch.nn.parallel.DistributedDataParallel
@@ -66,6 +64,7 @@ def _watch_gradients(access: Access, module: Any) -> None:
     if module in _modules_watched:
         return
     _modules_watched.add(module)
+    access.expect_reducer(module)
 
     def is_complete(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:
@@ -82,7 +81,6 @@ def _watch_gradients(access: Access, module: Any) -> None:
 
 def _distributed(access: Access, original: Wrapper) -> Wrapper:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        access.expect_collectives()
         result = original(*args, **kwargs)
         access.meet_others()
         return result

@@ -43,7 +43,6 @@ class Host:
     place = torch.device("cpu")  # where torch has the memory
     moves_by_cores = True  # what computes also copies what moves, and its checksums
     has_graphs = False  # the program may replay launches (CUDA graphs), and manage pools of memory
-    why_in_order: str | None = None  # why updates and checkpointed regions run as the program has them
 
     def __init__(self) -> None:
         self.streams = native().streams(None)
@@ -118,7 +117,6 @@ class Gpu(Host):
     dlpack_type = 2  # CUDA's
     moves_by_cores = False
     has_graphs = True
-    why_in_order = "on a GPU that is not done yet"
 
     def __init__(self, device: torch.device, streams_of: str = "cuda") -> None:
         """`streams_of`: the kind of device, to torch, that has the streams."""

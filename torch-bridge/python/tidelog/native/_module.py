@@ -153,6 +153,9 @@ class Streams(Protocol):
     def after(self) -> Event | None: ...  # behind everything that was launched; None: it is all done
     def await_copies(self) -> None: ...
     def forget_copies(self) -> None: ...
+    def current(self) -> int: ...  # the number of the current stream
+    def call_on(self, stream: int, function: Callable[[], object]) -> None: ...  # while that is the current one
+    def await_others(self) -> None: ...  # what is launched next waits for all that was launched on other streams
     def durations(self) -> Sequence[int]: ...
 
 

@@ -23,6 +23,10 @@ inline void add_streams(py::module_& m) {
       .def("after", &Streams::after)
       .def("await_copies", &Streams::await_copies)
       .def("forget_copies", &Streams::forget_copies)
+      .def("current", &Streams::current)
+      .def("call_on", [](Streams& streams, int64_t stream,
+                         const py::object& function) { streams.call_on(stream, function.ptr()); })
+      .def("await_others", &Streams::await_others)
       .def("durations", &Streams::durations)
       .def_property_readonly("copies", &Streams::copies)
       .def_readwrite("is_blind", &Streams::is_blind);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -51,6 +52,13 @@ class Streams {
   virtual void forget_copies() {}
   // This memory has its bytes again, or goes: that concerns every stream.
   virtual void share(const c10::DataPtr&) const {}
+
+  // The number of the current stream, for `call_on`.
+  virtual int64_t current() { return 0; }
+  // Calls a function of Python's while that stream is the current one. What is launched here afterwards waits for it.
+  virtual void call_on(int64_t, PyObject* function) { checked(PyObject_CallNoArgs(function)); }
+  // What is launched next on the current stream waits for all that was launched on others.
+  virtual void await_others() {}
 
   // An op of a step that is being profiled is about to be launched.
   virtual void op_begins(int64_t) {}
@@ -134,6 +142,22 @@ class DeviceStreams final : public Streams {
   void share(const c10::DataPtr& memory) const override {
     if (known_.size() > 1)
       for (const c10::Stream& stream : known_) guard_.recordDataPtrOnStream(memory, stream);
+  }
+
+  int64_t current() override { return static_cast<int64_t>(noticed()); }
+
+  void call_on(int64_t place, PyObject* function) override {
+    c10::Stream here = guard_.getStream(device_), there = known_.at(static_cast<size_t>(place));
+    {
+      c10::StreamGuard guard(there);
+      Streams::call_on(place, function);
+    }
+    if (here != there) event_on(there)->block(here);
+  }
+
+  void await_others() override {
+    c10::Stream here = guard_.getStream(device_);
+    if (EventPtr event = after(); known_.size() > 1) event->block(here);
   }
 
   void op_begins(int64_t index) override {

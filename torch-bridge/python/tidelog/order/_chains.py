@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tidelog._errors import OrderError
 
+_FSDP = {"FSDPModule", "FullyShardedDataParallel"}
 _LISTS = (nn.ModuleList, nn.Sequential)
 # A list's item with more than this part of the list's parameters is looked into for a list of its own.
 _MOST = 2 / 3
@@ -39,7 +40,7 @@ class Chain:
                 "parameters): name them, as blocks=model.layers."
             )
         for module in (model, *model.modules()):
-            _refuse_wrapper(module, self)
+            _refuse_compiled(module, self)
 
     def name(self, block: nn.Module) -> str:
         """What a block is called."""
@@ -82,15 +83,19 @@ def _found(module: nn.Module) -> list[Sequence[nn.Module]]:
     return [found for child in module.children() for found in _found(child)]
 
 
-def _refuse_wrapper(module: nn.Module, chain: Chain) -> None:
+def refuse_reducers(model: nn.Module) -> None:
+    """Refuses a model in which something else than autograd adds up gradients."""
+    for module in model.modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if isinstance(module, (DataParallel, DistributedDataParallel)) or kinds & _FSDP:
+            raise OrderError(
+                f"{type(module).__name__} reduces gradients in the order of its own backward pass, and could not reduce "
+                "the same sums in another. Models of one process only."
+            )
+
+
+def _refuse_compiled(module: nn.Module, chain: Chain) -> None:
     kinds = [kind.__name__ for kind in type(module).__mro__]
-    if isinstance(module, (DataParallel, DistributedDataParallel)) or {"FSDPModule", "FullyShardedDataParallel"} & {
-        *kinds
-    }:
-        raise OrderError(
-            f"{type(module).__name__} reduces gradients in the order of its own backward pass. Models of one process "
-            "only, so far."
-        )
     is_compiled = "OptimizedModule" in kinds or module._compiled_call_impl is not None
     if is_compiled and chain.holds(module) and id(module) not in chain.blocks:
         raise OrderError(

@@ -24,14 +24,20 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _errors, _patches
 from tidelog._patches import Wrapper
 from tidelog._whole import whole
-from tidelog.memory._record import untyped_storage
 from tidelog.order import _crossings, _element_wise
-from tidelog.order._element_wise import Group, is_plain
-from tidelog.order._update import Step, Update, tensors_of
+from tidelog.order._element_wise import Group
+from tidelog.order._shards import is_plain, storage_of
+from tidelog.order._update import Step, Update, may_run_alone, tensors_of
 from tidelog.order._updates import Updates, interrupts_deferred
-from tidelog.order._watched import UsedUp, Watched, mark_of
+from tidelog.order._watched import Begun, UsedUp, Watch, Watched, are_all, marks_of
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ops import Args, Kwargs
+
+
+_BY_DDP = (
+    "DistributedDataParallel keeps all gradients in its buckets, and has the sums over the ranks when its backward pass "
+    "ends"
+)
 
 
 class _Trained:
@@ -50,7 +56,7 @@ class EarlyUpdates(Updates):
         self._early = 0  # updates that have run before their step
         self._trained: weakref.WeakKeyDictionary[Optimizer, _Trained] = weakref.WeakKeyDictionary()
         self._after: RemovableHandle | None = None
-        self._is_alone = True  # no other process has a part in the gradients
+        self._reduced: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose gradients DDP reduces
 
     def begin(self) -> None:
         super().begin()
@@ -89,20 +95,20 @@ class EarlyUpdates(Updates):
             return
         group = optimizer.param_groups[watched.place]
         if watched.is_known:
-            if not watched.expects == self._trained[optimizer].expects or not self._is_alone:
+            if not watched.expects == self._trained[optimizer].expects:
                 return
             if watched.count == watched.expects:
                 with interrupts_deferred():
                     self._update(watched, optimizer, parameter, watched.numbers_of(group))
             elif watched.count < watched.expects and (gradient := parameter.grad) is not None and is_plain(gradient):
-                if mark_of(gradient) is None and self.is_seen(untyped_storage(gradient)):
+                if are_all(marks_of(gradient), Begun) and self.is_seen(storage_of(gradient)):
                     watched.begins(gradient)
             return
         tensors, gradient = self._usable(optimizer, parameter), parameter.grad
         if not tensors or gradient is None:
             return
-        storages = [untyped_storage(each) for each in tensors]
-        if (why := watched.watch(gradient, storages, _element_wise.numbers_of(group))) is not None:
+        others = [storage_of(each) for each in tensors if each is not gradient]
+        if (why := watched.watch(gradient, others, _element_wise.numbers_of(group))) is not None:
             self._keep_in_place(watched, optimizer, why)
 
     def _usable(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
@@ -111,13 +117,14 @@ class EarlyUpdates(Updates):
         if gradient is None or gradient.requires_grad:
             return []
         tensors = tensors_of(Step(optimizer), parameter, gradient)
-        if not all(map(is_plain, tensors)) or not all(self.is_seen(untyped_storage(each)) for each in tensors):
+        if not may_run_alone(tensors) or not all(self.is_seen(storage_of(each)) for each in tensors):
             return []
         return tensors
 
     def _update(self, watched: Watched, optimizer: Optimizer, parameter: Tensor, numbers: Group) -> None:
         """The gradient is complete."""
-        if parameter.grad is None or any(map(mark_of, tensors := self._usable(optimizer, parameter))) or not tensors:
+        tensors = self._usable(optimizer, parameter)
+        if parameter.grad is None or not tensors or not all(are_all(marks_of(each), Begun) for each in tensors):
             return
         step = Step(optimizer)
         try:
@@ -125,8 +132,10 @@ class EarlyUpdates(Updates):
         except RuntimeError:  # of a type that a view of the parameter takes no gradient of
             return
         del tensors
+        # On whatever stream the parameter was used: the program's step waits for it, and this one comes before.
+        self.streams.await_others()
         try:
-            self.run_apart(update)
+            self.run_apart(update.compute)
         except BaseException as error:
             watched.fail(tensors_of(step, parameter), error)
             raise
@@ -147,10 +156,15 @@ class EarlyUpdates(Updates):
         _check(optimizer, trained, noted)
         groups, before = [], trained.parameters
         trained.parameters = {}
+        reduced = {id(parameter) for module in self._reduced for parameter in module.parameters()}
         for place, (group, numbers) in enumerate(zip(optimizer.param_groups, noted)):
             in_place = []
             for parameter in group["params"]:
-                watched = _of(before, parameter) or self._begin_to_watch(optimizer, parameter)
+                watched = _of(before, parameter)
+                if id(parameter) in reduced:
+                    self.say_once(optimizer, _BY_DDP)
+                elif watched is None:
+                    watched = self._begin_to_watch(optimizer, parameter)
                 if parameter.grad is not None and (watched is None or watched.updated is None):
                     in_place.append(parameter)
                 if watched is not None:
@@ -178,9 +192,9 @@ class EarlyUpdates(Updates):
         if (trained := self._trained.get(optimizer)) is not None and self.is_live() and not self.is_elsewhere():
             for watched in trained.parameters.values():
                 gradient = watched.watched_gradient()
-                if gradient is None or not is_plain(gradient) or mark_of(gradient) is not None:
+                if gradient is None or not is_plain(gradient) or not are_all(marks_of(gradient), Watch):
                     continue
-                if self.is_seen(untyped_storage(gradient)):
+                if self.is_seen(storage_of(gradient)):
                     watched.watch_gradient(gradient)
 
     @whole
@@ -239,8 +253,12 @@ class EarlyUpdates(Updates):
         for watched in trained.parameters.values() if trained is not None else ():
             watched.state_is_used()
 
-    def expect_collectives(self) -> None:
-        self._is_alone = False
+    def expect_reducer(self, module: nn.Module) -> None:
+        self._reduced.add(module)
+        reduced = {id(parameter) for parameter in module.parameters()}
+        for optimizer, trained in list(self._trained.items()):
+            for key in reduced & trained.parameters.keys():
+                self._keep_in_place(trained.parameters[key], optimizer, _BY_DDP)
 
     def end(self) -> BaseException | None:
         super().end()
@@ -280,8 +298,10 @@ def _check(optimizer: Optimizer, trained: _Trained, noted: list[Group]) -> None:
             watched = _of(trained.parameters, parameter)
             if watched is not None and left.pop(id(watched), None) is not None:
                 watched.check(parameter, numbers)
-            elif parameter.grad is not None and isinstance(mark := mark_of(parameter.grad), UsedUp):
-                mark.refuse()
+            elif parameter.grad is not None:
+                for mark in marks_of(parameter.grad):
+                    if isinstance(mark, UsedUp):
+                        mark.refuse()
     for watched in left.values():
         raise _errors.OrderError(
             f"{watched.name} has been updated in the backward pass (updates='early'), and its optimizer has it no more."

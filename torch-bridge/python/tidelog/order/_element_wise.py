@@ -32,7 +32,6 @@ _reasons = {getattr(torch.optim, name, None): reason for name, reason in OTHERS.
 
 # What such a step computes with; whatever else users keep in a group is not looked at.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha", "rho", "lambd", "lr_decay", "t0")
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -81,8 +80,6 @@ def _of_groups(groups: list[Group]) -> str | None:
 
 def _of_the_moment(groups: list[Group]) -> str | None:
     """What holds at the step may no longer hold when its updates run."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return "the program is distributed"
     if torch.is_inference_mode_enabled():
         return "it steps in inference mode"
     places = {each.device.type for group in groups for each in group["params"]}
@@ -109,14 +106,9 @@ def noted(group: Group) -> Group:
     if numbers.get("foreach", False) is None and not numbers.get("fused"):
         # Torch decides it by all parameters of the group; of one alone it may say something else.
         stepped = [each for each in group["params"] if each.grad is not None]
-        if len({(each.device.type, type(each) in _PLAIN) for each in stepped}) > 1:
+        if len({(each.device.type, type(each) in torch_optimizer._foreach_supported_types) for each in stepped}) > 1:
             numbers["foreach"] = False
     return numbers
-
-
-def is_plain(tensor: object) -> bool:
-    """Whether a tensor has one storage, and neither a dispatch of its own nor a mode that it is bound to."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_inference()  # type: ignore[attr-defined]
 
 
 def tensors_in(entry: Mapping[str, Any]) -> list[Tensor]:

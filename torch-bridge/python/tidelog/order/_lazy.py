@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,26 +19,35 @@ from torch.optim import Optimizer
 from tidelog import _errors
 from tidelog._whole import whole
 from tidelog.native._built import native
-from tidelog.memory._record import untyped_storage
 from tidelog.order import _element_wise
-from tidelog.order._element_wise import Group, is_plain
-from tidelog.order._update import Mark, Step, Update, name_of, tensors_of
+from tidelog.order._element_wise import Group
+from tidelog.order._shards import storage_of
+from tidelog.order._update import Mark, Step, Update, may_run_alone, name_of, tensors_of
 from tidelog.order._updates import Updates, interrupts_deferred
 from tidelog.output._figures import UpdateFigures
 
 
-class Late(Update, Mark):
-    """An update that has not run: it hangs on what it uses."""
+class Late(Mark):
+    """Updates of one step that have not run, of a parameter, or of several that share memory, as the gradients of a
+    layer do that FSDP2 has reduced: they hang on what they use, and run together."""
 
-    def __init__(self, step: Step, group: Group, parameter: Tensor, gradient: Tensor, updates: LazyUpdates) -> None:
-        Update.__init__(self, step, group, parameter, gradient)
+    def __init__(self, step: Step, parameter: Tensor, updates: LazyUpdates) -> None:
         text = (
             f"tidelog: an update of {name_of(parameter)}, which its optimizer has put off (updates='lazy'), has not "
             "run yet, and this access did not go through the offload block (another thread, a raw kernel). Touch "
             "the parameter by a torch op inside the block first."
         )
-        Mark.__init__(self, tensors_of(step, parameter, gradient), text)
+        super().__init__([], text)
+        self.step = step
+        self.each: list[Update] = []
         self._updates = updates
+        # Where the step would have launched them: the program orders what it launches elsewhere by that.
+        self.stream = updates.streams.current()
+
+    def compute(self) -> None:
+        """The updates themselves, in the program's order."""
+        for update in self.each:
+            update.compute()
 
     def run(self) -> None:
         """Runs it, unless it has run."""
@@ -58,7 +68,10 @@ class LazyUpdates(Updates):
         self._stateless: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
 
     def figures(self) -> UpdateFigures:
-        return {"pending": len(self.pending), "late": self._late, "early": 0}
+        return {"pending": self._count(), "late": self._late, "early": 0}
+
+    def _count(self) -> int:
+        return sum(len(late.each) for late in self.pending.values())
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -101,21 +114,26 @@ class LazyUpdates(Updates):
     def _put_off(self, step: Step, group: Group, parameter: Tensor) -> bool:
         """Notes one parameter's update; returns whether it may run later."""
         gradient = parameter.grad
-        if gradient is None or not all(map(is_plain, tensors := tensors_of(step, parameter, gradient))):
+        if gradient is None or not may_run_alone(tensors := tensors_of(step, parameter, gradient)):
             return False
-        storages = [untyped_storage(each) for each in tensors]
-        for storage in storages:
-            if storage._tide_update is not None:
-                storage._tide_update.run()
+        storages = [storage_of(each) for each in tensors]
+        found = {id(each._tide_update): each._tide_update for each in storages if each._tide_update is not None}
+        (late,) = found.values() if len(found) == 1 else (None,)
+        if not isinstance(late, Late) or late.step is not step:
+            for pending in found.values():
+                pending.run()
+            late = Late(step, parameter, self)
         if not all(map(self.is_seen, storages)):
             return False
         try:
-            update = Late(step, group, parameter, gradient, self)
+            update = Update(step, group, parameter, gradient)
         except RuntimeError:  # of a type that a view of the parameter takes no gradient of
             return False
         torch.autograd.graph.increment_version(parameter)  # what was computed with it is out of date from here on
-        self.pending[id(update)] = update
-        update.hang()
+        late.each.append(update)
+        late.add(tensors)
+        self.pending[id(late)] = late
+        late.hang()
         return True
 
     # -- running them -------------------------------------------------------------------------------
@@ -156,8 +174,8 @@ class LazyUpdates(Updates):
         """Who is asked to stop in a forward pass need not expect that a parameter is half updated."""
         with interrupts_deferred():
             self._forget(update)
-            self._late += 1
-            self.run_apart(update)
+            self._late += len(update.each)
+            self.streams.call_on(update.stream, partial(self.run_apart, update.compute))
 
     def end(self) -> BaseException | None:
         """All that is pending runs, as the program has stepped its optimizer."""
@@ -168,12 +186,12 @@ class LazyUpdates(Updates):
         except BaseException as error:  # the block ends first
             failure = error
         super().end()
-        left = list(self.pending.values())
-        for update in left:
+        left = self._count()
+        for update in list(self.pending.values()):
             self._forget(update)
         if left and not self.is_forked():
             warnings.warn(
-                f"the last updates of {len(left)} parameters did not run: these are as they were before their "
+                f"the last updates of {left} parameters did not run: these are as they were before their "
                 f"optimizer's last step ({failure!r}). Go on from a checkpoint.",
                 _errors.LeftBehindWarning,
                 stacklevel=4,

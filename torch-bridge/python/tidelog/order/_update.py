@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 
 from tidelog import _errors
 from tidelog.memory import _record
-from tidelog.memory._record import Pending, Storage, untyped_storage
+from tidelog.memory._record import Pending, Storage
 from tidelog.native._built import native
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group, tensors_in
+from tidelog.order._shards import are_apart, is_plain, local, part_of, storage_of
 
 
 class Step:
@@ -51,27 +52,28 @@ class Update:
         self._group = group
         self._parameter = parameter
         # By views of what the parameter and its gradient are now: either may get other memory meanwhile,
-        # and a parameter's version is that of the step.
-        self._view = parameter.data
-        self._view.grad = gradient.data
+        # and a parameter's version is that of the step. Ops of a DTensor are not for the middle of another op, where
+        # an update may run; those of its local part are the same.
+        self._view = local(parameter).data
+        self._view.grad = local(gradient).data
         self._before = dict(step.state.get(parameter, ()))
 
     def compute(self) -> None:
         """The update itself."""
-        entry = dict(self._before)
+        given = {name: local(value) for name, value in self._before.items()}
+        entry = dict(given)
         try:
             self.step.compute(self._group, self._view, entry)
         finally:
-            self._keep(entry)
+            self._keep({name: value for name, value in entry.items() if given.get(name) is not value})
 
-    def _keep(self, entry: dict[str, Any]) -> None:
+    def _keep(self, changed: dict[str, Any]) -> None:
         """What the update has put into the state, where nobody else has put anything meanwhile."""
-        changed = {name: value for name, value in entry.items() if self._before.get(name) is not value}
         if changed:
             kept = self.step.state.setdefault(self._parameter, {})
             for name, value in changed.items():
                 if kept.get(name) is self._before.get(name):
-                    kept[name] = value
+                    kept[name] = part_of(value, self._parameter)
 
 
 class Mark(Pending):
@@ -82,23 +84,32 @@ class Mark(Pending):
 
     def __init__(self, tensors: list[Tensor], text: str) -> None:
         """`text`: of the error."""
-        self.storages = list({(storage := untyped_storage(each))._cdata: storage for each in tensors}.values())
+        self.storages: list[Storage] = []
         self._text = text
+        self.add(tensors)
+
+    def add(self, tensors: list[Tensor]) -> None:
+        """It is to hang on the storages of these, too."""
+        known = {storage._cdata for storage in self.storages}
+        more = {(storage := storage_of(each))._cdata: storage for each in tensors}
+        self.storages += [storage for key, storage in more.items() if key not in known]
 
     def refuse(self) -> None:
         """Raises the error that the guard would give."""
         raise self.error(self._text)
 
     def guard(self, storage: Storage) -> None:
-        """Sets the guard on one of its storages that is in memory. What is out has another."""
-        if storage._tide is None or not storage._tide.state & _record.AWAY:
+        """Sets the guard on one of its storages that is in memory. What is out has another, and a bucket of DDP none."""
+        record = storage._tide
+        if record is None or (record.is_guarded and not record.state & _record.AWAY):
             native().guard(storage, self._text)
 
     def hang(self) -> None:
         """From here on whoever touches its storages finds it."""
         for storage in self.storages:
-            storage._tide_update = self
-            self.guard(storage)
+            if storage._tide_update is not self:
+                storage._tide_update = self
+                self.guard(storage)
 
     def take_off(self) -> None:
         """Nobody finds it any more."""
@@ -109,12 +120,58 @@ class Mark(Pending):
                     native().open_to_reads(storage)
 
 
+class Several(Pending):
+    """Of several parameters, on a storage that their gradients share, as those of a layer do that FSDP2 has reduced."""
+
+    def __init__(self, *pending: Pending) -> None:
+        self.pending = list(pending)
+
+    def run(self) -> None:
+        """A call that is no op uses it."""
+        for each in [*self.pending]:
+            each.run()
+
+    def touch(self, func: object) -> None:
+        """An op uses it."""
+        for each in [*self.pending]:
+            each.touch(func)
+
+    def guard(self, storage: Storage) -> None:
+        """Sets those that there are."""
+        for each in self.pending:
+            each.guard(storage)
+
+
+def hanging_on(storage: Storage) -> list[Pending]:
+    """What hangs on a storage."""
+    found = storage._tide_update
+    return found.pending if isinstance(found, Several) else [found] if found is not None else []
+
+
+def hang_beside(storage: Storage, pending: Pending) -> None:
+    """Hangs this on a storage, beside what hangs there."""
+    there = hanging_on(storage)
+    if pending not in there:
+        storage._tide_update = Several(*there, pending) if there else pending
+
+
+def take_off(storage: Storage, pending: Pending) -> None:
+    """This hangs there no longer."""
+    left = [each for each in hanging_on(storage) if each is not pending]
+    storage._tide_update = Several(*left) if len(left) > 1 else left[0] if left else None
+
+
 def tensors_of(step: Step, *parameter: Tensor) -> list[Tensor]:
     """What an update uses: the parameter, its gradient if that is given, its state."""
     return [*parameter, *tensors_in(step.state.get(parameter[0], {}))]
 
 
+def may_run_alone(tensors: list[Tensor]) -> bool:
+    """Whether an update that uses these can run at any time on this rank: `tensors_of` a parameter."""
+    return all(map(is_plain, tensors)) and are_apart(tensors[0], tensors[1:])
+
+
 def name_of(parameter: Tensor) -> str:
     """What errors call it."""
-    record = untyped_storage(parameter)._tide
+    record = storage_of(parameter)._tide
     return record.describe() if record is not None else "a parameter"

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,10 +25,10 @@ from tidelog._whole import come_again
 from tidelog.dispatch._dispatch import apart, get_compiler
 from tidelog.memory._record import Storage
 from tidelog.native._built import native
-from tidelog.native._module import Ledger, Record
+from tidelog.native._module import Ledger, Record, Streams
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
-from tidelog.order._update import Step, Update
+from tidelog.order._update import Step
 from tidelog.output._figures import UpdateFigures
 from tidelog.storages._ops import Args, Kwargs
 
@@ -42,22 +43,22 @@ class Updates:
         ledger: Ledger,
         is_live: Callable[[], bool],
         is_forked: Callable[[], bool],
-        why_never: str | None,
+        streams: Streams,
         say: Callable[[str], None],
         is_ours: Callable[[object], bool],
         is_elsewhere: Callable[[], bool],
     ) -> None:
-        """`why_never`: why all steps run in place, if that is so. `is_ours` says of a step hook whether the
-        block has it, `is_elsewhere` whether this is another thread than the block's."""
+        """`streams`: of the device. `is_ours` says of a step hook whether the block has it, `is_elsewhere` whether this
+        is another thread than the block's."""
         self.pending: dict[int, Any] = {}  # by id: what hangs on storages, in its order
         self.is_running = False  # whether one runs: its ops use no storages of another one
         self.is_live = is_live
         self.is_forked = is_forked
         self.is_elsewhere = is_elsewhere
+        self.streams = streams
         # Meanwhile another thread does what the block's alone may do: see `Access.turn`.
         self.in_turn: Callable[[Record], contextlib.AbstractContextManager[None]]
         self._ledger = ledger
-        self._why_never = why_never
         self._say = say
         self._is_ours = is_ours
         self._said: set[tuple[type, str]] = set()
@@ -104,9 +105,8 @@ class Updates:
         """Whether parameters have been updated whose step is still to come: nobody may use them."""
         return False
 
-    def expect_collectives(self) -> None:
-        """The program is distributed."""
-        self.run_all()
+    def expect_reducer(self, module: nn.Module) -> None:
+        """DDP reduces the gradients of this module's parameters."""
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Updates:
             return None
         if not self.is_live() or self.is_elsewhere():
             return None
-        why = self._why_never or _element_wise.why_not(optimizer, args, kwargs, self._is_known)
+        why = _element_wise.why_not(optimizer, args, kwargs, self._is_known)
         if why is not None:
             with interrupts_deferred():
                 self.leave_to(optimizer, why)
@@ -159,14 +159,14 @@ class Updates:
 
     # -- running one --------------------------------------------------------------------------------
 
-    def run_apart(self, update: Update) -> None:
+    def run_apart(self, compute: Callable[[], None]) -> None:
         """Runs one where torch.compile does not look."""
         if get_compiler() is not None:
-            apart()(self._compute, update)
+            apart()(self._compute, compute)
         else:
-            self._compute(update)
+            self._compute(compute)
 
-    def _compute(self, update: Update) -> None:
+    def _compute(self, compute: Callable[[], None]) -> None:
         """As the step would have run: its ops are the block's, and what surrounds them is no matter."""
         usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         self.is_running = True
@@ -179,7 +179,7 @@ class Updates:
                 usual,
                 torch.no_grad(),
             ):
-                update.compute()
+                compute()
         finally:
             self.is_running = False
 

@@ -8,7 +8,7 @@ sets it to None, or to zero.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from types import UnionType
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tidelog import _errors
-from tidelog.memory._record import Pending, Storage, fill, nbytes, unseen, untyped_storage
+from tidelog.memory._record import Pending, Storage, fill, nbytes, unseen
 from tidelog.native._built import native
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
-from tidelog.order._update import Mark, name_of
+from tidelog.order._shards import maker_of_similar, storage_of
+from tidelog.order._update import Mark, hang_beside, hanging_on, name_of, take_off
 
 _ZEROES = {torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default}
 
@@ -39,7 +40,7 @@ class Watch(Pending):
     def hang(self, storages: list[Storage]) -> None:
         """From here on these are watched."""
         for storage in storages:
-            storage._tide_update = self
+            hang_beside(storage, self)
         self._storages += map(weakref.ref, storages)
 
     def run(self) -> None:
@@ -47,10 +48,10 @@ class Watch(Pending):
         self.touch(None)
 
     def touch(self, func: object) -> None:
-        """An op uses one of them."""
+        """An op uses one of them. To make a view is no use yet: FSDP2 makes several gradients as views of one tensor."""
         if self.has_stepped and func in _ZEROES:
             self.take_off()
-        else:
+        elif not getattr(func, "is_view", False):
             self.note("a call that is no op" if func is None else str(func))
 
     def note(self, used_by: str) -> None:
@@ -65,8 +66,8 @@ class Watch(Pending):
     def take_off(self) -> None:
         """From here on none is watched."""
         for reference in self._storages:
-            if (storage := reference()) is not None and storage._tide_update is self:
-                storage._tide_update = None
+            if (storage := reference()) is not None:
+                take_off(storage, self)
         self._storages.clear()
 
 
@@ -78,7 +79,9 @@ class Begun(Pending):
         self.is_zeroed = False
         self._is_used = False
         self._storage, self._watch = weakref.ref(storage), watch
-        storage._tide_update = self
+        if watch is not None:
+            take_off(storage, watch)  # it hears of this one's uses
+        hang_beside(storage, self)
 
     def run(self) -> None:
         """A call that is no op uses it."""
@@ -98,12 +101,12 @@ class Begun(Pending):
 
     def is_given_up(self, gradient: Tensor) -> bool:
         """Whether it is gone, and this is a new one. To add to it would have used it."""
-        return self.is_zeroed or not (self._is_used or mark_of(gradient) is self)
+        return self.is_zeroed or not (self._is_used or self in marks_of(gradient))
 
     def take_off(self) -> None:
         """From here on nobody tells."""
-        if (storage := self._storage()) is not None and storage._tide_update is self:
-            storage._tide_update = None
+        if (storage := self._storage()) is not None:
+            take_off(storage, self)
 
 
 class Updated(Mark):
@@ -200,7 +203,7 @@ class Watched:
 
     def begins(self, gradient: Tensor) -> None:
         """More is to be added to this."""
-        self._begun = Begun(untyped_storage(gradient))
+        self._begun = Begun(storage_of(gradient))
 
     def give_up(self) -> None:
         """The gradient is set to zero, or to None, before the step."""
@@ -214,14 +217,16 @@ class Watched:
 
     # -- a step is profiled -------------------------------------------------------------------------
 
-    def watch(self, gradient: Tensor, storages: list[Storage], numbers: Group) -> str | None:
-        """A gradient has been made, which may be the last before the step. `storages`: its own, and what else an update
-        would use. Returns what is in the way."""
+    def watch(self, gradient: Tensor, others: list[Storage], numbers: Group) -> str | None:
+        """A gradient has been made, which may be the last before the step. `others`: what else an update would use.
+        Returns what is in the way."""
         self._end_watch()
-        if any(storage._tide_update is not None for storage in storages):
+        storage = storage_of(gradient)
+        is_taken = not are_all(hanging_on(storage), Watch | Begun)
+        if is_taken or any(other._tide_update is not None for other in others):
             return "something else is updated in the same memory"
-        self._watch, self._numbers = Watch(storages), numbers
-        self._begun = Begun(untyped_storage(gradient), self._watch)
+        self._watch, self._numbers = Watch([storage, *others]), numbers
+        self._begun = Begun(storage, self._watch)
         return None
 
     def why_not(self, group: Group) -> str | None:
@@ -232,7 +237,7 @@ class Watched:
         if watch.why is not None or watch.has_stepped:
             return watch.why
         begun, gradient = self._begun, parameter.grad
-        if begun is None or gradient is None or mark_of(gradient) is not begun or begun.is_zeroed:
+        if begun is None or gradient is None or begun not in marks_of(gradient) or begun.is_zeroed:
             return "something sets gradients between the backward pass and the step"
         for name in self.differences(_element_wise.numbers_of(group), optimizer):
             return f"{name} changes between the backward pass and the step"
@@ -256,7 +261,7 @@ class Watched:
     def watch_gradient(self, gradient: Tensor) -> None:
         """From here on it is watched again."""
         if self._watch is not None:
-            self._watch.hang([untyped_storage(gradient)])
+            self._watch.hang([storage_of(gradient)])
 
     def state_is_used(self) -> None:
         """Somebody looks at the optimizer's state."""
@@ -281,7 +286,7 @@ class Watched:
 
     def use_up(self, parameter: Tensor, tensors: list[Tensor], numbers: Group) -> None:
         """It has been updated. `tensors`: the parameter and its state."""
-        self._numbers, self._storage = numbers, untyped_storage(parameter)
+        self._numbers, self._storage = numbers, storage_of(parameter)
         self._close(
             tensors,
             "has been updated in the backward pass (updates='early'), and its optimizer has not stepped since. "
@@ -290,11 +295,10 @@ class Watched:
         )
         gradient = parameter.grad
         assert gradient is not None
-        like: dict[str, Any] = {"dtype": gradient.dtype, "device": gradient.device}
-        shape = gradient.shape, gradient.stride()
+        make = maker_of_similar(gradient)
         parameter.grad = gradient = None
         with unseen():
-            parameter.grad = torch.empty_strided(*shape, **like)
+            parameter.grad = make()
         self._used_up = UsedUp(parameter.grad, self.name)
 
     def fail(self, tensors: list[Tensor], error: BaseException) -> None:
@@ -316,12 +320,12 @@ class Watched:
         assert optimizer is not None
         if self.failure is not None:
             self._refuse(self.failure)
-        if parameter.grad is None or mark_of(parameter.grad) is not self._used_up:
+        if parameter.grad is None or self._used_up not in marks_of(parameter.grad):
             self._refuse(
                 "has been updated in the backward pass (updates='early'), and since then something has set its "
                 "gradient: the step would have used that. Set gradients before the backward pass or after the step."
             )
-        if untyped_storage(parameter) is not self._storage:
+        if storage_of(parameter) is not self._storage:
             self._refuse(
                 "has been updated in the backward pass (updates='early'), and got other memory since then: the step "
                 "would have updated that. Set `.data` before the backward pass or after the step."
@@ -369,9 +373,14 @@ class Watched:
             self.updated = None
 
 
-def mark_of(tensor: Tensor) -> object:
+def marks_of(tensor: Tensor) -> list[Pending]:
     """What hangs on a tensor's memory, if it has any of its own."""
     try:
-        return untyped_storage(tensor)._tide_update
+        return hanging_on(storage_of(tensor))
     except RuntimeError:
-        return None  # sparse
+        return []  # sparse
+
+
+def are_all(marks: list[Pending], kind: type[Watch] | type[Begun] | UnionType) -> bool:
+    """Whether these are of other gradients in the same memory, and in nobody's way."""
+    return all(isinstance(each, kind) for each in marks)

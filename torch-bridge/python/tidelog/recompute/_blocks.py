@@ -7,7 +7,6 @@ changed of it before its backward pass, which is when a second run would read it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -68,15 +67,15 @@ class Blocks:
     # -- calls -----------------------------------------------------------------------------------
 
     def _call(self, block: nn.Module, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        function = functools.partial(original, block, **kwargs)
+        function, given = _of_positions(original, block, args, kwargs)
         regions = self._regions
-        region = regions.called(function, args, True, {}) if regions.looks or self.again else None
+        region = regions.called(function, given, True, {}) if regions.looks or self.again else None
         if region is None:
             return original(block, *args, **kwargs)
         if (why := _why_not(block, args, kwargs)) is not None:
             region.refuse(why)
         if self._runs_again(region):
-            return regions.again(region, _checked(block, function, kwargs), args)
+            return regions.again(region, _checked(block, function), given)
         regions.kept += 1
         uses = _Uses(region)
         self._uses = uses
@@ -111,7 +110,7 @@ class Blocks:
 
     def saw(self, func: Op, args: Args, kwargs: Kwargs, result: Any) -> None:
         """An op has run."""
-        self._regions.saw(func, args, kwargs)
+        self._regions.saw(func, args, kwargs, result)
         if self.again:
             return
         written = dict(_numbers(modified(func, args, kwargs)))
@@ -128,13 +127,25 @@ class Blocks:
             uses.made |= {number for number, _ in _numbers(made)} - used
 
 
-def _checked(block: nn.Module, function: Callable[..., Any], kwargs: Kwargs) -> Callable[..., Any]:
+def _of_positions(
+    original: Callable[..., Any], block: nn.Module, args: Args, kwargs: Kwargs
+) -> tuple[Callable[..., Any], Args]:
+    """A call without keywords: `checkpoint` saves the random state of the GPUs that other arguments are on."""
+    names, count = tuple(kwargs), len(args)
+
+    def call(*given: Any) -> Any:
+        return original(block, *given[:count], **dict(zip(names, given[count:])))
+
+    return call, (*args, *kwargs.values())
+
+
+def _checked(block: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, whose second run raises where the bytes that it reads are no longer those of the first one. In the
     steps that were looked at they were."""
     first: list[int] = []
 
     def run(*args: Any) -> Any:
-        arguments = tree_leaves((args, kwargs))
+        arguments = tree_leaves(args)
         read = (*block.parameters(), *block.buffers(), *(each for each in arguments if isinstance(each, Tensor)))
         versions = [tensor._version for tensor in read]
         if first and versions != first:

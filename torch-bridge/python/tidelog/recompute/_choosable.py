@@ -62,9 +62,9 @@ class Choosable(abc.ABC):
     def end_step(self) -> None:
         """A step that is looked at has run to its end."""
 
-    def saw(self, func: Op, args: Args, kwargs: Kwargs, _result: Any) -> None:
+    def saw(self, func: Op, args: Args, kwargs: Kwargs, result: Any) -> None:
         """An op has run, in a step that is looked at."""
-        self.regions.saw(func, args, kwargs)
+        self.regions.saw(func, args, kwargs, result)
 
     @abc.abstractmethod
     def decide(self, choice: RegionChoice, seen: list[Region], asked: list[int]) -> Decision:

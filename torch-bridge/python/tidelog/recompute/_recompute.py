@@ -8,12 +8,11 @@ for anew. Where it is slower all the same, all goes back. None of that changes a
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
-
-import torch
 
 from tidelog._whole import whole
 from tidelog.abi._native import Session
@@ -117,17 +116,16 @@ class Recompute:
         self._choosable.begin_step()
         return self._choosable.saw if self._regions.looks else None
 
-    def end_step(self, seconds: float | None, is_planned: bool) -> None:
-        """A step has ended; `seconds`: None where by an exception. `is_planned`: it has followed a plan to its end."""
+    def end_step(self, started: float | None, is_planned: bool) -> None:
+        """A step that began at `started` has ended; None: by an exception. `is_planned`: it has followed a plan to its
+        end."""
         regions = self._regions
-        if regions.looks and seconds is not None:
+        if regions.looks and started is not None:
             self._choosable.end_step()
         if regions.of_step:
             self._last = regions.kept, len(regions.of_step) - regions.kept
-        if seconds is None or self._phase is _Phase.ENDS:
-            return
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return self.end("the program is distributed: all ranks would have to choose alike")
+        if started is None or self._phase is _Phase.ENDS:
+            return None
         if not is_planned:
             return self._unplanned()
         if self._phase in (_Phase.LOOKS, _Phase.LEARNS):
@@ -138,7 +136,8 @@ class Recompute:
         if self._phase is _Phase.DOUBLES:
             regions.looks = False
             return self._ask()
-        self._seconds.append(seconds)
+        self._steps.await_device()  # each of the steps that are compared begins when the one before is done
+        self._seconds.append(time.perf_counter() - started)
         if len(self._seconds) < _COMPARED:
             return None
         if self._phase is _Phase.TIMES:

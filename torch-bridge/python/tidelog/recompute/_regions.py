@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from tidelog import _patches
 from tidelog.dispatch._access import Access
@@ -31,6 +32,9 @@ Key: TypeAlias = tuple[object, tuple[tuple["weakref.ref[nn.Module]", bool], ...]
 _GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
 
 
+# Ops that wait for other ranks. As a region has none, ranks need not choose alike.
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+
 # Options of `checkpoint` that change how a region runs.
 _USUAL = {"determinism_check": "default", "debug": False, "early_stop": True, "respect_saved_tensors_hooks": None}
 
@@ -42,6 +46,7 @@ class Region:
         self.key = key
         self.why = why  # it has to run again, if so
         self.runs: list[tuple[int, int]] = []  # of each: its first op, and behind its last
+        self.saved: set[torch.device] = set()  # GPUs whose state of random numbers the second run has again
 
     def refuse(self, why: str) -> None:
         """It has to run again. The first reason counts."""
@@ -150,6 +155,7 @@ class Regions:
             self.inside.refuse("another region is in it")
             return None
         region = Region(_key(function, args), _why_not(preserves, options))
+        region.saved = {each.device for each in tree_leaves(args) if isinstance(each, Tensor)}
         self.of_step.append(region)
         return region
 
@@ -188,16 +194,24 @@ class Regions:
                 if states_of_others() != drawn:
                     region.refuse("it draws random numbers of Python's or NumPy's, which no second run has again")
 
-    def saw(self, func: Op, args: Args, kwargs: Kwargs, _result: Any = None) -> None:
+    def saw(self, func: Op, args: Args, kwargs: Kwargs, result: Any) -> None:
         """An op has run, while runs are noted."""
         region = self.inside
         if region is None:
             return
         if not isinstance(func, torch._ops.OpOverload):
             region.refuse("it runs compiled kernels")
+        elif func.namespace in _COLLECTIVES:
+            region.refuse("it has a collective, which all ranks would have to run as often")
         elif info_of(func).draws:
             if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
                 region.refuse("it draws random numbers of a generator that no second run finds as it was")
+            for each in tree_leaves(result):
+                if isinstance(each, Tensor) and each.device.type != "cpu" and each.device not in region.saved:
+                    region.refuse(
+                        f"it draws random numbers of {each.device}, where no argument of it is: torch.utils.checkpoint "
+                        "does not save that state"
+                    )
 
 
 def _key(function: object, args: Args) -> Key:
@@ -229,13 +243,20 @@ def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
             return f"torch.utils.checkpoint.set{name.removesuffix('_enabled').replace('_enable', '')} is in force"
     if torch._C._is_any_autocast_enabled():
         return "it runs under autocast"
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if torch._C._len_torch_dispatch_stack() or _has_function_mode():
         return "another dispatch mode or function mode is active"
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func is active"
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return "hooks look at the tensors that autograd saves"
     return None
+
+
+def _has_function_mode() -> bool:
+    """Whether there is another mode for functions than the default device, which the second run finds, too."""
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    places = range(torch._C._len_torch_function_stack())
+    return any(torch._C._get_function_stack_at(place) is not default for place in places)
 
 
 class _Once(torch.autograd.Function):
