@@ -156,7 +156,7 @@ inline void add_ledgers(py::module_& m) {
       .def("flush", &Ledger::flush)
       .def_readonly("limit", &Ledger::limit)
       .def_property_readonly("live", &Ledger::live)
-      .def_readonly("counted", &Ledger::counted)
+      .def_property_readonly("counted", [](const Ledger& ledger) { return ledger.counted.load(); })
       .def_property_readonly("departing", &Ledger::departing)
       .def_readonly("peak", &Ledger::peak)
       .def_property_readonly("marked", [](const Ledger& ledger) { return ledger.marked.load(); })
