@@ -24,7 +24,6 @@ pub mod peer;
 mod policy;
 pub mod process;
 mod runs;
-mod scheduling;
 mod stream;
 mod system;
 #[cfg(test)]
@@ -41,7 +40,6 @@ pub use gpu::{
     WindowSize,
 };
 pub use policy::MemoryPolicy;
-pub use scheduling::run_where_idle;
 pub use system::{GroupLimit, SystemMemory};
 
 /// Every device address, length and buffer is a multiple of this many bytes.

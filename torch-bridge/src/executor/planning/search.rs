@@ -128,7 +128,7 @@ impl PlanSlot {
         Self { began: Instant::now(), newest, last, dropped: AtomicBool::default() }
     }
 
-    /// None where the thread has it: it may not run before a processor is idle, so nobody waits.
+    /// None where the thread has it: nobody waits for that.
     fn newest(&self) -> Option<MutexGuard<'_, Option<PlanResult>>> {
         match self.newest.try_lock() {
             Ok(newest) => Some(newest),
