@@ -115,20 +115,23 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream that does not wait for the default one.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let _entered = gpu.enter()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(CudaError::of("make a stream"))?;
-        Ok(Self { gpu: Arc::clone(gpu), stream })
+        Self::made(gpu, || result::stream::create(result::stream::StreamKind::NonBlocking))
     }
 
     /// The same, whose kernels get what becomes free of the GPU before those of other streams.
     pub(crate) fn of_highest_priority(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Self::made(gpu, || {
+            let (_, highest) = result::stream::get_priority_range()?;
+            result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, highest)
+        })
+    }
+
+    fn made(
+        gpu: &Arc<Gpu>,
+        make: impl FnOnce() -> Result<sys::CUstream, DriverError>,
+    ) -> Result<Self, CudaError> {
         let _entered = gpu.enter()?;
-        let made = result::stream::get_priority_range().and_then(|(_, highest)| {
-            let kind = result::stream::StreamKind::NonBlocking;
-            result::stream::create_with_priority(kind, highest)
-        });
-        let stream = made.map_err(CudaError::of("make a stream"))?;
+        let stream = make().map_err(CudaError::of("make a stream"))?;
         Ok(Self { gpu: Arc::clone(gpu), stream })
     }
 

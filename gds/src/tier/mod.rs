@@ -6,12 +6,12 @@
 //! out: they are put into streams when they are given (`ordered`). The GPU takes the CRC32C of what
 //! leaves and of what has come back, and the two are compared: what host memory or the link changed
 //! is an error, never other bytes. Its kernels go before others, as what waits for them is short of
-//! memory. Whoever sends tensors here counts their bytes: as many as the
-//! tier has fit, in whatever order they come and go.
+//! memory. Whoever sends tensors here counts their bytes: as many as the tier has fit, in whatever
+//! order they come and go.
 #![allow(unsafe_code)]
 
 mod copies;
-mod held;
+mod host_copy;
 mod line;
 mod ordered;
 mod space;
@@ -28,7 +28,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::cuda::{CudaError, Gpu, HostMemory};
 use copies::TierCopies;
-use held::Held;
+use host_copy::HostCopy;
 use line::TierQueue;
 pub use line::TierTicket;
 use ordered::OrderedPuts;
@@ -98,7 +98,7 @@ pub struct HostTier {
 /// The copies, and what was moved for them.
 #[derive(Debug, Default)]
 struct Books {
-    copies: Mutex<HashMap<TensorId, Arc<Held>>>,
+    copies: Mutex<HashMap<TensorId, Arc<HostCopy>>>,
     bytes_out: AtomicU64,
     bytes_back: AtomicU64,
 }
@@ -106,8 +106,8 @@ struct Books {
 /// What is to be done with a tensor.
 enum Work {
     Put { source: GpuSource, id: TensorId, room: Room, books: Arc<Books> },
-    Get { destination: GpuDestination, held: Arc<Held>, books: Arc<Books> },
-    Verify { source: GpuSource, held: Arc<Held> },
+    Get { destination: GpuDestination, held: Arc<HostCopy>, books: Arc<Books> },
+    Verify { source: GpuSource, held: Arc<HostCopy> },
 }
 
 impl HostTier {
@@ -226,7 +226,7 @@ impl HostTier {
 }
 
 impl Books {
-    fn find(&self, id: TensorId, length: usize) -> Result<Arc<Held>, HostTierError> {
+    fn find(&self, id: TensorId, length: usize) -> Result<Arc<HostCopy>, HostTierError> {
         let held = self.lock().get(&id).cloned().ok_or(HostTierError::Unknown)?;
         let bytes = held.room().bytes();
         if bytes == length {
@@ -236,7 +236,7 @@ impl Books {
         Err(HostTierError::Length { held, asked })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, Arc<HostCopy>>> {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -261,7 +261,7 @@ impl Work {
         match self {
             Self::Put { id, room, books, .. } => {
                 books.bytes_out.fetch_add(bytes, Ordering::Relaxed);
-                books.lock().insert(id, Arc::new(Held::complete(room, sums)));
+                books.lock().insert(id, Arc::new(HostCopy::complete(room, sums)));
             }
             Self::Get { held, books, .. } => {
                 books.bytes_back.fetch_add(bytes, Ordering::Relaxed);

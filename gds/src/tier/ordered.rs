@@ -24,7 +24,7 @@ use tidelog_engine::schedule::{Done, Notify, TransferError};
 
 use super::HostTierError;
 use super::copies::{PARTS, UNIT, units_of};
-use super::held::{Held, bytes_of};
+use super::host_copy::{HostCopy, bytes_of};
 use super::space::Room;
 use crate::checksum::{Crc32c, sum_of};
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
@@ -65,7 +65,7 @@ struct Puts {
 /// A put whose end the host has not seen.
 #[derive(Debug)]
 struct OrderedPut {
-    held: Arc<Held>,
+    held: Arc<HostCopy>,
     /// How many checksums there are, each of them twice in the words.
     units: u32,
     words: Option<HostWords>,
@@ -101,14 +101,14 @@ impl OrderedPuts {
         released: GpuEvent,
         room: Room,
         notify: Notify,
-    ) -> Result<Arc<Held>, HostTierError> {
+    ) -> Result<Arc<HostCopy>, HostTierError> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let units = units_of(source.range().length);
         let words = self.queue.words(&streams.gpu, units.saturating_mul(2 * PARTS))?;
         let (copied, done) = (Event::new(&streams.gpu)?, Event::awaited(&streams.gpu)?);
         let events = PutEvents { released, copied: &copied, done: &done };
         streams.begin(source.range(), &room, &words, units, &events)?;
-        let held = Arc::new(Held::coming(room, copied));
+        let held = Arc::new(HostCopy::coming(room, copied));
         let put = OrderedPut { held: Arc::clone(&held), units, words: Some(words), done, notify };
         let mut puts = self.queue.lock();
         puts.on_the_way.push_back(put);

@@ -10,7 +10,7 @@ use crate::cuda::Event;
 
 /// A tensor's copy. Its bytes, and its checksums, may be on their way.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HostCopy {
     room: Room,
     /// Behind the copy of its bytes, where the host has not waited for that.
     copied: Option<Event>,
@@ -19,14 +19,14 @@ pub(super) struct Held {
     sums: OnceLock<Result<Vec<u32>, String>>,
 }
 
-impl Held {
+impl HostCopy {
     /// A copy that is complete.
     pub(super) fn complete(room: Room, sums: Vec<u32>) -> Self {
         Self { room, copied: None, sums: Ok(sums).into() }
     }
 
     /// One whose bytes are there once `copied` has happened, and of which more is said by
-    /// [`Held::end`].
+    /// [`HostCopy::end`].
     pub(super) fn coming(room: Room, copied: Event) -> Self {
         Self { room, copied: Some(copied), sums: OnceLock::new() }
     }
