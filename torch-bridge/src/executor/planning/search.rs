@@ -212,16 +212,19 @@ impl PlanTask {
             _ => Cuts::of(&self.trace, &self.machine),
         };
         let (mut given, mut steps, mut pace) = (None, FIRST_STEPS, SearchPace::new());
-        let mut is_wanted = || {
-            pace.step();
+        // Who waits for the first plan does not wait for rests.
+        let mut is_wanted = |has_plan| {
+            if has_plan {
+                pace.step();
+            }
             !slot.is_dropped()
         };
         loop {
             let until = search.steps() + steps;
-            let goes_on = search.run(|done| done < until && is_wanted())?;
+            let goes_on = search.run(|done| done < until && is_wanted(given.is_some()))?;
             let mut is_cut_short = false;
             let found = in_parts_of(&search, &cuts, |done| {
-                let goes_on = done < steps && is_wanted();
+                let goes_on = done < steps && is_wanted(given.is_some());
                 is_cut_short |= !goes_on;
                 goes_on
             })?;
