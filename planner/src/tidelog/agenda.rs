@@ -1,9 +1,10 @@
 //! What a search does, in which order: what is good most of the time first.
 
+use super::assignment::TierAssignment;
 use super::maker::Maker;
 use super::rounding::{LineOptions, RoundingLine};
 use super::search::Search;
-use super::variant::{FIRST, VARIANTS};
+use super::variant::{ASSIGNED, FIRST, Guess, VARIANTS};
 use super::{Goal, Idea, TidelogOptions};
 use crate::algorithm1::Score;
 use crate::bound::Effort;
@@ -24,6 +25,10 @@ const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 
 /// This part of memory is left to spare in plans for less of it.
 const SPARED_PARTS: u64 = 20;
+
+/// How much of the capacity may wait for the SSDs where storages are assigned to tiers, as one part
+/// in so many. Much, where one storage is a large part of it; else little.
+const WAITING_PARTS: [u64; 2] = [32, 2];
 
 /// Ops of a step from which on a plan takes so long to make that it matters which comes first.
 const LONG_STEP: usize = 1_000;
@@ -55,6 +60,9 @@ pub(super) enum Altered {
     LessMemory,
     /// There is no host memory.
     WithoutHost,
+    /// Of what leaves, as much goes to host memory in each stretch of the step as the SSDs are too
+    /// slow for there. So much of the capacity may wait for them, as one part in so many.
+    Assigned(u64),
 }
 
 impl Altered {
@@ -71,6 +79,13 @@ impl Altered {
                     return None;
                 }
                 machine.ssd.write = Bandwidth(rate);
+            }
+            Self::Assigned(parts) => {
+                let best = search.found.best(Goal::Time)?;
+                let guess = Guess::of(search.trace, &best.simulation);
+                let (trace, rows) = (search.trace, &best.rows);
+                let assignment = TierAssignment::new(trace, &machine, &guess, rows, parts)?;
+                return Some(Maker::assigned(trace, machine, assignment));
             }
             Self::Wholes => return Maker::of_wholes(search.trace, machine),
             Self::LessMemory => machine.budget.0 -= machine.capacity().0 / SPARED_PARTS,
@@ -102,10 +117,17 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
         let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
         jobs.push_back(SearchJob::Prices { maker: 0, line, is_limited: false });
     }
+    let assigned = || {
+        let parts = WAITING_PARTS.into_iter().filter(|_| without != Some(Idea::AssigningTiers));
+        parts.map(|parts| SearchJob::Altered(Altered::Assigned(parts)))
+    };
+    jobs.extend(assigned());
     jobs.push_back(SearchJob::Altered(Altered::Wholes));
     jobs.extend(more(0, options));
     jobs.extend([Altered::LessMemory, Altered::WithoutHost].map(SearchJob::Altered));
     jobs.extend(SLOWER_PERCENT.map(|percent| SearchJob::Altered(Altered::SlowerWrites(percent))));
+    // Each begins with the best plan so far, the second with what the first has found.
+    jobs.extend(assigned().chain(assigned()));
     jobs.push_back(SearchJob::Trials);
     jobs
 }
@@ -117,6 +139,7 @@ pub(super) fn jobs_of(maker: usize, altered: Altered, options: TidelogOptions) -
     let mut jobs: Vec<SearchJob> = FIRST.map(sweep).into();
     match altered {
         Altered::Wholes => jobs.extend(more(maker, options)),
+        Altered::Assigned(_) => jobs.extend(ASSIGNED.map(sweep)),
         _ if without != Some(Idea::Rounding) => {
             let write_penalty = WRITE_PENALTIES[0];
             let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };

@@ -1,6 +1,7 @@
 //! Who makes plans: for the trace and the machine as they are, or for others whose plans may turn
 //! out well here.
 
+use super::assignment::TierAssignment;
 use super::pieces::Whole;
 use super::rounding::RoundingCase;
 use super::variant::{Guess, VARIANTS};
@@ -15,6 +16,8 @@ pub(super) struct Maker<'a> {
     whole: Option<Whole>,
     pub(super) machine: Machine,
     pub(super) lifetimes: Lifetimes,
+    /// Where storages leave for; none: for the SSDs while they have time, then for host memory.
+    pub(super) assignment: Option<TierAssignment>,
     /// Of each variant the stalls that its plans led to, in the order made.
     pub(super) guesses: [Vec<Guess>; VARIANTS.len()],
 }
@@ -22,15 +25,21 @@ pub(super) struct Maker<'a> {
 impl<'a> Maker<'a> {
     pub(super) fn of(trace: &'a Trace, machine: Machine) -> Self {
         let lifetimes = Lifetimes::of(trace);
-        Self { trace, whole: None, machine, lifetimes, guesses: Default::default() }
+        let (assignment, guesses) = (None, Default::default());
+        Self { trace, whole: None, machine, lifetimes, assignment, guesses }
+    }
+
+    /// One whose storages leave for the tiers that they are assigned to.
+    pub(super) fn assigned(trace: &'a Trace, machine: Machine, to: TierAssignment) -> Self {
+        Self { assignment: Some(to), ..Self::of(trace, machine) }
     }
 
     /// One that plans the pieces of a tensor as the whole; none if nothing is in pieces.
     pub(super) fn of_wholes(trace: &'a Trace, machine: Machine) -> Option<Self> {
         let whole = Whole::of(trace)?;
         let lifetimes = Lifetimes::of(&whole.trace);
-        let guesses = Default::default();
-        Some(Self { trace, whole: Some(whole), machine, lifetimes, guesses })
+        let (assignment, guesses) = (None, Default::default());
+        Some(Self { trace, whole: Some(whole), machine, lifetimes, assignment, guesses })
     }
 
     /// The trace that plans are made for.

@@ -4,6 +4,7 @@
 //! the next plan is made for those. Each variant takes a few rounds, and the best plan is kept.
 
 mod agenda;
+mod assignment;
 mod candidates;
 mod in_parts;
 mod maker;
@@ -119,11 +120,14 @@ pub enum Idea {
     Replanning,
     /// Plans rounded from the lower bound's prices are tried, too.
     Rounding,
+    /// Plans are tried, too, in which the SSDs have a part of what leaves in every stretch of the
+    /// step, and host memory the rest.
+    AssigningTiers,
 }
 
 impl Idea {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::BeforeThePeak,
         Self::FillingFreeMemory,
         Self::OnlyWhatPays,
@@ -131,6 +135,7 @@ impl Idea {
         Self::ExpectedDrops,
         Self::Replanning,
         Self::Rounding,
+        Self::AssigningTiers,
     ];
 }
 
@@ -187,6 +192,9 @@ pub fn frontier(
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod assignment_tests;
 
 #[cfg(test)]
 mod exhaustive_tests;

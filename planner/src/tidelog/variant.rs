@@ -36,6 +36,9 @@ pub(super) const VARIANTS: [Variant; 6] = [
 /// Whose plans are made whatever they cost: they are the best ones most of the time.
 pub(super) const FIRST: [usize; 4] = [0, 1, 0, 1];
 
+/// Whose plans are made, too, where storages are assigned to tiers.
+pub(super) const ASSIGNED: [usize; 3] = [4, 2, 5];
+
 /// Begin with the stalls of the first plan of [`STALLED_LIKE`] instead of none at all.
 pub(super) const STALLED: [usize; 2] = [2, 3];
 pub(super) const STALLED_LIKE: usize = 1;

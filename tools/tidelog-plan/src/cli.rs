@@ -303,7 +303,7 @@ pub(crate) struct CalibrateArgs {
 /// What to record.
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, llama3-8b, ...; `list` shows
+    /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, resnet-152, ...; `list` shows
     /// them), a transformers configuration (config.json), or FILE.py:FUNCTION, a function that
     /// returns (model, inputs) on the meta device
     pub(crate) model: String,

@@ -61,6 +61,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
             "patch_size": 14, "num_labels": 1000,
         },
     ),
+    "resnet-152": ("resnet", {"depths": [3, 8, 36, 3], "num_labels": 1000}),
     "llama3-8b": (
         "llama",
         {
@@ -278,7 +279,8 @@ def inputs_of(model: Any, micro_batch: int, sequence: int) -> Inputs:
     """What a model reads in training: shapes and types."""
     config = model.config
     if model.main_input_name == "pixel_values":
-        side = config.image_size
+        # Convolutions take images of any size: ImageNet's.
+        side = getattr(config, "image_size", 224)
         return {
             "pixel_values": ((micro_batch, config.num_channels, side, side), torch.float32),
             "labels": ((micro_batch,), torch.int64),

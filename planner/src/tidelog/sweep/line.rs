@@ -27,7 +27,7 @@ impl SweepLine {
         machine: &Machine,
         alive: &[Bytes],
         durations: &[u64],
-        rates: (Bandwidth, Bandwidth),
+        rates: [Bandwidth; 2],
     ) -> Self {
         let ops = alive.len();
         let length = (ITERATIONS + 1) as usize * ops;
@@ -42,7 +42,7 @@ impl SweepLine {
             worth[op + 1] = worth[op] + counted;
         }
         // In the first iteration nothing is left of one before it: close enough, it is not kept.
-        let (out_rate, back_rate) = rates;
+        let [out_rate, back_rate] = rates;
         let memory: Vec<i64> = (0..length).map(|op| signed(alive[op % ops].0)).collect();
         let time_out = |bytes: i64| signed(out_rate.time_for(Bytes(bytes.unsigned_abs())).0);
         let free = time_out(signed(capacity));

@@ -14,6 +14,7 @@ mod links;
 mod record;
 
 use super::Idea;
+use super::assignment::TierAssignment;
 use super::variant::{Guess, Variant};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
@@ -30,8 +31,18 @@ const ITERATIONS: u32 = 3;
 /// Completions that an op waits through before nothing more is begun ahead of need.
 const TURNS_MAX: u32 = 1000;
 
+/// What a pass plans for.
+#[derive(Clone, Copy)]
+pub(super) struct SweepCase<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) machine: &'a Machine,
+    pub(super) lifetimes: &'a Lifetimes,
+    pub(super) assignment: Option<&'a TierAssignment>,
+}
+
 pub(super) struct Sweep<'a> {
     trace: &'a Trace,
+    assignment: Option<&'a TierAssignment>,
     variant: Variant,
     without: Option<Idea>,
     /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
@@ -53,16 +64,18 @@ pub(super) struct Sweep<'a> {
 
 impl<'a> Sweep<'a> {
     pub(super) fn new(
-        trace: &'a Trace,
-        machine: &Machine,
-        lifetimes: &Lifetimes,
+        case: SweepCase<'a>,
         guess: &Guess,
         variant: Variant,
         without: Option<Idea>,
     ) -> Self {
+        let SweepCase { trace, machine, lifetimes, assignment } = case;
         let capacity = machine.capacity().0;
         let (out, back) = (SweepLinks::out(machine), SweepLinks::back(machine));
-        let rates = (out.rate(), back.rate());
+        let rates = match assignment {
+            Some(assignment) => assignment.rates,
+            None => [out.rate(), back.rate()],
+        };
         let mut line = SweepLine::new(machine, &lifetimes.memory, &guess.durations, rates);
         let drops = variant.expects_drops && without != Some(Idea::ExpectedDrops);
         let record = Record::new(trace, lifetimes, capacity, &mut line, drops);
@@ -70,6 +83,7 @@ impl<'a> Sweep<'a> {
         let host = machine.host.map_or(0, |host| signed(host.memory.0));
         let mut sweep = Self {
             trace,
+            assignment,
             variant: Variant { expects_drops: drops, ..variant },
             without,
             queue: part(variant.queue_parts),
@@ -256,7 +270,7 @@ impl<'a> Sweep<'a> {
         self.project(instance, next, 1);
         let size = self.record.size(instance);
         let clean = self.record.instances[instance as usize].copy;
-        let target = clean.unwrap_or_else(|| self.destination(size));
+        let target = clean.unwrap_or_else(|| self.destination(instance));
         let from = self.at;
         let end = if clean.is_some() {
             self.held -= size;
@@ -277,11 +291,15 @@ impl<'a> Sweep<'a> {
         self.note(instance, MigrationDirection::Out, target, from, deadline);
     }
 
-    /// The SSDs while they keep up, host memory where they do not and it has room.
-    fn destination(&self, size: i64) -> Target {
-        let busy = self.out.of(Target::Ssd).is_some_and(|ssd| ssd.busy_until > self.now);
-        let host = self.out.of(Target::Host).is_some() && self.host_room >= size;
-        if busy && host { Target::Host } else { Target::Ssd }
+    /// Where it is assigned to; else the SSDs while they keep up, and host memory where they do
+    /// not. The SSDs where host memory has no room.
+    fn destination(&self, instance: u32) -> Target {
+        let size = self.record.size(instance);
+        let has_room = self.out.of(Target::Host).is_some() && self.host_room >= size;
+        let assigned = self.assignment.and_then(|all| all.of(self.record.storage_of(instance)));
+        let is_busy = self.out.of(Target::Ssd).is_some_and(|ssd| ssd.busy_until > self.now);
+        let wanted = assigned.unwrap_or(if is_busy { Target::Host } else { Target::Ssd });
+        if has_room { wanted } else { Target::Ssd }
     }
 
     fn fetch(&mut self, instance: u32) {
