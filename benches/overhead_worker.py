@@ -102,7 +102,7 @@ class Worker:
         return {"steps": steps, "recompute": self.tide.stats()["recompute"] if self.tide else None}
 
     def is_settled(self) -> bool:
-        """Whether what is computed again is chosen, if that is a choice."""
+        """Returns whether what is computed again is chosen, if that is a choice."""
         figures = self.tide.stats()["recompute"] if self.tide else None
         return figures is None or figures["settled"]
 

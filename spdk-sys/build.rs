@@ -143,8 +143,8 @@ mod native {
         Ok(())
     }
 
-    /// Whether the compiler finds a system library. SPDK's list is that of all its parts, of which
-    /// we use few.
+    /// Returns whether the compiler finds a system library. SPDK's list is that of all its parts,
+    /// of which we use few.
     fn is_installed(library: &str) -> bool {
         let file = format!("lib{library}.so");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());

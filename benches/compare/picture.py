@@ -75,7 +75,7 @@ def bar(left, middle, result, name):
 
 
 def is_met(limits, name, figures):
-    """Whether one of the figures is what it must be."""
+    """Returns whether one of the figures is what it must be."""
     if name == "cpu_seconds_per_gib":
         return limits.get("cpu_max") is None or figures["median"] <= limits["cpu_max"]
     wanted = {"median": limits.get("median_min"), "lower": limits.get("lower_min")}

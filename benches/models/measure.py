@@ -187,7 +187,9 @@ class Measuring:
         return {}
 
     def _without_a_block(self, name, way, failure):
-        """Why there are no figures: whether the program runs without Tidelog says whose failure it is."""
+        """Returns the reason why there are no figures: whether the program runs without Tidelog says whose failure it
+        is.
+        """
         reason = str(failure).strip()[:2000]
         try:
             with self._child("plain", name, way) as plain:

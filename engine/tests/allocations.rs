@@ -1,4 +1,4 @@
-//! What an operation allocates, counted: alone in its process and without the test harness, whose
+//! Allocations of an operation, counted: alone in its process and without the test harness, whose
 //! thread allocates too.
 #![allow(unsafe_code)]
 
@@ -98,7 +98,7 @@ impl Caller {
     }
 }
 
-/// With checksums, and on the reactor's thread and in the simulated disk as well as here.
+/// Counts with checksums, and on the reactor's thread and in the simulated disk as well as here.
 fn main() {
     let pool = pool();
     let kept = Some(pool.buffer(BYTES).unwrap().expect("there is room"));

@@ -126,7 +126,7 @@ impl StreamCopies {
         Self { remote_writes: Some(remote_writes), ..self }
     }
 
-    /// Why the GPU takes no checksums, if it takes none.
+    /// Returns the reason why the GPU takes no checksums, if it takes none.
     pub(crate) fn why_no_checksums(&self) -> Option<CudaError> {
         self.checksums.as_ref().err().copied()
     }

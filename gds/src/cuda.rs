@@ -35,9 +35,9 @@ pub static CUDA: ErrorLibrary = ErrorLibrary { name: "CUDA", describe: name_of }
 pub struct CudaError {
     /// What was asked of it.
     pub what: &'static str,
-    /// Its number.
+    /// The number.
     pub code: i32,
-    /// Its name for the number.
+    /// The name for the number.
     pub name: &'static str,
 }
 

@@ -72,7 +72,7 @@ fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
     completions.remove(0)
 }
 
-/// Why a path does not open, or does not reach the fake's GPU.
+/// Returns the reason why a path does not open, or does not reach the fake's GPU.
 fn refusal(options: GdsOptions) -> String {
     let directory = Directory::new("gds-refusal").unwrap();
     let device = device(directory.path(), "a", 16 * BLOCK);

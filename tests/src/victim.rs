@@ -13,7 +13,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::sim::{Content, Random};
 
-/// Why a pool is not as it must be, or could not be used.
+/// The reason why a pool is not as it must be, or could not be used.
 pub type Failure = Box<dyn std::error::Error>;
 
 /// Commits in flight.

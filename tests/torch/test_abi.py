@@ -103,7 +103,7 @@ def _numbers_before(text, line):
 
 
 def _is(kind, c_type):
-    """Whether a type of ctypes is this one of C. An untyped pointer is any pointer."""
+    """Returns whether a type of ctypes is this one of C. An untyped pointer is any pointer."""
     if c_type in SCALARS:
         return kind is SCALARS[c_type]
     if not c_type.endswith("*"):

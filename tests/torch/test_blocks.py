@@ -34,7 +34,7 @@ BLOCKS_STEPS = STEPS + 4  # what runs twice is learnt in between
 
 
 class Plain(Model):
-    """Its blocks run once."""
+    """The blocks run once."""
 
     def call(self, block, x):
         return block(x)

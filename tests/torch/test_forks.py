@@ -20,7 +20,7 @@ ROWS = torch.zeros(0)  # of a dataset that is written with the names of its modu
 
 
 class Holder(Dataset):
-    """Its tensors are in dicts and lists, and in what a function closes over."""
+    """The tensors are in dicts and lists, and in what a function closes over."""
 
     def __init__(self, rows):
         self.parts = {"left": [rows[:16].clone()], "right": (rows[16:].clone(),)}

@@ -270,7 +270,7 @@ def _(left, right):
 
 
 class Cycle:
-    """Its finalizer runs when the collector does."""
+    """The finalizer runs when the collector does."""
 
     def __init__(self, act):
         self.itself, self.act = self, act

@@ -1,4 +1,4 @@
-//! Why a call failed. What each kind is called in C is for the ABI to say.
+//! The reason why a call failed. What each kind is called in C is for the ABI to say.
 
 use std::fmt::Display;
 

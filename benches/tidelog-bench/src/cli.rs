@@ -92,13 +92,13 @@ pub struct BenchRequest {
     pub jobfiles: Vec<PathBuf>,
     /// Where to; to standard output if this is not given.
     pub output: Option<PathBuf>,
-    /// Whether the status line is shown.
+    /// True if the status line is shown.
     pub eta: Eta,
     /// How often results so far are written; only in the end if this is not given.
     pub status_interval: Option<Duration>,
     /// Whether to stop after everything was checked, before anything is opened.
     pub parse_only: bool,
-    /// Whether jobs that write are refused.
+    /// True if jobs that write are refused.
     pub readonly: bool,
     /// Write completions for this shell, and do nothing else.
     pub completions: Option<Shell>,

@@ -14,7 +14,7 @@ use crate::option::JobOptions;
 /// Counters of one disk, or how far they went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// Its name: `nvme0n1`.
+    /// The name: `nvme0n1`.
     pub name: String,
     /// Operations, of reads and writes.
     pub ios: [u64; 2],

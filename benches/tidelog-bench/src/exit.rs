@@ -1,4 +1,4 @@
-//! Why nothing was measured, and the exit code that says so.
+//! The reason why nothing was measured, and the exit code that says so.
 
 use std::fmt::Write;
 use std::io;
@@ -11,7 +11,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::holder::LockHolder;
 
-/// Why nothing was measured.
+/// The reason why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// An option, or the way options go together.
@@ -25,9 +25,9 @@ pub enum BenchError {
     /// An I/O engine that is none of ours.
     #[error("ioengine={name}: {reason}")]
     Engine {
-        /// Its name.
+        /// The name.
         name: String,
-        /// Why not, and what to do.
+        /// The reason why not, and what to do.
         reason: String,
     },
     /// Devices may not be written.
@@ -81,7 +81,7 @@ pub enum BenchError {
     System {
         /// What was tried.
         what: String,
-        /// Its answer.
+        /// The answer.
         source: io::Error,
     },
 }

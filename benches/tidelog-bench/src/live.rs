@@ -13,7 +13,7 @@ use crate::stats::LiveCounters;
 /// How often it is drawn.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Whether the line is shown.
+/// True if the line is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eta {
     /// Never.

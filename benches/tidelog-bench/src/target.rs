@@ -368,7 +368,7 @@ impl Targets {
     }
 }
 
-/// Whether another program speaks against it, or this one.
+/// Returns whether another program speaks against it, or this one.
 fn is_of_a_program(reason: &Reason) -> bool {
     matches!(reason, Reason::Claimed | Reason::Used { .. })
 }

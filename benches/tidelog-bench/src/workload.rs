@@ -146,8 +146,8 @@ fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
     last.unwrap_or(row.start.0 as usize)
 }
 
-/// Whether an op runs from `from` on and before `to`, around the end of the iteration; of equal
-/// ends, anywhere in it.
+/// Returns whether an op runs from `from` on and before `to`, around the end of the iteration; of
+/// equal ends, anywhere in it.
 fn is_within(op: usize, from: usize, to: usize, count: usize) -> bool {
     let length = if from == to { count } else { (to + count - from) % count };
     (op + count - from) % count < length

@@ -93,7 +93,7 @@ struct Submitted {
     memory: Arc<[u8]>,
 }
 
-/// What `Reactor::submit` does, for a write of two pieces.
+/// Submits, as `Reactor::submit` does, a write of two pieces.
 fn submit(mailbox: &Arc<Mailbox>) -> Submitted {
     let memory: Arc<[u8]> = vec![3; 2 * BYTES].into();
     let source = Source::Shared(Arc::clone(&memory));
@@ -123,7 +123,8 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
 }
 
 impl Submitted {
-    /// Everybody was told of the one end, once; nothing holds the memory any more.
+    /// Checks that all listeners were notified of the one end, once; nothing holds the memory any
+    /// more.
     fn check_told_once(&self) -> TransferOutcome {
         assert_eq!(self.told.load(Ordering::Relaxed), 1, "told once");
         let (tag, outcome) = self.queue.try_pop().expect("the queue was told");

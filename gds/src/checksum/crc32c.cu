@@ -100,7 +100,7 @@ struct Unit {
     const unsigned char *bytes;
     unsigned size;
 
-    // Whether whoever reads from `begin` to `end` reads the unit's bytes as they are, and no others.
+    // True if whoever reads from `begin` to `end` reads the unit's bytes as they are, and no others.
     __device__ bool is_plain(long long begin, long long end) const { return begin >= SHORTEST && end <= size; }
 
     __device__ uint4 plain_at(long long at) const { return *reinterpret_cast<const uint4 *>(bytes + at); }

@@ -17,7 +17,7 @@ pub struct VirtualMemory {
     gpu: Arc<Gpu>,
     base: DevicePointer,
     granule: usize,
-    /// Whether memory is mapped, of each granule.
+    /// True if memory is mapped, of each granule.
     mapped: Vec<bool>,
 }
 
@@ -68,7 +68,7 @@ impl VirtualMemory {
         self.mapped.len() * self.granule
     }
 
-    /// Whether none has.
+    /// Returns whether none has.
     pub fn is_empty(&self) -> bool {
         self.mapped.is_empty()
     }

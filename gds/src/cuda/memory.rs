@@ -63,7 +63,7 @@ impl DeviceMemory {
         self.length
     }
 
-    /// Whether it has none.
+    /// Returns whether the device memory has none.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -52,7 +52,8 @@ impl Event {
         unsafe { stream.record_raw(self.as_raw()) }
     }
 
-    /// Whether it has happened. An error is the error of anything that came before it.
+    /// Returns whether the event has happened. An error is the error of anything that came before
+    /// it.
     pub fn has_happened(&self) -> Result<bool, CudaError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
@@ -88,7 +89,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Whether an event has happened.
+/// Returns whether an event has happened.
 ///
 /// # Safety
 /// It is open.
@@ -164,7 +165,7 @@ impl Stream {
             .map_err(CudaError::of("record an event"))
     }
 
-    /// Whether an event that a framework made has happened.
+    /// Returns whether an event that a framework made has happened.
     ///
     /// # Safety
     /// `event` is the handle of an open event.

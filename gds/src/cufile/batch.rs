@@ -94,12 +94,13 @@ impl CuFileBatch {
         })
     }
 
-    /// Whether nothing of it is on its way, so that it may be filled.
+    /// Returns whether nothing of it is on its way, so that it may be filled.
     pub(crate) fn is_idle(&self) -> bool {
         self.outstanding.is_empty()
     }
 
-    /// Whether it will not tell what became of its [outstanding](Self::outstanding) entries.
+    /// Returns whether the cu file batch will not tell what became of its
+    /// [outstanding](Self::outstanding) entries.
     pub(crate) fn is_silent(&self) -> bool {
         !self.is_idle() && self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE)
     }
@@ -109,7 +110,7 @@ impl CuFileBatch {
         &self.outstanding
     }
 
-    /// Whether another entry fits.
+    /// Returns whether another entry fits.
     pub(crate) fn has_room(&self) -> bool {
         self.entries.len() < self.capacity
     }

@@ -13,7 +13,7 @@ use super::library::{CuFileLibrary, NoLibrary};
 use super::sys;
 use crate::cuda::{CudaError, Gpu};
 
-/// Whether cuFile may go through host memory where there is no direct way.
+/// True if cuFile may go through host memory where there is no direct way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compat {
     /// It may not: what cannot go directly fails.
@@ -67,7 +67,7 @@ static USERS: PerProcess<Mutex<Users>> =
 
 pub(super) struct Users {
     pub(super) count: usize,
-    /// Whether we opened it, rather than the framework beside us.
+    /// True if we opened it, rather than the framework beside us.
     pub(super) ours: bool,
     /// What the first of them asked for, which holds until the last has gone.
     pub(super) compat: Compat,
@@ -140,7 +140,7 @@ impl Driver {
         &self.library
     }
 
-    /// Whether this process opened it. Its child by `fork` did not, and must not call it.
+    /// Returns whether this process opened it. Its child by `fork` did not, and must not call it.
     pub(super) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }

@@ -18,7 +18,7 @@ pub enum CuFileError {
     Call {
         /// What was asked of it.
         what: String,
-        /// Its number.
+        /// The number.
         code: i32,
     },
     /// A call failed in CUDA.

@@ -13,9 +13,9 @@ use super::sys;
 pub enum Mode {
     /// Directly, by the kernel module nvidia-fs of this version.
     NvidiaFs {
-        /// Its first number.
+        /// The first number.
         major: u32,
-        /// Its second.
+        /// The second.
         minor: u32,
     },
     /// Directly, by the kernel's own peer-to-peer DMA.
@@ -95,7 +95,7 @@ fn parameter_of(library: &CuFileLibrary, parameter: u32) -> Option<bool> {
     (answer.code == 0).then_some(value)
 }
 
-/// Whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
+/// Returns whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
 fn peer_to_peer(library: &CuFileLibrary) -> Option<bool> {
     let get = library.functions.get_p2p_flags.as_ref().ok()?;
     let mut flags = 0;
@@ -104,7 +104,7 @@ fn peer_to_peer(library: &CuFileLibrary) -> Option<bool> {
     (answer.code == 0).then_some(flags & (1 << sys::P2PDMA) != 0)
 }
 
-/// Why compat mode is allowed although whoever opens forbids it.
+/// Returns the reason why compat mode is allowed although whoever opens forbids it.
 fn why_allowed(library: &CuFileLibrary, users: &Users) -> DriverOpenError {
     const CONFIGURE: &str =
         "set allow_compat_mode to false in cufile.json (CUFILE_ENV_PATH_JSON names the file)";

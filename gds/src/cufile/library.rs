@@ -26,7 +26,7 @@ pub struct NoLibrary {
 
 /// cuFile's library.
 pub struct CuFileLibrary {
-    /// Its functions.
+    /// The functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
     loaded: Loaded,

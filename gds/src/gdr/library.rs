@@ -15,7 +15,7 @@ const NAMES: [&str; 2] = ["libgdrapi.so.2", "libgdrapi.so"];
 
 /// gdrcopy's library.
 pub struct GdrLibrary {
-    /// Its functions.
+    /// The functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
     loaded: Loaded,

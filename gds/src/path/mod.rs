@@ -54,7 +54,7 @@ pub struct GdsPath {
     /// Flushes that the kernel has, behind writes of ours.
     flushing: usize,
     gpu: Arc<Gpu>,
-    /// Why cuFile no longer responds.
+    /// The reason why cuFile no longer responds.
     dead: Option<CuFileError>,
 }
 

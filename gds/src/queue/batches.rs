@@ -34,7 +34,7 @@ pub(super) struct Batches {
 struct Member {
     batch: CuFileBatch,
     device: Option<DeviceIndex>,
-    /// Why it was not submitted as a whole, where that is so.
+    /// The reason why it was not submitted as a whole, where that is so.
     refused: Option<Status>,
 }
 

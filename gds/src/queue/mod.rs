@@ -176,7 +176,7 @@ impl CuFileQueue {
         std::iter::from_fn(|| self.window.next_answer())
     }
 
-    /// Whether there are completions to hand out.
+    /// Returns whether there are completions to hand out.
     pub fn has_completions(&self) -> bool {
         self.window.has_completions()
     }

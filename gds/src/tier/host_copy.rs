@@ -45,7 +45,7 @@ impl HostCopy {
         self.copied.as_ref().filter(|_| self.sums.get().is_none())
     }
 
-    /// Its checksums. Waits until they are known.
+    /// Returns the checksums. Waits until they are known.
     pub(super) fn sums(&self) -> Result<&[u32], TransferError> {
         let known = self.sums.wait().as_ref();
         known

@@ -34,7 +34,7 @@ pub use line::TierTicket;
 use ordered::OrderedPuts;
 use space::{Room, TierSpace};
 
-/// Why the tier does not do something.
+/// The reason why the tier does not do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostTierError {
     /// There is not as much page-locked memory, or the GPU lacks what the tier needs.

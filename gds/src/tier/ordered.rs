@@ -296,7 +296,7 @@ impl OrderedPut {
         self.conclude(sums.and_then(|()| self.sums()));
     }
 
-    /// Its checksums, which must be the same early and late.
+    /// Returns the checksums, which must be the same early and late.
     fn sums(&self) -> Result<Vec<u32>, String> {
         let Some(words) = &self.words else { return Ok(Vec::new()) };
         let sums =

@@ -50,7 +50,7 @@ impl TierSpace {
 }
 
 impl Room {
-    /// Its bytes, in the order in which a tensor's lie in them.
+    /// Returns the bytes, in the order in which a tensor's lie in them.
     pub(super) fn pieces(&self) -> &[Range<usize>] {
         &self.pieces
     }

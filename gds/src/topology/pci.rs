@@ -40,7 +40,7 @@ impl std::fmt::Display for PciLink {
     }
 }
 
-/// Whether a bridge sends what two devices below it exchange up to the CPU.
+/// True if a bridge sends what two devices below it exchange up to the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acs {
     /// It does: access control services redirect requests or completions.
@@ -62,23 +62,23 @@ pub struct PciDevice {
     pub root: String,
     /// The bridges from there to it.
     pub bridges: Vec<String>,
-    /// Its class code.
+    /// The class code.
     pub class: u32,
-    /// Its maker.
+    /// The maker.
     pub vendor: u32,
     /// What its maker calls it.
     pub device: u32,
     /// The kernel's driver that has it.
     pub driver: Option<String>,
-    /// Its NUMA node, if the machine has several.
+    /// The NUMA node, if the machine has several.
     pub numa_node: Option<u32>,
-    /// Its IOMMU group.
+    /// The IOMMU group.
     pub iommu_group: Option<u32>,
     /// Its link as it runs.
     pub link: Option<PciLink>,
     /// Its link as it could run.
     pub link_max: Option<PciLink>,
-    /// Its windows into memory, by number.
+    /// The windows into memory, by number.
     pub bars: Vec<ByteCount>,
 }
 
@@ -87,12 +87,12 @@ const CLASS_NVME: u32 = 0x01_08_02;
 const VENDOR_NVIDIA: u32 = 0x10de;
 
 impl PciDevice {
-    /// Whether it is an `NVMe` controller.
+    /// Returns whether the pci device is an `NVMe` controller.
     pub fn is_nvme(&self) -> bool {
         self.class == CLASS_NVME
     }
 
-    /// Whether it is one of NVIDIA's GPUs.
+    /// Returns whether the pci device is one of NVIDIA's GPUs.
     pub fn is_gpu(&self) -> bool {
         // Displays and 3D controllers.
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == 0x03
@@ -110,7 +110,7 @@ impl PciDevice {
         if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
     }
 
-    /// Whether its link runs slower or narrower than it could.
+    /// Returns whether its link runs slower or narrower than it could.
     pub fn is_degraded(&self) -> bool {
         let pair = self.link.zip(self.link_max);
         pair.is_some_and(|(link, max)| link.bytes_per_second() < max.bytes_per_second())

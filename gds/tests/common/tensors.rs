@@ -37,7 +37,7 @@ pub const PAST_THE_HOST: [TensorRoute; 2] = [TensorRoute::Gds, TensorRoute::Peer
 pub struct Media {
     /// The folder of its two files.
     pub directory: Directory,
-    /// Its disks, where they are simulated.
+    /// The disks, where they are simulated.
     pub disks: [SimDisk; 2],
 }
 

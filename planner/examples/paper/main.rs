@@ -1,4 +1,4 @@
-//! What `make paper` prints: every policy on every recorded set, the published figures beside, and
+//! Program of `make paper`: every policy on every recorded set, the published figures beside, and
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
 //! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
 //! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are

@@ -1,4 +1,4 @@
-//! What the page's script needs: the figures behind the picture, as JSON inside the page.
+//! Data for the page's script: the figures behind the picture, as JSON inside the page.
 
 use super::{Report, chart, sample, text};
 use crate::migration::{Ending, MigrationDirection, Target};
@@ -14,7 +14,7 @@ struct Data<'a> {
     width: u64,
     staging: u64,
     budget: u64,
-    /// At, resident, moving, wanted.
+    /// Samples: time, resident, moving, wanted.
     memory: Vec<[u64; 4]>,
     /// Begin, end, name.
     ops: Vec<(u64, u64, &'a str)>,

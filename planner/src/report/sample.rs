@@ -1,4 +1,4 @@
-//! From events to pictures: columns, lanes and ticks.
+//! Samples of events for pictures: columns, lanes and ticks.
 
 use super::TransferSpan;
 use crate::migration::{MemorySample, MigrationDirection};

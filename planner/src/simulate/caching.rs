@@ -18,20 +18,20 @@ const ROUNDING: u64 = 2 * MIB;
 /// Sizes are rounded up to a multiple (`kMinBlockSize`).
 const BLOCK_ROUNDING: u64 = 512;
 
-/// What the bridge does for the allocator's kept bytes (`memory/_heap.py`): it looks after so many
-/// bytes, and empties the cache where more is kept than this, or than this part of the budget.
+/// Number of bytes after which the bridge checks the allocator's kept bytes (`memory/_heap.py`): it
+/// empties the cache where more is kept than this, or than this part of the budget.
 const LOOK_EVERY: u64 = 4 * MIB;
 const KEPT_MIN: u64 = 256 * MIB;
 const KEPT_PARTS: u64 = 10;
 
-/// What an allocation had the driver do.
+/// Driver calls of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DriverCalls {
     /// Waits until the GPU has nothing left to do.
     pub(super) drains: u32,
     pub(super) allocations: u32,
     pub(super) releases: u32,
-    /// Whether no memory was left, though enough is free.
+    /// True if no memory was left, though enough is free.
     pub(super) misfits: u32,
 }
 

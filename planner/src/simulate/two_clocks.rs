@@ -210,7 +210,7 @@ impl World<'_> {
         }
     }
 
-    /// What an op makes takes memory.
+    /// Takes memory for an op's output.
     pub(super) fn take_memory_of_birth(&mut self, id: StorageId) {
         let size = self.instance(id).size();
         self.links.advance(self.now);

@@ -1,4 +1,4 @@
-//! Who makes plans: for the trace and the machine as they are, or for others whose plans may turn
+//! Makers of plans: for the trace and the machine as they are, or for others whose plans may turn
 //! out well here.
 
 use super::pieces::Whole;
@@ -15,7 +15,7 @@ pub(super) struct Maker<'a> {
     whole: Option<Whole>,
     pub(super) machine: Machine,
     pub(super) lifetimes: Lifetimes,
-    /// Of each variant the stalls that its plans led to, in the order made.
+    /// Guesses of each variant: the stalls that its plans led to, in the order made.
     pub(super) guesses: [Vec<Guess>; VARIANTS.len()],
 }
 
@@ -25,7 +25,7 @@ impl<'a> Maker<'a> {
         Self { trace, whole: None, machine, lifetimes, guesses: Default::default() }
     }
 
-    /// One that plans the pieces of a tensor as the whole; none if nothing is in pieces.
+    /// Makes a maker that plans the pieces of a tensor as the whole; none if nothing is in pieces.
     pub(super) fn of_wholes(trace: &'a Trace, machine: Machine) -> Option<Self> {
         let whole = Whole::of(trace)?;
         let lifetimes = Lifetimes::of(&whole.trace);
@@ -43,7 +43,7 @@ impl<'a> Maker<'a> {
         RoundingCase { trace, machine, lifetimes: &self.lifetimes }
     }
 
-    /// Whether it plans the pieces of a tensor as the whole.
+    /// Returns whether the maker plans the pieces of a tensor as the whole.
     pub(super) fn is_of_wholes(&self) -> bool {
         self.whole.is_some()
     }

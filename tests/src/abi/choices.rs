@@ -26,7 +26,7 @@ impl Choices {
         Self::Given { bytes: bytes.iter().rev().copied().collect(), contents: Random::new(1) }
     }
 
-    /// Whether none is left.
+    /// Returns whether none is left.
     pub fn are_over(&self) -> bool {
         matches!(self, Self::Given { bytes, .. } if bytes.is_empty())
     }
@@ -44,7 +44,7 @@ impl Choices {
         }
     }
 
-    /// Whether something happens that does so `chance` times of 100.
+    /// Returns whether something happens that does so `chance` times of 100.
     pub fn percent(&mut self, chance: u64) -> bool {
         chance > 0 && self.below(100) < chance
     }

@@ -84,13 +84,13 @@ pub struct CallerBehaviour {
     pub refused: u64,
     /// Of 100, how many are preceded by a report under another number.
     pub misreported: u64,
-    /// Whether its storages are on GPU 0, and not in host memory.
+    /// True if its storages are on GPU 0, and not in host memory.
     pub gpu: bool,
     /// Whether they go by cuFile.
     pub gds: bool,
     /// Host memory that takes a GPU's storages first, in bytes.
     pub host_memory: u64,
-    /// Whether parts of storages may move.
+    /// True if parts of storages may move.
     pub parts: bool,
     /// How it learns what the session asks for.
     pub delivery: Delivery,
@@ -106,7 +106,7 @@ const DEPTH_MAX: u32 = 3;
 
 /// A session and the framework's side of it.
 pub struct Framework {
-    /// Its handle.
+    /// The handle.
     pub session: u64,
     /// What the session may hold in memory.
     pub budget: u64,
@@ -200,7 +200,7 @@ impl Framework {
         self.storages.keys().copied().collect()
     }
 
-    /// Whether it may decline what it is asked for.
+    /// Returns whether the framework may decline what it is asked for.
     pub fn may_refuse(&self) -> bool {
         self.manners.refused > 0
     }

@@ -30,12 +30,12 @@ pub(super) struct FrameworkStorage {
 }
 
 impl FrameworkStorage {
-    /// Whether a transfer may touch its memory.
+    /// Returns whether a transfer may touch its memory.
     pub(super) fn moves(&self) -> bool {
         self.in_flight || !self.moving.is_empty()
     }
 
-    /// Its bytes that are in memory.
+    /// Returns the bytes that are in memory.
     pub(super) fn held(&self) -> usize {
         let size = self.memory.as_ref().map_or(0, |_| self.size);
         size - self.out.values().sum::<usize>()

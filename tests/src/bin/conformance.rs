@@ -52,7 +52,7 @@ struct Arguments {
     /// A shell command that undoes it.
     #[arg(long, default_value = "true")]
     end: String,
-    /// Whether operations fail of it.
+    /// True if operations fail of it.
     #[arg(long, value_enum, default_value = "always")]
     noticed: Noticed,
     /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     exit_code("tidelog-conformance", run(&arguments))
 }
 
-/// Whether all rows are as they must be.
+/// Returns whether all rows are as they must be.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
     if !arguments.overwrite && !arguments.find {
         return Err("the devices would lose what they hold; pass --overwrite if they may".into());

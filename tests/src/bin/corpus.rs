@@ -24,7 +24,7 @@ enum Command {
     Replay {
         /// The target
         target: String,
-        /// Its inputs
+        /// The inputs
         #[arg(required = true)]
         inputs: Vec<PathBuf>,
     },

@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// Why images must have lost something, if they must.
+/// The reason why images must have lost something, if they must.
 #[derive(Clone, Copy)]
 struct Loses {
     blind: bool,

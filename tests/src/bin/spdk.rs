@@ -125,7 +125,7 @@ fn main() -> ExitCode {
     exit_code("tidelog-spdk", run(&arguments))
 }
 
-/// Whether all rows are as they must be.
+/// Returns whether all rows are as they must be.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let _watchdog = Watchdog::watch("the rows of spdk", COMMAND_TIMEOUT * 120);
     let pages = match arguments.pages.as_str() {

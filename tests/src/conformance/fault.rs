@@ -19,7 +19,7 @@ pub struct Fault {
     pub begin: String,
     /// Undoes it, after the pool was closed.
     pub end: String,
-    /// Whether the pool notices.
+    /// True if the pool notices.
     pub noticed: Noticed,
     /// What devices may answer then, and nothing else.
     pub statuses: Vec<InjectedStatus>,
@@ -72,7 +72,7 @@ const ERRNOS: [(&str, i32); 6] = [
     ("ETIMEDOUT", libc::ETIMEDOUT),
 ];
 
-/// Whether operations fail.
+/// True if operations fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Noticed {
     /// They must.

@@ -79,7 +79,8 @@ fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
     assert_eq!(others(found), others(tensors), "nothing else has changed");
 }
 
-/// Whether the tensor could be committed: there may be no room, or another tensor in its place.
+/// Returns whether the tensor could be committed: there may be no room, or another tensor in its
+/// place.
 fn commit(pool: &Pool) -> bool {
     let mut batch = pool.batch();
     let put = batch.put(NAME, Source::from(vec![9; BYTES]), PutOptions::default());

@@ -23,7 +23,7 @@ pub(super) fn content(tensor: u64, version: u64, longest: u64) -> Option<Vec<u8>
     Some(bytes)
 }
 
-/// Whether the tensor is not there in this version.
+/// Returns whether the tensor is not there in this version.
 pub(super) fn is_deletion(version: u64) -> bool {
     version.is_multiple_of(DELETION_EVERY)
 }

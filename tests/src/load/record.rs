@@ -11,7 +11,7 @@ use tidelog_engine::schedule::{ControlError, TransferError};
 /// So many messages are kept.
 const KEPT: usize = 1000;
 
-/// Why an operation of the load did not go as it should.
+/// The reason why an operation of the load did not go as it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It was refused, or failed, and said so.

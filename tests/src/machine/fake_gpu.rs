@@ -125,8 +125,8 @@ impl FakeGpu {
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
-    /// Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for
-    /// NVMe.
+    /// Returns whether cufile.json allows compat mode, and what the library says of peer-to-peer
+    /// DMA for NVMe.
     pub fn configure(&self, compat: bool, p2p_flags: u32) {
         type Set = unsafe extern "C" fn(bool, c_uint);
         // SAFETY: declared so in plan.c.
@@ -217,7 +217,7 @@ impl FakeGpu {
         &loaded().path
     }
 
-    /// Its GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> Arc<Gpu> {
         Gpu::open(0).unwrap()
     }

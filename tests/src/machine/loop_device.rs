@@ -9,9 +9,9 @@ use super::{Unavailable, system};
 pub struct LoopOptions {
     /// Bytes of a sector: 512 or 4096.
     pub sector: u32,
-    /// Whether the file's page cache is bypassed, so that the file's errors become the device's.
+    /// True if the file's page cache is bypassed, so that the file's errors become the device's.
     pub direct: bool,
-    /// Whether it refuses writes.
+    /// True if the loop options refuses writes.
     pub read_only: bool,
     /// Bytes of the file that come before the device.
     pub offset: u64,
@@ -103,7 +103,7 @@ impl LoopDevice {
         Path::new("/sys/block").join(self.name())
     }
 
-    /// Whether the kernel still has the file behind the device.
+    /// Returns whether the kernel still has the file behind the device.
     pub fn is_attached(&self) -> bool {
         self.sysfs().join("loop/backing_file").exists()
     }

@@ -27,7 +27,7 @@ pub use ran::Ran;
 pub use seccomp::without_io_uring;
 pub use watchdog::Watchdog;
 
-/// Why the machine lacks something.
+/// The reason why the machine lacks something.
 pub type Unavailable = String;
 
 /// Says that a test shows nothing here. Not by `eprintln`, which the harness hides.

@@ -50,7 +50,7 @@ impl Other {
             .find_map(|line| line.strip_prefix(SAYS).map(str::to_owned))
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

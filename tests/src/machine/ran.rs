@@ -6,7 +6,7 @@ use serde_json::Value;
 /// How a run of a tool ended.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// Its exit code.
+    /// The exit code.
     pub code: i32,
     /// What it printed.
     pub out: String,

@@ -25,7 +25,7 @@ pub struct Entry {
     pub flush: bool,
     /// It is on the medium itself.
     pub fua: bool,
-    /// Its bytes are of no use to anybody any more.
+    /// The bytes are of no use to anybody any more.
     pub discard: bool,
     /// Where its data lies in the log.
     data: u64,

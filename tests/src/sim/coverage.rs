@@ -142,7 +142,7 @@ impl Coverage {
     }
 }
 
-/// Whether a fault can happen in a state at all.
+/// Returns whether a fault can happen in a state at all.
 fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
         FaultSeen::RotInIndex | FaultSeen::LostInData | FaultSeen::LostInMetadata => {

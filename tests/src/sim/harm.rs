@@ -21,7 +21,7 @@ pub enum Part {
     Grown,
     /// A record of the change log that holds.
     Record,
-    /// Its last record.
+    /// The last record.
     LastRecord,
     /// The rest of that change log, which may never have been written.
     Tail,
@@ -32,7 +32,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Whether it is a part of the index that a crash may tear.
+    /// Returns whether the part is a part of the index that a crash may tear.
     pub(super) fn is_of_index(self) -> bool {
         matches!(self, Self::Checkpoint | Self::Grown | Self::Record | Self::LastRecord)
     }

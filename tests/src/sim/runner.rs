@@ -108,10 +108,10 @@ pub struct Runner<'a> {
     /// How often the pool was opened.
     openings: u64,
     copied: Option<Copied>,
-    /// Whether something was done to the metadata once that no crash does. What is left of it in
+    /// True if something was done to the metadata once that no crash does. What is left of it in
     /// places that do not count is damage all the same.
     was_hurt: bool,
-    /// Whether the pool was closed well last.
+    /// True if the pool was closed well last.
     closed: bool,
     cut: Cut,
     act: usize,

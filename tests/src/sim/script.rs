@@ -82,7 +82,7 @@ pub enum Act {
 }
 
 impl Act {
-    /// Whether it may leave a tensor unreadable.
+    /// Returns whether the act may leave a tensor unreadable.
     pub(super) fn damages(&self) -> bool {
         match self {
             Self::Rot { metadata, .. } | Self::Lose { metadata, .. } => !metadata,
@@ -93,7 +93,7 @@ impl Act {
         }
     }
 
-    /// Whether it leaves something on a disk that no crash leaves.
+    /// Returns whether the act leaves something on a disk that no crash leaves.
     pub(super) fn hurts(&self) -> bool {
         self.damages() || matches!(self, Self::Rot { .. } | Self::Stale { .. })
     }

@@ -44,8 +44,8 @@ impl Reach {
         }
     }
 
-    /// Whether memory of ours can be registered there: without an IOMMU only what lies on huge
-    /// pages, and for another process none, as there is no file behind it that it could map.
+    /// Returns whether memory of ours can be registered there: without an IOMMU only what lies on
+    /// huge pages, and for another process none, as there is no file behind it that it could map.
     fn takes_memory(self, spec: &DeviceSpec, huge: bool) -> bool {
         match self {
             Self::Connection => true,

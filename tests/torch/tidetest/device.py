@@ -32,7 +32,7 @@ _gpu = _beside = None
 
 
 def lacking():
-    """Why tensors cannot be made there; None: they can."""
+    """Returns the reason why tensors cannot be made there; None: they can."""
     return "torch finds no CUDA GPU" if name == "cuda" and not torch.cuda.is_available() else None
 
 

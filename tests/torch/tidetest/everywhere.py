@@ -77,7 +77,7 @@ def large():
 
 
 def noticed(stats):
-    """Why a block does not do what it was asked for, in its own words."""
+    """Returns the reason why a block does not do what it was asked for, in its own words."""
     return "; ".join(stats["notices"]) or "no plan has a use for it"
 
 
@@ -204,7 +204,7 @@ class Place:
         self._peaks = {}
 
     def tried(self, feature):
-        """Why the feature does nothing here, or gives other bits; None: it is right."""
+        """Returns the reason why the feature does nothing here, or gives other bits; None: it is right."""
         if feature.on_gpus is not None and not device.is_host():
             return feature.on_gpus
         # What runs once, of regions that the program runs twice, and of blocks that it runs once.

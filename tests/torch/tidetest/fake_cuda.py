@@ -198,7 +198,7 @@ class FakeCuda:
         self.guard.guard_deafen(stream.handle)
 
     def has_told(self, tensor, stream):
-        """Whether torch's allocator knows that a stream uses the tensor's memory."""
+        """Returns whether torch's allocator knows that a stream uses the tensor's memory."""
         address = data_ptr(tensor.untyped_storage())
         return self.guard.guard_has_told(ctypes.c_void_p(address), stream.handle)
 

@@ -121,7 +121,7 @@ def refused(model, text, loss=square, batches=None, blocks=None):
 
 
 class Loop(nn.Module):
-    """Its blocks, called as `forward(self, x)` says."""
+    """The blocks, called as `forward(self, x)` says."""
 
     def __init__(self, forward, count=3):
         super().__init__()

@@ -122,7 +122,7 @@ class World:
         raise AssertionError(f"no plan after {count} equal steps; the phase is {self.tide.phase!r}")
 
     def fits(self):
-        """Whether no step has reached the budget: then nothing is planned."""
+        """Returns whether no step has reached the budget: then nothing is planned."""
         return any("the budget was not reached yet" in why for why in self.tide.stats()["held_back"][-1:])
 
     # -- what is touched --------------------------------------------------------------------------

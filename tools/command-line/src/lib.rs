@@ -36,7 +36,7 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     })
 }
 
-/// Whether this process may do everything, so that nobody is told to try that.
+/// Returns whether this process may do everything, so that nobody is told to try that.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

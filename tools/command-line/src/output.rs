@@ -45,7 +45,7 @@ pub fn fail(
     exit.into()
 }
 
-/// Why there is no answer, for programs.
+/// Returns the reason why there is no answer, for programs.
 pub fn error_document(message: &str, help: &str, exit: u8) -> Value {
     json!({ "error": message, "help": help, "exit": exit })
 }

@@ -56,8 +56,8 @@ pub fn unfinished_pool(path: &Path) -> Option<u128> {
     UnfinishedFormat::decode(&first_superblock(path)?).map(|mark| mark.pool)
 }
 
-/// Whether such a format left the device or file, itself marked or with a superblock of one of
-/// these pools, whose other devices are. What it may have left is nobody's
+/// Returns whether such a format left the device or file, itself marked or with a superblock of one
+/// of these pools, whose other devices are. What it may have left is nobody's
 /// ([`UnfinishedFormat::may_have_left`]).
 pub(super) fn is_unfinished(path: &Path, unfinished: &[u128]) -> bool {
     let pool = || probe(&DeviceSpec::new(path)).ok()?.newest.ok().map(|it| it.pool);
@@ -93,7 +93,7 @@ pub fn signatures_of_partitions(path: &Path, size: u64, programs: &[PathBuf]) ->
     starts.filter(|start| something_begins(path, *start, size)).flat_map(named).collect()
 }
 
-/// Whether the program is worth asking: it takes longer than to see that there is nothing.
+/// Returns whether the program is worth asking: it takes longer than to see that there is nothing.
 fn something_begins(path: &Path, start: u64, size: u64) -> bool {
     let mut bytes = vec![0; START_BYTES.min(size - start) as usize];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, start));

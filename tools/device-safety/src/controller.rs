@@ -49,7 +49,7 @@ impl ClaimedController {
         Ok(first_byte_set_by(read, self.size().0, &left)?.map(|at| Reason::NotBlank { at }))
     }
 
-    /// Whether a data path to it is open.
+    /// Returns whether a data path to it is open.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

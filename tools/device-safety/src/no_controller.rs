@@ -33,7 +33,7 @@ impl ClaimedController {
         match *self {}
     }
 
-    /// Whether a data path to it is open.
+    /// Returns whether a data path to it is open.
     pub fn is_in_use(&self) -> bool {
         match *self {}
     }

@@ -63,7 +63,7 @@ pub enum Reason {
     },
     /// It is a kind of drive that Tidelog does not use.
     Unsuitable {
-        /// Why not.
+        /// The reason why not.
         why: String,
     },
     /// Another name on the command line is the same device, or a part of it.
@@ -94,7 +94,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether naming the device in `--overwrite` sets this aside.
+    /// Returns whether naming the device in `--overwrite` sets this aside.
     pub fn may_be_overridden(&self) -> bool {
         matches!(
             self,

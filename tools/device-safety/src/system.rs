@@ -55,9 +55,9 @@ impl fmt::Display for DeviceNumber {
 /// A block device in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
-    /// Its number.
+    /// The number.
     pub number: DeviceNumber,
-    /// Its name, as in `nvme0n1p1`.
+    /// The name, as in `nvme0n1p1`.
     pub name: String,
     directory: PathBuf,
 }
@@ -70,7 +70,7 @@ impl BlockDevice {
         Some(Self { number, name, directory: directory.to_path_buf() })
     }
 
-    /// Its partitions.
+    /// Returns the partitions.
     pub fn partitions(&self) -> Vec<Self> {
         let inside = self.linked(".");
         let found = inside.iter().filter_map(|name| Self::at(&self.directory.join(name)));
@@ -86,12 +86,12 @@ impl BlockDevice {
         Some(fs::read_to_string(self.directory.join(attribute)).ok()?.trim().to_owned())
     }
 
-    /// Whether it is a partition of another device.
+    /// Returns whether the block device is a partition of another device.
     pub fn is_partition(&self) -> bool {
         self.directory.join("partition").exists()
     }
 
-    /// Whether the kernel refuses to write it.
+    /// Returns whether the kernel refuses to write it.
     pub fn is_read_only(&self) -> bool {
         self.read("ro").is_some_and(|ro| ro == "1")
     }
@@ -101,18 +101,18 @@ impl BlockDevice {
         self.read("device/model").filter(|model| !model.is_empty())
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         // sysfs counts in sectors of 512 bytes, whatever the device does.
         self.read("size").and_then(|size| size.parse::<u64>().ok()).unwrap_or(0) * 512
     }
 
-    /// Whether it is a namespace of an `NVMe` controller, as a whole.
+    /// Returns whether the block device is a namespace of an `NVMe` controller, as a whole.
     pub fn is_nvme_namespace(&self) -> bool {
         self.name.starts_with("nvme") && !self.is_partition()
     }
 
-    /// Whether its blocks are written in order, zone by zone, whoever its maker is.
+    /// Returns whether its blocks are written in order, zone by zone, whoever its maker is.
     pub fn is_zoned(&self) -> bool {
         self.read("queue/zoned").is_some_and(|zoned| zoned != "none")
     }
@@ -136,8 +136,8 @@ impl BlockDevice {
         loop_backing(&fs::File::open(self.node()?).ok()?).ok()
     }
 
-    /// Whether the kernel has given it, or a partition of it, to somebody exclusively, as it does
-    /// what is mounted.
+    /// Returns whether the kernel has given it, or a partition of it, to somebody exclusively, as
+    /// it does what is mounted.
     fn is_claimed(&self) -> bool {
         self.node().is_some_and(|node| is_claimed(&node).unwrap_or(false))
     }
@@ -350,8 +350,8 @@ impl System {
     }
 }
 
-/// Whether the kernel has given a block device to somebody exclusively. The claim by which that is
-/// found out ends at once.
+/// Returns whether the kernel has given a block device to somebody exclusively. The claim by which
+/// that is found out ends at once.
 pub(super) fn is_claimed(path: &Path) -> io::Result<bool> {
     let flags = (OFlag::O_EXCL | OFlag::O_CLOEXEC).bits();
     match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {

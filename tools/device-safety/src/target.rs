@@ -67,7 +67,7 @@ pub struct NamedDevice {
     pub kind: TargetKind,
     /// What it is, whatever it is called; `None` for a file that will be made.
     pub identity: Option<DeviceIdentity>,
-    /// Its size; zero for a file that will be made.
+    /// The size; zero for a file that will be made.
     pub size: ByteCount,
     /// How much of a drive it is.
     pub scope: Scope,
@@ -169,12 +169,13 @@ impl NamedDevice {
         DeviceSpec::new(&self.path)
     }
 
-    /// Whether it is made of blocks that can be given back, as those of a file cannot.
+    /// Returns whether the named device is made of blocks that can be given back, as those of a
+    /// file cannot.
     pub fn is_block_device(&self) -> bool {
         matches!(self.kind, TargetKind::Block(_) | TargetKind::Controller(_))
     }
 
-    /// Whether the kernel knows partitions on it.
+    /// Returns whether the kernel knows partitions on it.
     pub fn has_partitions(&self) -> bool {
         matches!(&self.kind, TargetKind::Block(device) if !device.partitions().is_empty())
     }

@@ -19,9 +19,9 @@ pub struct DeviceRow {
     pub pci_address: Option<String>,
     /// Who drives it.
     pub driver: Option<String>,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Its link.
+    /// The link.
     pub link: Option<String>,
     /// Who uses it: what would have to end before a pool is made on it.
     pub users: Vec<String>,
@@ -29,16 +29,16 @@ pub struct DeviceRow {
     pub gpus: Vec<String>,
     /// What it says of its wear.
     pub wear: Option<SsdWear>,
-    /// Why it does not.
+    /// The reason why it does not.
     pub wear_why_not: Option<String>,
-    /// Whether `tidelog-doctor bind` would take its controller.
+    /// True if `tidelog-doctor bind` would take its controller.
     pub may_be_bound: bool,
     /// What stands in the way of the next better path, and what to type.
     pub next: String,
 }
 
 impl DeviceRow {
-    /// Whether a driver has it that leaves it to programs in user space.
+    /// Returns whether a driver has it that leaves it to programs in user space.
     pub fn is_in_user_space(&self) -> bool {
         matches!(self.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic"))
     }

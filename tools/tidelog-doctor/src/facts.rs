@@ -69,7 +69,7 @@ pub struct Has {
 }
 
 impl Has {
-    /// Whether an SSD could reach a GPU.
+    /// Returns whether an SSD could reach a GPU.
     fn peers(self) -> bool {
         self.gpu && self.nvme
     }
@@ -84,7 +84,7 @@ impl Roots {
         Some(fs::read_to_string(self.sysfs.join(name)).ok()?.trim().to_owned())
     }
 
-    /// Whether the kernel has a module, loaded or built in.
+    /// Returns whether the kernel has a module, loaded or built in.
     pub(crate) fn has_module(&self, name: &str) -> bool {
         self.sysfs.join("module").join(name).exists()
     }
@@ -146,7 +146,7 @@ fn packed_config(roots: &Roots) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether this process may use `io_uring`.
+/// Returns whether this process may use `io_uring`.
 pub(crate) fn io_uring(roots: &Roots) -> Fact {
     let why = match ProbedRing::probe(8, None) {
         Ok(_) => return fact("io_uring", "allowed", ""),

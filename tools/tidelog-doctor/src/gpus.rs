@@ -20,9 +20,9 @@ pub struct GpuRow {
     pub driver: Option<String>,
     /// The kernel's driver that has it.
     pub kernel_driver: Option<String>,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Its link.
+    /// The link.
     pub link: Option<String>,
     /// What of its memory the PCI bus can see at once.
     pub bar1_bytes: Option<u64>,

@@ -31,7 +31,7 @@ pub struct Advice<'a> {
     pub roots: &'a Roots,
     /// The machine's devices.
     pub pci: &'a [PciDevice],
-    /// Its SSDs.
+    /// The SSDs.
     pub devices: &'a [DeviceRow],
 }
 

@@ -22,7 +22,7 @@ pub struct DoctorPage {
     pub facts: Vec<Fact>,
     /// The GPUs.
     pub gpus: Vec<GpuRow>,
-    /// Why NVML says nothing of them.
+    /// The reason why NVML says nothing of them.
     pub nvml_why_not: Option<NvmlUnavailable>,
     /// The SSDs.
     pub devices: Vec<DeviceRow>,

@@ -52,7 +52,7 @@ pub struct Row {
     pub scratch: PathBuf,
     /// What came out.
     pub verdict: Verdict,
-    /// Why it does not work, or what the path says of itself.
+    /// The reason why it does not work, or what the path says of itself.
     pub why: String,
     /// What to type for it to work, if anything.
     pub next: String,
@@ -65,7 +65,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether it works, for a tensor in this memory.
+    /// Returns whether the row works, for a tensor in this memory.
     pub fn is_proven_from(&self, memory: MemoryOwner) -> bool {
         self.memory == memory && self.verdict == Verdict::Works
     }

@@ -35,7 +35,7 @@ pub struct Route {
     pub backend: Option<Arc<dyn Backend>>,
     /// The GPU whose memory the tensor is in; the host's if there is none.
     pub gpu: Option<Arc<Gpu>>,
-    /// Whether it counts only if the path reaches the GPU's memory itself.
+    /// True if the route counts only if the path reaches the GPU's memory itself.
     pub reaching: bool,
 }
 

@@ -121,8 +121,9 @@ pub fn of_gpu(
     }
 }
 
-/// Why there is no such way where there is no GPU: the library that would be missing next is told
-/// with it. cuFile is looked for and not opened: without a GPU its open may not return.
+/// Returns the reason why there is no such way where there is no GPU: the library that would be
+/// missing next is told with it. cuFile is looked for and not opened: without a GPU its open may
+/// not return.
 pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     let library = match by {
         By::Gds => find_cufile(arguments).err().map(|error| error.to_string()),

@@ -21,7 +21,7 @@ pub struct CommandReport {
     pub exit: FormatExit,
 }
 
-/// Why a command did not do what it was asked for.
+/// The reason why a command did not do what it was asked for.
 #[derive(Debug)]
 pub struct FormatFailure {
     /// The exit code.
@@ -118,7 +118,7 @@ pub(crate) const OVERWRITTEN_HELP: &str = "to keep what was made there: tidelog-
 /// `list` looks at what the kernel shows.
 const NOT_IN_A_LIST: &str = "name every controller of one pool; `inspect` says what each has, `list` shows only the kernel's devices";
 
-/// Whether this begins with the name of a controller.
+/// Returns whether this begins with the name of a controller.
 fn is_of_spdk(device: &str) -> bool {
     DeviceSpec::new(device).controller().is_some()
 }

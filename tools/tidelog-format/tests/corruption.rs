@@ -177,7 +177,7 @@ impl Closed {
         blocks.collect()
     }
 
-    /// Whether a block belongs to the index.
+    /// Returns whether a block belongs to the index.
     fn is_of_index(&self, block: u64) -> bool {
         let Geometry { data_offset, segment_bytes, .. } = self.geometry;
         let in_segment = |segment: &u32| {
@@ -187,8 +187,8 @@ impl Closed {
         (METADATA_OFFSET..data_offset).contains(&block) || self.grown.iter().any(in_segment)
     }
 
-    /// Whether of each block of the metadata that was hit a good copy is left, and nothing was
-    /// changed of a device's start but one block.
+    /// Returns whether of each block of the metadata that was hit a good copy is left, and nothing
+    /// was changed of a device's start but one block.
     fn is_recoverable(&self, bytes: &[Vec<u8>], changed: &BTreeSet<(usize, u64)>) -> bool {
         let devices = self.saved.len();
         let index = changed.iter().filter(|(_, block)| self.is_of_index(*block));

@@ -96,7 +96,7 @@ def is_middle(code: CodeType, *, of_any_thread: bool = False) -> None:
 
 
 def is_in(frame: FrameType | None, codes: set[CodeType] = _codes_of_workers) -> bool:
-    """Whether this frame, or one that it was called from, is of this code."""
+    """Returns whether this frame, or one that it was called from, is of this code."""
     while frame is not None:
         if frame.f_code in codes:
             return True
@@ -144,7 +144,7 @@ def awaiting_loans() -> Iterator[None]:
 
 
 def is_mine() -> bool:
-    """Whether this thread has the turn."""
+    """Returns whether this thread has the turn."""
     return _now.holder == get_ident() and _now.has_come
 
 

@@ -74,5 +74,5 @@ def take_held() -> Iterable[int]:
 
 
 def is_in_whole(frame: FrameType | None) -> bool:
-    """Whether this frame is a part of what runs as a whole."""
+    """Returns whether this frame is a part of what runs as a whole."""
     return _turns.is_in(frame)

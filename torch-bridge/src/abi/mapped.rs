@@ -101,7 +101,7 @@ unsafe extern "C" fn let_go(tensor: *mut ManagedTensor) {
     });
 }
 
-/// Whether such an allocation begins at `address` that was not let go of.
+/// Returns whether such an allocation begins at `address` that was not let go of.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_gpu_memory_is_live(address: u64) -> i32 {
     boundary(|| Ok(mapped_storages().is_live(address)))

@@ -31,9 +31,9 @@ pub unsafe extern "C" fn tide_host_memory(buffer: *mut c_char, capacity: usize) 
     unsafe { write_answer(figures, buffer, capacity) }
 }
 
-/// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
-/// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
-/// the system; what is allocated stays until it is freed. It is the whole process's.
+/// Returns whether large allocations of `tide_memory_allocate` come from memory that is kept when
+/// it is freed, so that it can be used again without page faults. With 0 all that is kept goes back
+/// to the system; what is allocated stays until it is freed. It is the whole process's.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     boundary(|| {
@@ -46,9 +46,9 @@ pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     })
 }
 
-/// Whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
-/// most, and gets them again for allocations of the same size. With 0 all of them go back to the C
-/// library.
+/// Returns whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB
+/// at most, and gets them again for allocations of the same size. With 0 all of them go back to the
+/// C library.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_keep_small(on: i32) {
     small::keep(on != 0);

@@ -84,7 +84,7 @@ pub struct tide_pool_options {
     /// `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
     /// (the data path's notes in the statistics say why). 0: none.
     pub arena: u64,
-    /// Its bytes.
+    /// The bytes.
     pub arena_bytes: u64,
     /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
     /// exists; and where a file system is not mounted, its directory is empty, and the pool would

@@ -152,7 +152,7 @@ pub struct tide_birth {
     /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below
     /// `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
     pub storage: u64,
-    /// Its bytes.
+    /// The bytes.
     pub size: u64,
     /// The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
     pub place: u64,

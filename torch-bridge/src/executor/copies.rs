@@ -41,7 +41,7 @@ impl Session {
 
 struct Copying<'a> {
     session: &'a Session,
-    /// Whether copies that are not there are written.
+    /// True if copies that are not there are written.
     write: bool,
     found: Vec<Option<TensorId>>,
     flights: VecDeque<Flight>,
@@ -50,7 +50,7 @@ struct Copying<'a> {
 }
 
 struct Flight {
-    /// Its place in `found`.
+    /// The place in `found`.
     place: usize,
     storage: StorageId,
     ticket: Ticket,

@@ -450,8 +450,8 @@ impl Executor {
         }
     }
 
-    /// Whether the op uses something of which the caller has begun to do what was asked for around
-    /// it.
+    /// Returns whether the op uses something of which the caller has begun to do what was asked for
+    /// around it.
     fn uses_what_moves_around(&self) -> bool {
         let is_asked_for = |one: &OpUse| self.transfers.is_asked_for(one.storage.0);
         self.ops.depth() > 0 && self.ops.open_uses().any(is_asked_for)

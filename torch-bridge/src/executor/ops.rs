@@ -12,7 +12,7 @@ use crate::error::{Failure, FailureKind};
 
 /// An op that is about to run.
 pub(crate) struct OpCall<'a> {
-    /// Its place in the step; `None`: outside of a step.
+    /// The place in the step; `None`: outside of a step.
     pub(crate) index: Option<u32>,
     pub(crate) fingerprint: u64,
     pub(crate) name: &'a str,
@@ -68,7 +68,7 @@ pub(super) struct Ops {
 }
 
 impl Op {
-    /// Whether the caller has heard that it may run, and has not ended it.
+    /// Returns whether the caller has heard that it may run, and has not ended it.
     fn runs(&self) -> bool {
         self.open && self.running_since.is_some()
     }

@@ -127,7 +127,7 @@ impl StorageParts {
         into.extend(parts);
     }
 
-    /// Whether some of a storage's bytes are not in memory.
+    /// Returns whether some of a storage's bytes are not in memory.
     pub(super) fn are_away(&self, machine: &Residency, storage: StorageId) -> bool {
         self.of(storage).any(|part| is_away(machine.state(part)))
     }

@@ -153,7 +153,7 @@ impl Session {
         })
     }
 
-    /// Whether an op that has ended uses the storage still.
+    /// Returns whether an op that has ended uses the storage still.
     pub(crate) fn async_use(&self, storage: u32, on: bool) -> Result<(), Failure> {
         self.change(storage, |Executor { parts, machine, .. }, id| {
             for part in parts.of(id) {
@@ -232,7 +232,8 @@ impl Session {
         })
     }
 
-    /// Whether the first plan waits until this is called with `false`; returns whether it is ready.
+    /// Returns whether the first plan waits until this is called with `false`; returns whether it
+    /// is ready.
     pub(crate) fn hold_plan(&self, hold: bool) -> bool {
         self.lock().planning.hold_first(hold)
     }

@@ -18,7 +18,7 @@ pub(super) enum TransferDirection {
 }
 
 impl TransferDirection {
-    /// Whether memory is compared with the copy that is there, and nothing is written.
+    /// Returns whether memory is compared with the copy that is there, and nothing is written.
     pub(super) fn compares(self) -> bool {
         matches!(self, Self::Out(CopyKind::Verify | CopyKind::Recheck))
     }
@@ -40,7 +40,8 @@ pub(super) struct StorageTransfer {
     pub(super) asked: Instant,
     /// When the caller had passed the memory and a device could begin; `None` before.
     pub(super) submitted: Option<Instant>,
-    /// Whether it is complete for the host once it is submitted, and for the GPU in its order.
+    /// True if the storage transfer is complete for the host once it is submitted, and for the GPU
+    /// in its order.
     pub(super) is_ordered: bool,
 }
 

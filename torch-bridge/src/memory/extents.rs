@@ -21,7 +21,7 @@ pub(super) struct Extents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Free {
     length: usize,
-    /// Its last user has left pages there, which the next need not wait for.
+    /// The last user has left pages there, which the next need not wait for.
     resident: bool,
     /// The number of the free that made it, the last of them where it was joined.
     freed: u64,

@@ -32,7 +32,7 @@ struct State {
     /// What was dead together.
     taken: HashMap<u64, Vec<VirtualMemory>>,
     takings: u64,
-    /// Whether somebody takes what is dead.
+    /// True if somebody takes what is dead.
     is_taken_care_of: bool,
 }
 
@@ -50,7 +50,7 @@ impl MappedStorages {
         Ok(Some(base))
     }
 
-    /// Whether memory begins there that a storage has.
+    /// Returns whether memory begins there that a storage has.
     pub(crate) fn is_live(&self, base: u64) -> bool {
         self.lock().live.contains_key(&base)
     }

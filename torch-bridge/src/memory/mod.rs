@@ -41,7 +41,7 @@ pub(crate) enum MemoryAction {
     Allocate,
     /// Take it back: the storage is resident, and no transfer touches it.
     Settle {
-        /// Whether there is a copy of the same bytes.
+        /// True if there is a copy of the same bytes.
         clean: bool,
     },
     /// Take a part of it back: no transfer touches that part.
@@ -133,7 +133,7 @@ impl CallerMemory {
         self.sequence
     }
 
-    /// Whether the caller declined.
+    /// Returns whether the caller declined.
     pub(crate) fn is_none(&self) -> bool {
         self.address == 0
     }

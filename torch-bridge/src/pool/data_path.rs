@@ -28,7 +28,8 @@ impl DataPath {
         }
     }
 
-    /// Whether a pool that is open by a path of this kind is open by the one that was asked for.
+    /// Returns whether a pool that is open by a path of this kind is open by the one that was asked
+    /// for.
     pub(super) fn is(self, kind: PathKind) -> bool {
         match self {
             Self::Engine(PathChoice::Auto) => true,

@@ -159,7 +159,7 @@ fn print(abi: &Abi) -> String {
     text
 }
 
-/// Whether a struct says its own size, and so may grow.
+/// Returns whether a struct says its own size, and so may grow.
 fn grows(abi: &Abi, name: &str) -> bool {
     let size = format!("field {}.size", name.trim_start_matches("struct "));
     abi.get(&size).is_some_and(|what| what.starts_with("at 0, 8 bytes, uint64_t"))

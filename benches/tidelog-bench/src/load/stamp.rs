@@ -33,9 +33,9 @@ pub fn stamp(block: &mut [u8], place: u64, origin: Origin) {
     block[8..COVERED].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Whether a block that was read from `place` is one that was written there; by this run, and by
-/// its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot tell
-/// which of them wrote last.
+/// Returns whether a block that was read from `place` is one that was written there; by this run,
+/// and by its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot
+/// tell which of them wrote last.
 ///
 /// # Errors
 /// The first thing that is wrong with it.
@@ -99,7 +99,7 @@ pub struct BadBlock {
     pub file: String,
     /// The byte at which it begins.
     pub offset: u64,
-    /// Its bytes.
+    /// The bytes.
     pub length: u64,
     /// What is wrong.
     pub fault: BlockDefect,

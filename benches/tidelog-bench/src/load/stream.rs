@@ -8,9 +8,9 @@ use crate::permutation::Permutation;
 /// The part of one file that a job works on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileWindow {
-    /// Its first byte.
+    /// The first byte.
     pub start: u64,
-    /// Its length.
+    /// The length.
     pub length: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct OffsetStream {
     /// The file whose turn it is.
     turn: usize,
     done: Vec<Done>,
-    /// Whether the first operation of all goes to the beginning although the others come from the
+    /// True if the first operation of all goes to the beginning although the others come from the
     /// end, as fio's does.
     leads: Vec<bool>,
 }
@@ -101,7 +101,7 @@ pub struct FileOrder {
     pub add: i64,
     /// Only the first bytes of each so many: how many, of how many.
     pub strided: Option<(u64, u64)>,
-    /// Whether a pass goes another way than the one before.
+    /// True if a pass goes another way than the one before.
     pub differs: bool,
     /// Decides everything random.
     pub seed: u64,

@@ -62,7 +62,7 @@ impl Zones {
         zone as u64 * self.size
     }
 
-    /// Whether nothing was written in a window.
+    /// Returns whether nothing was written in a window.
     pub fn are_empty(&self, window: FileWindow) -> bool {
         let (state, range) = self.state(window);
         state.zones[range].iter().all(|zone| zone.written == 0)

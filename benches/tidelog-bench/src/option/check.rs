@@ -10,7 +10,7 @@ use super::value::Amount;
 use crate::exit::BenchError;
 
 impl JobOptions {
-    /// Whether the options go together.
+    /// Returns whether the options go together.
     ///
     /// # Errors
     /// Two that do not.
@@ -94,7 +94,7 @@ impl JobOptions {
         }
     }
 
-    /// Whether what only the raw level has is asked for there, and goes together.
+    /// Returns whether what only the raw level has is asked for there, and goes together.
     fn check_raw(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         let is_even = self.distribution == Distribution::Even;
@@ -179,7 +179,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether what divides a file into zones goes together.
+    /// Returns whether what divides a file into zones goes together.
     fn check_zones(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.strided && (self.zonesize == 0 || self.load.random || self.load.add != 0) {
@@ -207,7 +207,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether what holds operations back goes together.
+    /// Returns whether what holds operations back goes together.
     fn check_pace(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.latency_target.is_some() == self.latency_window.is_zero() {
@@ -226,7 +226,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether nothing was given that a plan decides.
+    /// Returns whether nothing was given that a plan decides.
     fn check_workload(&self) -> Result<(), BenchError> {
         const DECIDED: [&str; 17] = [
             "rw",

@@ -12,15 +12,15 @@ use crate::exit::BenchError;
 pub struct BufferPattern {
     /// Blocks that are like another one, in percent.
     pub dedupe: u8,
-    /// Whether that one is of the working set, and not the one before.
+    /// True if that one is of the working set, and not the one before.
     pub working_set: bool,
     /// The working set, in percent of `size`.
     pub working_set_percentage: u8,
-    /// Whether the working sets of all jobs that say so are one.
+    /// True if the working sets of all jobs that say so are one.
     pub global: bool,
     /// By how many percent each block compresses.
     pub compress: u8,
-    /// Whether each write has bytes of its own.
+    /// True if each write has bytes of its own.
     pub refill: bool,
     /// Which job it is, so that jobs write different bytes.
     pub index: u64,
@@ -53,7 +53,7 @@ impl Default for BufferPattern {
 }
 
 impl BufferPattern {
-    /// Whether each write is filled anew.
+    /// Returns whether each write is filled anew.
     pub fn is_made_for_each_write(&self) -> bool {
         self.refill || self.dedupe > 0 || self.compress > 0
     }

@@ -51,7 +51,7 @@ pub struct Queueing {
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
 pub struct JobOptions {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// What a person calls it.
     pub description: String,
@@ -85,15 +85,15 @@ pub struct JobOptions {
     pub plan: Option<Arc<Workload>>,
     /// How long it runs at most.
     pub runtime: Option<Duration>,
-    /// Whether it runs for all of `runtime`.
+    /// True if the job options runs for all of `runtime`.
     pub time_based: bool,
     /// How long it runs before anything is counted.
     pub ramp_time: Duration,
-    /// Its devices.
+    /// The devices.
     pub filename: Vec<String>,
     /// Devices that may lose what they hold, named a second time.
     pub overwrite: Vec<String>,
-    /// Whether the page cache is bypassed.
+    /// True if the page cache is bypassed.
     pub direct: bool,
     /// Part of a mix that reads, in percent.
     pub rwmixread: u8,
@@ -101,7 +101,7 @@ pub struct JobOptions {
     pub rate_min: [Option<u64>; 3],
     /// See `rate_min`.
     pub rate_cycle: Duration,
-    /// Whether operations that are held back come as chance has it, and not at even distances.
+    /// True if operations that are held back come as chance has it, and not at even distances.
     pub poisson: bool,
     /// How long it waits after each `thinktime_blocks` operations.
     pub thinktime: Duration,
@@ -119,13 +119,13 @@ pub struct JobOptions {
     pub latency_window: Duration,
     /// How many operations keep to the target, in percent.
     pub latency_percentile: f64,
-    /// Whether other threads shall submit; `None` if it does not matter.
+    /// True if other threads shall submit; `None` if it does not matter.
     pub offload: Option<bool>,
     /// Where random operations go.
     pub distribution: Distribution,
-    /// Whether random blocks come in the order of a shift register.
+    /// True if random blocks come in the order of a shift register.
     pub lfsr: bool,
-    /// Whether random numbers are those of `randseed`, and not others each time.
+    /// True if random numbers are those of `randseed`, and not others each time.
     pub randrepeat: bool,
     /// What its writes are like.
     pub content: BufferPattern,
@@ -139,15 +139,15 @@ pub struct JobOptions {
     pub filesize: Option<(u64, u64)>,
     /// The bytes of each, once they were drawn, where they are not alike.
     pub filesizes: Vec<u64>,
-    /// Whether files that do not exist are made.
+    /// True if files that do not exist are made.
     pub allow_file_create: bool,
-    /// Whether only a part of each zone is worked on.
+    /// True if only a part of each zone is worked on.
     pub strided: bool,
-    /// Whether zones are written from their beginning on.
+    /// True if zones are written from their beginning on.
     pub zbd: bool,
     /// How many zones may be open; 0: all.
     pub max_open_zones: usize,
-    /// Whether what was not written is read.
+    /// True if what was not written is read.
     pub read_beyond_wp: bool,
     /// That part.
     pub zonesize: u64,
@@ -161,11 +161,11 @@ pub struct JobOptions {
     pub startdelay: (Duration, Duration),
     /// The job that it waits for.
     pub wait_for: Option<String>,
-    /// Whether others end with it.
+    /// True if others end with it.
     pub exitall: bool,
     /// Which ones.
     pub exit_what: ExitWhat,
-    /// Whether it is reported apart from the jobs before it.
+    /// True if the job options is reported apart from the jobs before it.
     pub new_group: bool,
     /// The group that it is reported in.
     pub group: usize,
@@ -178,11 +178,11 @@ pub struct JobOptions {
     /// Writes, and then a flush. At the log level: puts for each commit; without one, tensors are
     /// scratch.
     pub fsync: Option<u64>,
-    /// Whether a flush is a part of the job's end.
+    /// True if a flush is a part of the job's end.
     pub end_fsync: bool,
-    /// Whether each write is on the medium when it completes.
+    /// True if each write is on the medium when it completes.
     pub sync: bool,
-    /// Whether the page cache forgets the job's files before it begins.
+    /// True if the page cache forgets the job's files before it begins.
     pub invalidate: bool,
     /// What is handed over and waited for together.
     pub queue: Queueing,
@@ -190,29 +190,29 @@ pub struct JobOptions {
     pub blockalign: u64,
     /// How many operations of a random load are random, in percent, by direction.
     pub percentage_random: [u8; 3],
-    /// Whether each of `numjobs` has one of the processors.
+    /// True if each of `numjobs` has one of the processors.
     pub cpus_split: bool,
-    /// Whether what the disks did is reported.
+    /// True if what the disks did is reported.
     pub disk_util: bool,
     /// Decides everything random.
     pub randseed: u64,
-    /// Whether random blocks may repeat before all have had their turn.
+    /// True if random blocks may repeat before all have had their turn.
     pub norandommap: bool,
-    /// Whether the jobs of a group are reported as one.
+    /// True if the jobs of a group are reported as one.
     pub group_reporting: bool,
-    /// Whether it waits for the jobs before it.
+    /// True if the job options waits for the jobs before it.
     pub stonewall: bool,
-    /// Whether blocks carry, or are compared with, a checksum.
+    /// True if blocks carry, or are compared with, a checksum.
     pub verify: bool,
-    /// Whether a job that writes reads everything back in the end.
+    /// True if a job that writes reads everything back in the end.
     pub do_verify: bool,
-    /// Whether the first bad block ends the job.
+    /// True if the first bad block ends the job.
     pub verify_fatal: bool,
     /// How many blocks are written before they are read back; 0: all.
     pub verify_backlog: u64,
     /// How many are read back then.
     pub verify_backlog_batch: Option<u64>,
-    /// Whether bad blocks are written to files, beside what they should be.
+    /// True if bad blocks are written to files, beside what they should be.
     pub verify_dump: bool,
     /// The processors that it may run on.
     pub cpus_allowed: Vec<usize>,
@@ -222,9 +222,9 @@ pub struct JobOptions {
     pub kernel: Kernel,
     /// The percentiles to report.
     pub percentiles: Vec<f64>,
-    /// Whether those of completion latencies are.
+    /// True if those of completion latencies are.
     pub clat_percentiles: bool,
-    /// Whether those of total latencies are.
+    /// True if those of total latencies are.
     pub lat_percentiles: bool,
     /// At the log level: whether the engine compares checksums on reads.
     pub checksums: bool,
@@ -232,7 +232,7 @@ pub struct JobOptions {
     pub staging: ByteCount,
     /// At the log level: bytes on one device before the next takes over, where a pool is made.
     pub stripe_unit: ByteCount,
-    /// Whether memory is registered with the devices. At the log level the engine copies from and
+    /// True if memory is registered with the devices. At the log level the engine copies from and
     /// to memory that is not.
     pub fixedbufs: bool,
     /// What is written down over time.
@@ -244,8 +244,8 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
-    /// Whether each pass goes on with the generator, and does not begin it again: as in fio where
-    /// time decides, and where no run repeats another's numbers.
+    /// Returns whether each pass goes on with the generator, and does not begin it again: as in fio
+    /// where time decides, and where no run repeats another's numbers.
     pub fn passes_differ(&self) -> bool {
         self.time_based || !self.randrepeat
     }

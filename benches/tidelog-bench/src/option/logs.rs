@@ -15,11 +15,11 @@ pub struct LogOptions {
     pub iops: Option<String>,
     /// What is put together into one entry; with nothing, each operation has its own.
     pub window: Duration,
-    /// Whether each line says where its operation began.
+    /// True if each line says where its operation began.
     pub offsets: bool,
-    /// Whether each line has the priority of its operation.
+    /// True if each line has the priority of its operation.
     pub priorities: bool,
-    /// Whether each of `numjobs` has files of its own.
+    /// True if each of `numjobs` has files of its own.
     pub per_job: bool,
 }
 
@@ -54,7 +54,7 @@ pub enum LogKind {
 }
 
 impl LogOptions {
-    /// Whether any is wanted.
+    /// Returns whether any is wanted.
     pub fn is_any(&self) -> bool {
         self.bandwidth.is_some() || self.latency.is_some() || self.iops.is_some()
     }

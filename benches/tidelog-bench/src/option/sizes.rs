@@ -126,7 +126,7 @@ impl Sizes {
         }
     }
 
-    /// Whether every one is a multiple of `unit`.
+    /// Returns whether every one is a multiple of `unit`.
     pub fn are_multiples_of(&self, unit: u64) -> bool {
         match self {
             Self::One(size) => size.is_multiple_of(unit),

@@ -60,7 +60,7 @@ impl SteadyState {
         (self.window.as_micros() / self.interval.as_micros().max(1)) as usize
     }
 
-    /// Its name in fio.
+    /// Returns the name in fio.
     pub fn name(&self) -> String {
         let rate = if self.bandwidth { "bw" } else { "iops" };
         let slope = if self.slope { "_slope" } else { "" };
@@ -79,8 +79,8 @@ impl Default for SteadyState {
     }
 }
 
-/// Whether what jobs say of it goes together; jobs that are reported as one have it in common, as
-/// in fio.
+/// Returns whether what jobs say of it goes together; jobs that are reported as one have it in
+/// common, as in fio.
 ///
 /// # Errors
 /// It does not.

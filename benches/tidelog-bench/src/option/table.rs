@@ -34,7 +34,7 @@ pub enum OptionGroup {
     Target,
     /// For how long.
     Time,
-    /// Whether it was right.
+    /// True if the option group was right.
     Verify,
     /// How it is told.
     Report,

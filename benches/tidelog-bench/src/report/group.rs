@@ -11,7 +11,7 @@ use crate::stats::{Depths, DirectionStats, Moments};
 pub struct GroupReport {
     /// The (first) job's options.
     pub options: JobOptions,
-    /// Its group.
+    /// The group.
     pub group: usize,
     /// How many jobs it stands for.
     pub jobs: usize,
@@ -52,7 +52,7 @@ impl GroupReport {
         if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
     }
 
-    /// Whether nothing went wrong.
+    /// Returns whether nothing went wrong.
     pub fn is_clean(&self) -> bool {
         self.ended.failure.is_none() && self.ended.bad == 0
     }

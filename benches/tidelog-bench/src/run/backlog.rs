@@ -53,7 +53,7 @@ impl Backlog {
         self.every > 0
     }
 
-    /// Whether something was not read back yet.
+    /// Returns whether something was not read back yet.
     pub(super) fn has_rest(&self) -> bool {
         !self.written.is_empty()
     }

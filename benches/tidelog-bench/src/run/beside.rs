@@ -21,12 +21,12 @@ pub(super) struct Beside {
     /// How many threads of each name are not over.
     running: BTreeMap<String, AtomicU32>,
     flows: BTreeMap<u64, Flow>,
-    /// Whether the jobs of a group that are reported as one run steadily.
+    /// True if the jobs of a group that are reported as one run steadily.
     steady: BTreeMap<usize, Arc<Steady>>,
     /// Which groups of the report shall end.
     ended_groups: BTreeMap<usize, AtomicBool>,
     ended: AtomicBool,
-    /// Whether the whole run shall.
+    /// True if the whole run shall.
     ended_all: Arc<AtomicBool>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct RunThread {
     flow: Option<(u64, u64)>,
     /// Alone, or with the jobs that are reported with it.
     steady: Option<Arc<Steady>>,
-    /// Its operations of the flow.
+    /// The operations of the flow.
     operations: AtomicU64,
     /// The zones of each file, with `zbd`, for all jobs that work on it.
     pub(super) zones: Vec<Arc<Zones>>,
@@ -121,7 +121,7 @@ impl RunThread {
         }
     }
 
-    /// Whether another job's end is this one's, too.
+    /// Returns whether another job's end is this one's, too.
     pub(super) fn is_stopped(&self) -> bool {
         let Beside { ended_groups, ended, ended_all, .. } = &*self.beside;
         ended.load(Ordering::Relaxed)

@@ -28,17 +28,17 @@ impl Budget {
         self.bytes = Some(0);
     }
 
-    /// Whether nothing more may be begun.
+    /// Returns whether nothing more may be begun.
     pub(super) fn is_spent(&self, recorder: &Recorder, now: Instant) -> bool {
         self.is_used_up() || self.is_time_up(recorder, now)
     }
 
-    /// Whether all bytes were begun.
+    /// Returns whether all bytes were begun.
     pub(super) fn is_used_up(&self) -> bool {
         self.bytes == Some(0) || self.operations == Some(0)
     }
 
-    /// Whether the job ran for as long as it may.
+    /// Returns whether the job ran for as long as it may.
     pub(super) fn is_time_up(&self, recorder: &Recorder, now: Instant) -> bool {
         self.runtime.is_some_and(|runtime| recorder.counted_for(now) >= runtime)
     }

@@ -28,7 +28,7 @@ impl Floor {
         Self { least, cycle: job.rate_cycle, begun: None, last: None }
     }
 
-    /// Whether there is anything to look at.
+    /// Returns whether there is anything to look at.
     pub(super) fn is_any(&self) -> bool {
         self.least.iter().any(Option::is_some)
     }

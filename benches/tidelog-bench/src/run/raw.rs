@@ -62,7 +62,7 @@ pub(super) struct RawJob {
     unsynced: u64,
     to_sync: Vec<usize>,
     syncing: usize,
-    /// Whether the queue was full, and is not filled before it has run down.
+    /// True if the queue was full, and is not filled before it has run down.
     runs_down: bool,
     /// What was begun and found no place.
     waiting: Option<Waiting>,
@@ -102,9 +102,9 @@ struct Flight {
     priority: Option<IoPriority>,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
-    /// Whether it reads a block of the backlog.
+    /// True if the flight reads a block of the backlog.
     is_check: bool,
-    /// Whether it is a flush.
+    /// True if the flight is a flush.
     is_sync: bool,
     /// From the decision to do it until it was issued, and when that was, in nanoseconds since the
     /// job's `epoch`: to take instants from each other costs more, for each of a million operations
@@ -327,7 +327,8 @@ impl RawJob {
         }
     }
 
-    /// Whether the depth that is tried, if one is looked for, leaves room for another operation.
+    /// Returns whether the depth that is tried, if one is looked for, leaves room for another
+    /// operation.
     fn has_room(&mut self, phase: Phase) -> bool {
         let in_flight = self.flights.len() - self.idle.len();
         self.drains &= in_flight > 0;
@@ -367,7 +368,7 @@ impl RawJob {
         }
     }
 
-    /// Whether an operation is in flight besides the one that is about to begin.
+    /// Returns whether an operation is in flight besides the one that is about to begin.
     fn is_one_in_flight(&self) -> bool {
         self.idle.len() + 1 < self.flights.len()
     }

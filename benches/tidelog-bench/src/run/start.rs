@@ -35,7 +35,7 @@ pub struct JobEnd {
     pub verified: u64,
     /// The depth that `latency_target` led to, if it did.
     pub depth: Option<usize>,
-    /// Whether it ran steadily, where that was asked for.
+    /// True if the job end ran steadily, where that was asked for.
     pub steady: Option<Box<SteadyResult>>,
     /// How the deadlines of a plan were kept, where one was replayed.
     pub lateness: Option<Box<Lateness>>,
@@ -64,7 +64,7 @@ impl JobEnd {
         self.verified += other.verified;
     }
 
-    /// Whether nothing more shall be begun.
+    /// Returns whether nothing more shall be begun.
     pub(super) fn is_over(&self, job: &JobOptions, member: &RunThread) -> bool {
         self.failure.is_some()
             || (job.verify_fatal && self.bad > 0)
@@ -78,13 +78,13 @@ impl JobEnd {
 pub struct JobResult {
     /// What it was.
     pub options: JobOptions,
-    /// Its group, counted from 0.
+    /// The group, counted from 0.
     pub group: usize,
-    /// Its counters.
+    /// The counters.
     pub recorder: Recorder,
     /// How it ended.
     pub ended: JobEnd,
-    /// Its part of what the group cost.
+    /// The part of what the group cost.
     pub usage: Usage,
     /// How long the group ran, from its first operation that was counted.
     pub elapsed: Duration,

@@ -19,7 +19,7 @@ pub struct LiveCounters {
     pub bytes: [AtomicU64; 3],
     /// Operations.
     pub ios: [AtomicU64; 3],
-    /// Whether somebody wants all counters as they are.
+    /// True if somebody wants all counters as they are.
     wanted: AtomicBool,
     copy: Mutex<Option<Box<Recorder>>>,
 }
@@ -30,7 +30,7 @@ impl LiveCounters {
         self.wanted.store(true, Ordering::Release);
     }
 
-    /// Whether a copy was asked for and is not there yet.
+    /// Returns whether a copy was asked for and is not there yet.
     pub fn awaits_copy(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
     }

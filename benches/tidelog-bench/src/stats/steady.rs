@@ -1,4 +1,4 @@
-//! Whether jobs run steadily: `ss=`, by fio's rules.
+//! True if jobs run steadily: `ss=`, by fio's rules.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,7 +67,7 @@ impl Steady {
         }
     }
 
-    /// Whether the jobs are over because they ran steadily.
+    /// Returns whether the jobs are over because they ran steadily.
     pub fn is_attained(&self) -> bool {
         self.is_attained.load(Ordering::Relaxed)
     }
@@ -121,7 +121,7 @@ impl Watch {
         true
     }
 
-    /// Whether the window is full, and steady.
+    /// Returns whether the window is full, and steady.
     #[expect(clippy::cast_precision_loss, reason = "rates do not need their last bits")]
     fn judge(&mut self, wanted: &SteadyState) -> bool {
         let count = self.samples.len();

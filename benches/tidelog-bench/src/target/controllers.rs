@@ -16,7 +16,7 @@ pub(super) struct Controllers(Vec<Held>);
 struct Held {
     target: NamedDevice,
     attached: ClaimedController,
-    /// Whether it may be written: it was looked at since it was attached.
+    /// True if the held may be written: it was looked at since it was attached.
     may_be_written: bool,
 }
 
@@ -26,7 +26,7 @@ impl Controllers {
         self.held(name).map(|held| held.target.clone())
     }
 
-    /// Whether the controller may be written.
+    /// Returns whether the controller may be written.
     pub(super) fn is_admitted(&self, name: &str) -> bool {
         self.held(name).is_some_and(|held| held.may_be_written)
     }

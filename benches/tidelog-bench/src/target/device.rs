@@ -56,7 +56,7 @@ pub(super) fn fill(
     })
 }
 
-/// Whether a block device has zones of its own, as the kernel tells it in sysfs.
+/// Returns whether a block device has zones of its own, as the kernel tells it in sysfs.
 pub(super) fn has_zones(device: &Device) -> bool {
     use std::os::unix::fs::MetadataExt;
 

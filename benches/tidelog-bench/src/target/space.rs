@@ -40,7 +40,7 @@ impl FileSpace {
         }
     }
 
-    /// Whether there is room for all of them together.
+    /// Returns whether there is room for all of them together.
     ///
     /// # Errors
     /// A file system has less, and how much.

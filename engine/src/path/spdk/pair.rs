@@ -26,9 +26,9 @@ pub(super) struct Pair {
     /// Polls the pair, if it is a connection.
     group: Option<PollGroup>,
     controller: Arc<Controller>,
-    /// Until then it has to be connected.
+    /// Time by which it has to be connected.
     until: Instant,
-    /// What SPDK has said of it.
+    /// Log lines of SPDK about it.
     said: Said,
 }
 
@@ -192,7 +192,7 @@ impl Drop for Pair {
 /// SPDK calls this once it knows what became of an abort. The command itself comes back anyway, or
 /// times out.
 unsafe extern "C" fn aborted(context: *mut std::ffi::c_void, answer: *const sys::spdk_nvme_cpl) {
-    /// In the answer: the command was not aborted (NVMe base specification, 5.1).
+    /// Bit of a result: the command was not aborted (NVMe base specification, 5.1).
     const NOT_ABORTED: u32 = 1;
     // SAFETY: the context is one that `abort` has made, and each is answered once; the answer is
     // SPDK's, for the call.

@@ -369,7 +369,7 @@ fn set_index_in_segments(disks: &[SimDisk], index_in_segments: bool) {
     }
 }
 
-/// What lies on the disks, without a reactor.
+/// Raw access to the disks, without a reactor.
 pub(super) struct Raw<'a>(pub(super) &'a [SimDisk]);
 
 impl LogMedia for Raw<'_> {

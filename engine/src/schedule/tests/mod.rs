@@ -1,4 +1,4 @@
-//! What the reactor promises, on simulated disks whose every fault is chosen.
+//! Guarantees of the reactor, on simulated disks whose every fault is chosen.
 
 mod control;
 mod dma;
@@ -18,7 +18,7 @@ use crate::units::{ByteCount, DeviceIndex};
 
 const CHUNK: u32 = 32 << 10;
 const DISK: ByteCount = ByteCount::mib(8);
-/// Far longer than anything here takes, far shorter than a hung test is worth.
+/// Time far longer than anything here takes, far shorter than a hung test is worth.
 const SOON: Duration = Duration::from_secs(600);
 
 fn disks(count: u64) -> Vec<SimDisk> {

@@ -120,7 +120,7 @@ fn function(
 }
 
 impl Names {
-    /// Whether a statement only declares something.
+    /// Returns whether a statement only declares something.
     fn declare(&mut self, statement: &str) -> bool {
         let name = statement.split_whitespace().last().unwrap_or("");
         let (name, size) = name.trim_end_matches(']').split_once('[').unwrap_or((name, "8"));

@@ -34,7 +34,7 @@ pub(super) struct Sweep<'a> {
     trace: &'a Trace,
     variant: Variant,
     without: Option<Idea>,
-    /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
+    /// Length of a link's queue, and with it how soon bytes must be needed to move.
     queue: u64,
     slack_out: i64,
     slack_in: i64,
@@ -191,7 +191,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// What was never seen to die goes with the iteration.
+    /// Ends the iteration, with the storages that were never seen to die.
     fn end_iteration(&mut self, iteration: u32) {
         for storage in 0..self.trace.storages.len() as u32 {
             if self.record.death[storage as usize] == Some(self.ops - 1) {
@@ -322,7 +322,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Its memory is free now.
+    /// Returns the memory is free now.
     fn settle_out(&mut self, instance: u32) {
         self.record.instances[instance as usize].place = SweepPlace::Out;
         if self.record.is_used_again(instance) {

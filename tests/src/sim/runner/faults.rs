@@ -25,7 +25,7 @@ pub(in crate::sim) struct AllowedErrors {
     pub(super) metadata: Option<usize>,
     /// Disks of which a superblock may have been hurt since the pool was opened, and which one.
     pub(super) superblocks: BTreeMap<usize, SuperblockCopy>,
-    /// Whether blocks of tensors may be unreadable for good.
+    /// True if blocks of tensors may be unreadable for good.
     pub(super) unreadable: bool,
     /// A disk is gone.
     pub(super) removed: bool,
@@ -163,7 +163,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Whether something may be wrong with a copy of the metadata that no crash has done.
+    /// Returns whether something may be wrong with a copy of the metadata that no crash has done.
     pub(super) fn may_be_hurt(&self) -> bool {
         let AllowedErrors { metadata, superblocks, .. } = &self.allowed_errors;
         metadata.is_some()
@@ -176,8 +176,9 @@ impl Runner<'_> {
         self.disks.iter().any(|disk| !disk.unreadable().is_empty())
     }
 
-    /// Whether a read failed at bytes that the disk does not have any more, where some may be lost.
-    /// The disk is asked: a read that met a fault, or a disk that was gone, fails in the same way.
+    /// Returns whether a read failed at bytes that the disk does not have any more, where some may
+    /// be lost. The disk is asked: a read that met a fault, or a disk that was gone, fails in the
+    /// same way.
     pub(super) fn is_lost(&self, outcome: &TransferOutcome) -> bool {
         match outcome {
             Err(TransferError::Checksum { device, offset, length, expected, .. }) => {
@@ -193,7 +194,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether a byte of a disk's data lies in a segment that the index goes on in.
+    /// Returns whether a byte of a disk's data lies in a segment that the index goes on in.
     fn is_of_index(&self, place: u64) -> Result<bool, String> {
         let geometry = self.pool()?.description().geometry;
         let segments = self.pool()?.index_segments().map_err(text)?;

@@ -43,7 +43,7 @@ impl Harmed {
         matches!(self.how, How::Rot(_) | How::Unreadable)
     }
 
-    /// Whether nothing can be read there but zeroes.
+    /// Returns whether nothing can be read there but zeroes.
     fn is_blank(&self) -> bool {
         matches!(self.how, How::Zeroes | How::Unreadable)
     }
@@ -60,9 +60,9 @@ struct Done {
     harm: Harm,
     /// One block at least.
     harmed: Vec<Harmed>,
-    /// Whether of the block that was harmed no copy is good.
+    /// True if of the block that was harmed no copy is good.
     in_all: bool,
-    /// Whether the pool was closed well before; else it crashed.
+    /// True if the pool was closed well before; else it crashed.
     closed: bool,
     /// The tensor of which a block is harmed.
     tensor: Option<TensorId>,
@@ -243,7 +243,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether a check names what was harmed.
+    /// Returns whether a check names what was harmed.
     fn compare_report(&self, report: &CheckReport, done: &Done) -> Check {
         let Done { harm, harmed, closed, tensor, .. } = done;
         let count = |is_meant: &dyn Fn(&Damage) -> bool| {
@@ -307,7 +307,7 @@ impl Runner<'_> {
     }
 }
 
-/// Whether what was harmed, in so many of the copies, has no good copy.
+/// Returns whether what was harmed, in so many of the copies, has no good copy.
 fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
     harmed == copies && (copies == 1 || harm.copies == Copies::All)
 }

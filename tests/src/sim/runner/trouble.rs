@@ -22,10 +22,10 @@ pub(super) struct Copied {
     bytes: SimSnapshot,
     /// Which opening of the pool it was made in.
     opening: u64,
-    /// Whether something of its start had rotted, or a write had gone there that was not meant for
+    /// True if something of its start had rotted, or a write had gone there that was not meant for
     /// it.
     start_is_hurt: bool,
-    /// Whether it had a count of openings and closings: without one nothing tells its age.
+    /// True if the copied had a count of openings and closings: without one nothing tells its age.
     has_count: bool,
 }
 

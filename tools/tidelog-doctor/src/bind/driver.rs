@@ -53,7 +53,7 @@ impl DriverChoice {
     }
 }
 
-/// Whether the controller can be driven through `driver`.
+/// Returns whether the controller can be driven through `driver`.
 pub(super) fn check(
     driver: &'static str,
     controller: &PciDevice,
@@ -95,7 +95,7 @@ pub(super) fn needs(driver: &str) -> &'static str {
     }
 }
 
-/// Whether a device of this group reaches memory by translated addresses only.
+/// Returns whether a device of this group reaches memory by translated addresses only.
 fn translates(group: u32, sysfs: &Sysfs) -> bool {
     let kind = sysfs.0.join(format!("kernel/iommu_groups/{group}/type"));
     // Kernels that do not say translate, as a rule.

@@ -37,7 +37,7 @@ pub enum BindDirection {
 pub struct SystemPaths {
     /// The kernel's tables of PCI Express.
     pub sysfs: Sysfs,
-    /// Its tables of block devices and their users.
+    /// The tables of block devices and their users.
     pub system: System,
     /// The nodes: `/dev`.
     pub nodes: PathBuf,

@@ -28,7 +28,7 @@ pub(super) struct HeldNamespace {
 /// A namespace of a controller, as it is looked at.
 struct Namespace<'a> {
     name: &'a str,
-    /// Its node.
+    /// The node.
     node: String,
     controller: &'a PciDevice,
     machine: &'a SystemPaths,

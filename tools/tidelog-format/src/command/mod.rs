@@ -82,7 +82,7 @@ fn resolve(names: &[String], system: &System) -> Result<Vec<NamedDevice>, Format
     if missing.is_empty() { Ok(targets) } else { Err(FormatFailure::refused(missing)) }
 }
 
-/// Whether a name is wrong, and not the machine.
+/// Returns whether a name is wrong, and not the machine.
 fn stands_for_nothing(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
     let is_circle = error.raw_os_error() == Some(nix::libc::ELOOP);

@@ -186,7 +186,7 @@ class Session:
             self._library.tide_session_close(handle)
 
     def is_open(self) -> bool:
-        """Whether it was opened by this process, and was not closed."""
+        """Returns whether the session was opened by this process, and was not closed."""
         return self._handle != 0 and not self.forked
 
     @property

@@ -358,7 +358,7 @@ class Tide:
             self._recompute.end_step(started if completed else None, is_planned)
 
     def _why_no_choice(self, settings: Settings) -> str | None:
-        """Why all regions run as the program has them, if that is so."""
+        """Returns the reason why all regions run as the program has them, if that is so."""
         if self.mode != "auto":
             return f"mode={self.mode!r}: nothing is planned"
         if settings.updates == "lazy":
@@ -443,7 +443,7 @@ class Tide:
             self.access.unpin(storage)
 
     def is_resident(self, tensor: Tensor) -> bool:
-        """Whether the tensor's bytes are in memory now."""
+        """Returns whether the tensor's bytes are in memory now."""
         records = [storage._tide for storage in memory_of(tensor)]
         return not any(record is not None and record.state & _record.AWAY for record in records)
 
@@ -481,7 +481,7 @@ class Tide:
 
     @property
     def is_open(self) -> bool:
-        """Whether the block is running."""
+        """Returns whether the block is running."""
         return self.access.is_open
 
     @property

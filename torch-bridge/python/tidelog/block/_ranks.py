@@ -43,7 +43,7 @@ def local_world_size() -> int:
 
 
 def go_on_together() -> bool:
-    """Whether a block that goes on from a checkpoint does so with other ranks, which have to be known then."""
+    """Returns whether a block that goes on from a checkpoint does so with other ranks, which have to be known then."""
     local = local_world_size()
     size = torch.distributed.get_world_size() if _is_distributed() else 1
     if local > 1 and size == 1:
@@ -86,8 +86,8 @@ class Ranks:
         self._over.set()
 
     def follows_plan(self, is_ready: bool) -> bool:
-        """Whether the step that begins follows this rank's first plan, if that is ready. Called in
-        each step until it does, so that all ranks count alike.
+        """Returns whether the step that begins follows this rank's first plan, if that is ready. Called in each step
+        until it does, so that all ranks count alike.
 
         The last rank to have a plan names the next step to the others, who wait for it in this one's
         collectives at the latest; so all begin in the same step."""

@@ -44,8 +44,9 @@ class Commands(Protocol):
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Whether a command line that makes no sense asks for JSON nevertheless. What is behind the name of
-    a program is the program's."""
+    """Returns whether a command line that makes no sense asks for JSON nevertheless. What is behind the name of a
+    program is the program's.
+    """
     before = ""
     for place, word in enumerate(words):
         if word == "--output=json" or (before, word) == ("--output", "json"):
@@ -75,7 +76,7 @@ def reader(read: Callable[[Any, str], Any], name: str) -> Callable[[str], Any]:
 
 
 def failure(said: argparse.Namespace, code: int, text: object) -> str:
-    """Why there is no answer: as the other tools say it in JSON, or as people read it."""
+    """Returns the reason why there is no answer: as the other tools say it in JSON, or as people read it."""
     if said.output == "json":
         return json.dumps({"error": str(text), "help": "", "exit": int(code)})
     return f"tidelog {said.name}: {text}"

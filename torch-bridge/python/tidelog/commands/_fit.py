@@ -57,7 +57,7 @@ class Exit(IntEnum):
 
 
 class Failure(_errors.Error):
-    """Why there is no answer, and the exit code."""
+    """The reason why there is no answer, and the exit code."""
 
     def __init__(self, code: Exit, text: object) -> None:
         super().__init__(str(text))

@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the budget is enough."""
+        """Returns whether the budget is enough."""
         return self.figures["fits"]
 
     def __str__(self) -> str:

@@ -42,8 +42,8 @@ def loans_of_this_thread() -> list[Record]:
 
 
 def lacks(record: Record) -> bool:
-    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its
-    memory, also where the block's thread waits to take that.
+    """Returns whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has
+    its memory, also where the block's thread waits to take that.
     """
     return bool(record.state & _record.AWAY) and record not in loans_of_this_thread()
 
@@ -105,11 +105,11 @@ class Access:
         return self._thread, self._thread_instead
 
     def is_instead(self) -> bool:
-        """Whether it is one that does the work of the block's own."""
+        """Returns whether the access is one that does the work of the block's own."""
         return threading.get_ident() != self._thread
 
     def is_replaced(self) -> bool:
-        """Whether another thread does the work of the block's own right now."""
+        """Returns whether another thread does the work of the block's own right now."""
         return self._thread_instead is not None
 
     @whole
@@ -118,11 +118,11 @@ class Access:
         self._thread_instead = thread
 
     def is_live(self) -> bool:
-        """Whether the block runs, in this process."""
+        """Returns whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
     def may_be_out(self) -> bool:
-        """Whether tensors move: not while all fits."""
+        """Returns whether tensors move: not while all fits."""
         return not self._ledger.quiet
 
     @whole
@@ -227,8 +227,9 @@ class Access:
             self.bring_back(storage, written=storage)
 
     def of_a_pool(self, on: bool) -> None:
-        """Whether storages that are registered from now on are in memory that the program manages itself. Other memory
-        would not be the same to it, so they stay where they are."""
+        """Returns whether storages that are registered from now on are in memory that the program manages itself. Other
+        memory would not be the same to it, so they stay where they are.
+        """
         self._ledger.newborn_moves = not on
 
     def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
@@ -277,7 +278,7 @@ class Access:
 
     @whole
     def moves(self, tensor: Tensor) -> bool:
-        """Whether the tensor's memory may leave while the block is open."""
+        """Returns whether the tensor's memory may leave while the block is open."""
         record = adopt(self._ledger, tensor)
         return record is not None and not record.pins
 

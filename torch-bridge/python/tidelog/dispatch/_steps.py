@@ -101,7 +101,7 @@ class Steps:
             event.synchronize()
 
     def is_planned(self) -> bool:
-        """Whether this step follows a plan, and matches it so far."""
+        """Returns whether this step follows a plan, and matches it so far."""
         return self.place.has_plan and self.place.follows
 
     def _take_plan(self) -> None:
@@ -130,7 +130,7 @@ class Steps:
             )
 
     def judge_quiet(self) -> None:
-        """Whether ops need not be looked at: all is at rest, and the budget was never reached."""
+        """Returns whether ops need not be looked at: all is at rest, and the budget was never reached."""
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
         else:

@@ -267,8 +267,9 @@ _hooks: _Hooks | None = None
 
 
 def _is_kernel(function: types.BuiltinFunctionType) -> bool:
-    """Whether a function is the entry of a library that inductor has compiled: the library's module
-    is named for it."""
+    """Returns whether a function is the entry of a library that inductor has compiled: the library's module is named
+    for it.
+    """
     library: Any = function.__self__
     return isinstance(library, types.ModuleType) and library.__name__.endswith(f".{function.__name__}")
 

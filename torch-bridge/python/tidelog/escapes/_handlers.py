@@ -46,7 +46,7 @@ class Handlers:
         self._collects_in: int | None = None  # the thread in which finalizers run inside an op, if there is one
 
     def must_wait(self, frame: FrameType | None) -> bool:
-        """Whether this frame is interrupted in the middle of something."""
+        """Returns whether this frame is interrupted in the middle of something."""
         if not self._access.is_live():
             return False
         # Where another thread does the work of the block's, both would be at work. Inside an op no other is seen.
@@ -82,8 +82,8 @@ class Handlers:
         return wrapper
 
     def _waits(self, handler: object) -> bool:
-        """Whether a handler is code of the program's. Ours notes that the signal came, and asyncio's does nothing: it
-        is told in another way.
+        """Returns whether a handler is code of the program's. Ours notes that the signal came, and asyncio's does
+        nothing: it is told in another way.
         """
         module = getattr(handler, "__module__", None) or ""
         is_plain = handler is signal.default_int_handler or module == "asyncio.unix_events"

@@ -27,9 +27,9 @@ is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
 def is_page_locked(storage: Storage) -> bool:
-    """Whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to
-    it while the op that asked for that has returned long ago, and memory that came back would not be
-    locked."""
+    """Returns whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to it while
+    the op that asked for that has returned long ago, and memory that came back would not be locked.
+    """
     if not torch.cuda.is_initialized():
         return False  # then there is no such memory
     with unseen():
@@ -48,7 +48,7 @@ class Host:
         self.streams = native().streams(None)
 
     def why_unmovable(self, storage: Storage) -> str | None:
-        """Why its memory is not torch's own to give and take, if so."""
+        """Returns the reason why its memory is not torch's own to give and take, if so."""
         if is_shared(storage):
             return "it is shared with other processes"
         if not resizable(storage):
@@ -56,7 +56,7 @@ class Host:
         return "it is page-locked" if is_page_locked(storage) else None
 
     def locks_memory(self) -> bool:
-        """Whether plain memory of it may be page-locked."""
+        """Returns whether plain memory of it may be page-locked."""
         return bool(torch.cuda.is_initialized())
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
@@ -79,7 +79,7 @@ class Host:
     # -- parts of storages: see `_parts` ----------------------------------------------------------
 
     def why_no_parts(self) -> str | None:
-        """Why memory cannot be given back in parts, if so."""
+        """Returns the reason why memory cannot be given back in parts, if so."""
         return None
 
     def use_parts(self) -> bool:
@@ -92,7 +92,7 @@ class Host:
         return None
 
     def is_divisible(self, storage: Storage) -> bool:
-        """Whether parts of its memory can be given back, which it has."""
+        """Returns whether parts of its memory can be given back, which it has."""
         return True
 
     def make_usual(self, storage: Storage) -> None:

@@ -93,7 +93,7 @@ class MappedMemory:
         return managed.value
 
     def has(self, storage: _record.Storage) -> bool:
-        """Whether a storage has such memory."""
+        """Returns whether a storage has such memory."""
         try:
             address = _record.data_ptr(storage)
         except RuntimeError:  # it is guarded

@@ -15,7 +15,7 @@ class Beneath {
       own_.emplace(op.getComputedKernelForDispatchKey(DispatchKey::BackendSelect));
   }
 
-  // Whether it is at the key itself: of a factory, which has no tensor to tell its device by.
+  // Returns whether the beneath is at the key itself: of a factory, which has no tensor to tell its device by.
   bool is_here() const { return own_.has_value(); }
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {

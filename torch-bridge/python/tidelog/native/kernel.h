@@ -65,7 +65,7 @@ class Kernel {
     UnderWay under_way;
   };
 
-  // Whether an op is a usual one. It has begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
+  // True if an op is a usual one. It has begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     Gil gil;
@@ -94,7 +94,7 @@ class Kernel {
     }
   }
 
-  // Whether the op may run again: the device had no memory for it.
+  // Returns whether the op may run again: the device had no memory for it.
   bool gives_back(Run& run) const {
     if (!facts_->has(REPEATS)) return false;
     Gil gil;
@@ -138,7 +138,7 @@ class Kernel {
           Services::call(block.python.refuse_in_child, to_python(*record).get());
   }
 
-  // Whether an op writes this argument.
+  // Returns whether an op writes this argument.
   bool writes(size_t position) const { return (facts_->written >> std::min<size_t>(position, 63) & 1) != 0; }
 
   // What the session is to be asked.
@@ -186,13 +186,14 @@ class Kernel {
   uint64_t block_ = 0;  // in which its facts were learnt
   std::forward_list<Facts> learnt_;  // also those of earlier blocks: an op of another thread may have begun in one
 
-  // Whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its shape.
+  // Returns whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its
+  // shape.
   bool is_special(const Tensors& arguments) const {
     return facts_->has(RESIZES | IN_PIECES | IN_PYTHON | GOES_ON | COMPOSED) &&
            !(facts_->has(IS_PRODUCT) && arguments.are_of_product());
   }
 
-  // Whether updates that have not run hang on what an op uses.
+  // Returns whether updates that have not run hang on what an op uses.
   static bool has_updates(const Block& block, const Tensors& arguments) {
     return PyDict_GET_SIZE(block.updates.get()) != 0 &&
            std::any_of(arguments.begin(), arguments.end(),
@@ -201,7 +202,7 @@ class Kernel {
 
   // -- without the session ------------------------------------------------------------------------------
 
-  // Whether an op may run without anybody's being asked.
+  // Returns whether an op may run without anybody's being asked.
   bool passes(Run& run, const Tensors& arguments) const {
     Ledger& ledger = run.block->ledger;
     if (!ledger.quiet) return !is_special(arguments) && is_as_planned(run, arguments);
@@ -229,15 +230,15 @@ class Kernel {
     return true;
   }
 
-  // Whether so many bytes more stay below the limit. The dead are looked for only where that may be enough.
+  // Returns whether so many bytes more stay below the limit. The dead are looked for only where that may be enough.
   static bool has_room(Run& run, int64_t needs) {
     Ledger& ledger = run.block->ledger;
     run.room = ledger.limit;
     return ledger.counted + needs <= ledger.limit || ledger.live() + needs <= ledger.limit;
   }
 
-  // Whether the session need not be asked about what an op uses: all of it is in memory, and none is being copied out.
-  // Of copies of what it writes it is told later.
+  // Returns whether the session need not be asked about what an op uses: all of it is in memory, and none is being
+  // copied out. Of copies of what it writes it is told later.
   bool is_settled(Run& run, const Tensors& arguments) const {
     Ledger& ledger = run.block->ledger;
     c10::SmallVector<Record*, 2> modified;

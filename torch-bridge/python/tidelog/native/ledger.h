@@ -173,13 +173,13 @@ class Ledger {
     counted += record->counted();
   }
 
-  // Whether any storage has no memory, or not its bytes yet.
+  // Returns whether any storage has no memory, or not its bytes yet.
   bool has_away() {
     auto records = all();
     return std::any_of(records.begin(), records.end(), [](const RecordPtr& each) { return each->is_away(); });
   }
 
-  // Whether an update hangs on a storage that has not run.
+  // Returns whether an update hangs on a storage that has not run.
   static bool has_update(const c10::StorageImpl& storage) { return update_on(storage).get() != Py_None; }
 
   // It; None: there is none.
@@ -188,7 +188,7 @@ class Ledger {
   // How Python has what it hangs on a storage's object: functions of one argument.
   static inline PyObject *update_of = nullptr, *aliased_of = nullptr;
 
-  // Whether the storage's memory is torch's own to give and take.
+  // Returns whether the storage's memory is torch's own to give and take.
   bool movable(c10::StorageImpl& storage) {
     Record* record = Records::of(storage);
     // It moved; and torch aborts if a guarded storage is asked if it is shared.
@@ -368,7 +368,7 @@ class Ledger {
         calls_.require(calls_.async_use(calls_.handle, number, record->async_uses > 0));
   }
 
-  // Whether it has heard of nothing that lives now and was not told.
+  // Returns whether the ledger has heard of nothing that lives now and was not told.
   bool has_pending() {
     std::lock_guard lock(mutex());
     return untold_ != 0 || !deaths_.empty() || !resized_.empty() || !modified_.empty() || !pins_.empty() ||
@@ -447,7 +447,7 @@ class Ledger {
   // Another block, of which this is the ledger, gives it away.
   void rebind(c10::StorageImpl& storage) { call(access.get(), names().rebind, to_python(storage).get()); }
 
-  // Whether the storage only shows memory that another one owns, and that counts there.
+  // Returns whether the storage only shows memory that another one owns, and that counts there.
   bool is_alias(const c10::StorageImpl& storage) const {
     if (storage.resizable()) return false;
     auto address = reinterpret_cast<uintptr_t>(Records::memory_of(storage).get());

@@ -79,7 +79,7 @@ class Numbers {
     return hash.value();
   }
 
-  // Whether the second argument is a list of the same numbers.
+  // Returns whether the second argument is a list of the same numbers.
   bool has_second(at::IntArrayRef list) const {
     return has_second_ && at::IntArrayRef(all_).slice(second_begin_, second_end_ - second_begin_) == list;
   }
@@ -140,7 +140,7 @@ class Question {
 
   const Uses& uses() const { return uses_; }
   int64_t bytes() const { return bytes_; }  // of the storages
-  // Whether one of them is not in memory now.
+  // Returns whether one of them is not in memory now.
   bool is_away() const {
     return std::any_of(records_.begin(), records_.end(), [](const RecordPtr& each) { return each->is_away(); });
   }

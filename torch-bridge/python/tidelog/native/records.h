@@ -61,7 +61,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::Storage storage() const { return c10::Storage(weak.lock()); }
 
   bool is_away() const { return (state & AWAY) != 0; }
-  // Whether nothing of it is in memory.
+  // Returns whether nothing of it is in memory.
   bool is_out() const { return (state & OUT) != 0 && present == 0; }
   // Bytes that are in memory.
   int64_t counted() const { return (state & OUT) != 0 ? present : size; }
@@ -162,12 +162,12 @@ class Records {
     return *record;
   }
 
-  // Whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
+  // Returns whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
   static bool can_own(const c10::StorageImpl& storage) {
     return is_allocators(storage) && memory_of(storage).device().is_cpu();
   }
 
-  // Whether it is plain memory of an allocator's, on any device.
+  // Returns whether the records is plain memory of an allocator's, on any device.
   static bool is_allocators(const c10::StorageImpl& storage) {
     const c10::DataPtr& memory = memory_of(storage);
     return storage.resizable() && memory.get() != nullptr && memory.get() == memory.get_context();
@@ -241,7 +241,7 @@ class Records {
     all().insert(kept);
   }
 
-  // Whether no record is in the table: then each death is known.
+  // Returns whether no record is in the table: then each death is known.
   static bool knows_all() { return all().count_.load(std::memory_order_relaxed) == 0; }
 
   // Takes the record of a storage that has died out of the table. With the lock held; what is returned is let go of

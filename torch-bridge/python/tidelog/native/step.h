@@ -52,7 +52,7 @@ class Step {
     return is_planned ? &planned_[next_op] : nullptr;
   }
 
-  // Whether the plan does something at that op.
+  // Returns whether the plan does something at that op.
   bool is_due() const { return due_[next_op] != 0; }
 
   // An op of a step has run. If the step is profiled, this is noted.
@@ -97,7 +97,7 @@ class Step {
     if (ledger.counted > ledger.peak) ledger.note_peak();
   }
 
-  // Whether a request of the session is being done right now, or an op is in the middle of being decided.
+  // Returns whether a request of the session is being done right now, or an op is in the middle of being decided.
   bool is_performing() const { return ledger.is_performing || Whole::depth != 0; }
 
   // What begins meanwhile is in the middle of an op, or of a request, and none of the step: what is around it stays as

@@ -33,7 +33,7 @@ class Streams {
   Streams& operator=(const Streams&) = delete;
   virtual ~Streams() = default;
 
-  // Whether a storage must live as long as a device may touch its memory: streams are told by the storage.
+  // Returns whether a storage must live as long as a device may touch its memory: streams are told by the storage.
   virtual bool keep_storages() const { return false; }
   // An op is about to be launched on the current stream. `is_known`: what it uses is noted with the returned number;
   // otherwise it may use any storage. `none_runs`: no other op is under way that has launched only a part yet.

@@ -51,13 +51,14 @@ void each_holder(PyObject* value, const Visit& visit) {
   }
 }
 
-// Whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it names.
+// Returns whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it
+// names.
 inline bool has_no_bytes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return false;
   return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
 }
 
-// Whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its own
+// Returns whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its own
 // dispatch makes ops on those others of it.
 inline bool is_wrapper(const at::Tensor& tensor) {
   if (!tensor.key_set().has(DispatchKey::Python)) return false;
@@ -109,13 +110,13 @@ class Tensors {
   auto begin() const { return found_.begin(); }
   auto end() const { return found_.end(); }
 
-  // Whether one of them has no bytes.
+  // Returns whether one of them has no bytes.
   bool have_meta() const {
     return std::any_of(begin(), end(), [](const Holder& each) { return each.tensor && has_no_bytes(*each.tensor); });
   }
 
-  // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does
-  // not resize it.
+  // Returns whether the last has the shape of a product of the two before it, so that an op that writes the product
+  // there does not resize it.
   bool are_of_product() const {
     if (found_.size() < 3) return false;
     for (const Holder* each = end() - 3; each != end(); ++each)

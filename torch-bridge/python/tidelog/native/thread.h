@@ -57,7 +57,7 @@ class At {
   const Where before_;
 };
 
-// Whether there is a block, and which threads work for it. For looks without Python's lock.
+// True if there is a block, and which threads work for it. For looks without Python's lock.
 class Workers {
  public:
   // A block begins in this thread.
@@ -125,7 +125,7 @@ class InPython {
   static inline std::atomic<int> count{0};
 };
 
-// Whether no op is but this one: each may have launched only a part of what it does.
+// Returns whether no op is but this one: each may have launched only a part of what it does.
 inline bool none_runs_beside(const UnderWay& own) {
   return UnderWay::count == (own.counts() ? 1 : 0) && InPython::count == 0;
 }

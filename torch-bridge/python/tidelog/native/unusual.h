@@ -141,7 +141,7 @@ class Kernel::Unusual {
     op_.run();
   }
 
-  // Its code may wait for another thread. So that looks for the frame that the op runs in, not at what is counted.
+  // The code may wait for another thread. So that looks for the frame that the op runs in, not at what is counted.
   void in_python() {
     run_.under_way.ends();
     try {

@@ -66,7 +66,7 @@ class Chain:
         }
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether a block is a part of this module."""
+        """Returns whether a block is a part of this module."""
         return any(id(part) in self.blocks for part in module.modules() if part is not module)
 
 

@@ -58,7 +58,7 @@ class Coroutine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the function has returned."""
+        """Returns whether the function has returned."""
         return self._thread.has_ended
 
     def take_result(self) -> Any:

@@ -60,7 +60,7 @@ _incomplete: set[int] = set()
 
 
 def is_incomplete(leaf: Tensor) -> bool:
-    """Whether what a backward pass adds to a leaf's gradient now is a part that is added up elsewhere."""
+    """Returns whether what a backward pass adds to a leaf's gradient now is a part that is added up elsewhere."""
     return id(leaf) in _incomplete
 
 

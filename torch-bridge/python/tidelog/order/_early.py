@@ -281,7 +281,7 @@ class EarlyUpdates(Updates):
 
 
 def is_ours(hook: object) -> bool:
-    """Whether a hook of a parameter is one of these."""
+    """Returns whether a hook of a parameter is one of these."""
     return isinstance(hook, partial) and isinstance(getattr(hook.func, "__self__", None), EarlyUpdates)
 
 

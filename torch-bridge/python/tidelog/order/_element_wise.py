@@ -45,7 +45,9 @@ def step_of(kind: type[Optimizer]) -> Callable[[Any], object]:
 
 
 def why_not(optimizer: Optimizer, args: Args, kwargs: Kwargs, known_hooks: Callable[[object], bool]) -> str | None:
-    """Why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is ours."""
+    """Returns the reason why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is
+    ours.
+    """
     kind = type(optimizer)
     if kind in _reasons:
         return f"{_reasons[kind]}, so it is not element-wise"

@@ -33,14 +33,17 @@ def storage_of(tensor: Tensor) -> Storage:
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this rank's part has one storage, and neither a dispatch of its own nor a mode that it is bound to."""
+    """Returns whether this rank's part has one storage, and neither a dispatch of its own nor a mode that it is bound
+    to.
+    """
     part = local(tensor)
     return type(part) in _PLAIN and part.layout is torch.strided and not part.is_inference()
 
 
 def are_apart(parameter: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether what is computed of these, element by element, needs nothing of another rank: then it may be computed at
-    any time. `others`: the parameter's gradient and state."""
+    """Returns whether what is computed of these, element by element, needs nothing of another rank: then it may be
+    computed at any time. `others`: the parameter's gradient and state.
+    """
     if not _is_sharded(parameter):
         return not any(map(_is_sharded, others))
     layout = _layout(parameter)

@@ -167,7 +167,7 @@ def tensors_of(step: Step, *parameter: Tensor) -> list[Tensor]:
 
 
 def may_run_alone(tensors: list[Tensor]) -> bool:
-    """Whether an update that uses these can run at any time on this rank: `tensors_of` a parameter."""
+    """Returns whether an update that uses these can run at any time on this rank: `tensors_of` a parameter."""
     return all(map(is_plain, tensors)) and are_apart(tensors[0], tensors[1:])
 
 

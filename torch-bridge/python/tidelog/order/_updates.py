@@ -102,7 +102,7 @@ class Updates:
         """Runs all that are pending."""
 
     def is_ahead(self) -> bool:
-        """Whether parameters have been updated whose step is still to come: nobody may use them."""
+        """Returns whether parameters have been updated whose step is still to come: nobody may use them."""
         return False
 
     def expect_reducer(self, module: nn.Module) -> None:
@@ -153,7 +153,7 @@ class Updates:
             self._say(f"steps of {type(optimizer).__name__} run where they are called: {why}{example}")
 
     def is_seen(self, storage: Storage) -> bool:
-        """Whether nobody can read the storage unseen: no alias of its memory is about."""
+        """Returns whether nobody can read the storage unseen: no alias of its memory is about."""
         record = self._ledger.record_of(storage)
         return record is not None and not record.pins and not storage._aliased and self._ledger.movable(storage)
 

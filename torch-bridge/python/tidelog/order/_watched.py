@@ -100,7 +100,7 @@ class Begun(Pending):
         """There is none."""
 
     def is_given_up(self, gradient: Tensor) -> bool:
-        """Whether it is gone, and this is a new one. To add to it would have used it."""
+        """Returns whether the begun is gone, and this is a new one. To add to it would have used it."""
         return self.is_zeroed or not (self._is_used or self in marks_of(gradient))
 
     def take_off(self) -> None:

@@ -81,7 +81,7 @@ class Recompute:
         self._phase, self._why = _Phase.ENDS, why
 
     def is_choosing(self) -> bool:
-        """Whether the planner looks."""
+        """Returns whether the planner looks."""
         return self._phase is _Phase.CHOOSES and self._session.chosen_regions() is None
 
     def figures(self) -> RecomputeFigures:

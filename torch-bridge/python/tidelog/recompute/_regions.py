@@ -230,7 +230,7 @@ def _key(function: object, args: Args) -> Key:
 
 
 def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
-    """Why a region has to run again, as far as it is known when it is called."""
+    """Returns the reason why a region has to run again, as far as it is known when it is called."""
     if not preserves:
         return "preserve_rng_state=False: a second run may draw other random numbers"
     if options.get("context_fn", checkpoints.noop_context_fn) is not checkpoints.noop_context_fn:
@@ -253,7 +253,7 @@ def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
 
 
 def _has_function_mode() -> bool:
-    """Whether there is another mode for functions than the default device, which the second run finds, too."""
+    """Returns whether there is another mode for functions than the default device, which the second run finds, too."""
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     places = range(torch._C._len_torch_function_stack())
     return any(torch._C._get_function_stack_at(place) is not default for place in places)

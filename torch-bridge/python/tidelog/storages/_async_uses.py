@@ -108,7 +108,7 @@ class AsyncUses:
             release_loans(self._elsewhere.popleft().records)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Returns whether there is any."""
         return bool(self._running or self._elsewhere)
 
     def wait_ms(self) -> int:

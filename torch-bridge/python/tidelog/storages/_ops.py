@@ -78,8 +78,9 @@ def holders_in(value: Any, holders: list[Holder], shapes: list[Any] | None = Non
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor only stands for others (DTensor does): its storage has a size, and never any
-    memory. Its own dispatch makes ops on those others of it."""
+    """Returns whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its
+    own dispatch makes ops on those others of it.
+    """
     if type(tensor) in _PLAIN_TENSORS:
         return False
     try:
@@ -219,9 +220,10 @@ class OpInfo:
         return self.launches and "input" not in argument.name and not self.name.startswith("c10d.send")
 
     def ends_alone(self, storages: Sequence[Storage]) -> bool:
-        """Whether what it launched is complete some time, whatever this rank does next: a
-        collective is, once every rank has launched it. The other side of a send or a receive may
-        wait for this one; and on the host, a part of a reduce-scatter is done by who waits."""
+        """Returns whether what it launched is complete some time, whatever this rank does next: a collective is, once
+        every rank has launched it. The other side of a send or a receive may wait for this one; and on the host, a part
+        of a reduce-scatter is done by who waits.
+        """
         on_host = all(storage.device.type == "cpu" for storage in storages)
         return not ("send" in self.name or "recv" in self.name or (on_host and "reduce_scatter" in self.name))
 
@@ -317,7 +319,7 @@ def functional_collectives() -> set[OpOverload]:
 
 
 def awaits(op: OpOverload) -> bool:
-    """Whether it waits for the functional collectives that made its arguments."""
+    """Returns whether the launch waits for the functional collectives that made its arguments."""
     return str(op).startswith("_c10d_functional.wait_tensor")
 
 

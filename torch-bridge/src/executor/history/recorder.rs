@@ -63,7 +63,7 @@ pub(super) struct OpRun {
 /// A transfer that ended in the step, or was under way when the step did.
 pub(super) struct Transferred {
     pub(super) label: Label,
-    /// Its name is empty, and is made from the label when a report is.
+    /// The name is empty, and is made from the label when a report is.
     pub(super) span: TransferSpan,
 }
 

@@ -1,4 +1,4 @@
-//! Whether what a plan was made with still holds, judged by the steps under it.
+//! True if what a plan was made with still holds, judged by the steps under it.
 //!
 //! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction
 //! in all of the last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan
@@ -65,7 +65,7 @@ impl Drift {
         (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
     }
 
-    /// Whether all steps lately were off in the same direction.
+    /// Returns whether all steps lately were off in the same direction.
     fn is_off(&self, figure: usize) -> bool {
         let Some(assumed) = self.assumed.figures()[figure] else { return false };
         let all = |off: &dyn Fn(u64) -> bool| {

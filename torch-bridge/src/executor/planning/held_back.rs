@@ -1,4 +1,4 @@
-//! Why steps that were recorded gave no plan yet.
+//! The reason why steps that were recorded gave no plan yet.
 
 use tidelog_planner::trace::{Storage, Trace};
 

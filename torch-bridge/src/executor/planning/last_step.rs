@@ -17,7 +17,7 @@ pub(super) struct LastStep {
     /// None: it was as expected, so that nothing else is expected of the next.
     expects: Option<(Arc<Trace>, Schedule)>,
     bindings: Bindings,
-    /// Whether a plan is being made for such steps.
+    /// True if a plan is being made for such steps.
     is_planned_for: bool,
 }
 

@@ -71,7 +71,7 @@ fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
     Some(sysfs.bandwidth_to_host(&ssds)?.min(evenly))
 }
 
-/// Its link, and the rate of the whole way to host memory.
+/// Returns the link, and the rate of the whole way to host memory.
 fn describe(sysfs: &Sysfs, device: &PciDevice) -> Option<String> {
     let rate = Bytes(payload_of(sysfs.bandwidth_to_host(&[device])?));
     let link = device.link_text().unwrap_or_else(|| "unknown".to_owned());

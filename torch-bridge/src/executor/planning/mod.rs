@@ -65,7 +65,7 @@ pub(super) struct Planning {
     held_back: HeldBack,
     /// The plan that steps follow.
     planned: Option<Planned>,
-    /// Whether the last step followed the plan to its end.
+    /// True if the last step followed the plan to its end.
     last_followed: bool,
     drift: Drift,
     under_way: Option<Attempt>,
@@ -232,19 +232,20 @@ impl Planning {
         self.planned.as_ref()
     }
 
-    /// Whether a plan is being made that steps wait for. One that is ready waits for a step to
-    /// begin; the search for a better one is not waited for.
+    /// Returns whether a plan is being made that steps wait for. One that is ready waits for a step
+    /// to begin; the search for a better one is not waited for.
     pub(super) fn is_under_way(&self) -> bool {
         self.awaited().is_some_and(|attempt| !attempt.search.is_ready())
     }
 
-    /// Whether a better plan is looked for, and likely to be found. Steps do not wait for it.
+    /// Returns whether a better plan is looked for, and likely to be found. Steps do not wait for
+    /// it.
     pub(super) fn is_improving(&self) -> bool {
         self.under_way.as_ref().is_some_and(|attempt| attempt.search.gains())
     }
 
-    /// Whether the first plan, once it is ready, waits until this is called with `false`. Returns
-    /// whether it is ready: the next step could follow it.
+    /// Returns whether the first plan, once it is ready, waits until this is called with `false`.
+    /// Returns whether it is ready: the next step could follow it.
     pub(super) fn hold_first(&mut self, hold: bool) -> bool {
         self.holds_first = hold;
         let first = |attempt: &Attempt| matches!(attempt.occasion, Occasion::First { .. });

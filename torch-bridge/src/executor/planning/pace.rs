@@ -45,8 +45,8 @@ impl SearchPace {
     }
 }
 
-/// Whether nobody else wanted the thread's processor in a turn that took so long: it has hardly
-/// waited for one. Where the kernel does not say, somebody did.
+/// Returns whether nobody else wanted the thread's processor in a turn that took so long: it has
+/// hardly waited for one. Where the kernel does not say, somebody did.
 fn was_alone(before: Option<Duration>, after: Option<Duration>, took: Duration) -> bool {
     let waited = before.zip(after).map(|(before, after)| after.saturating_sub(before));
     waited.is_some_and(|waited| waited <= took / ALONE_PARTS)

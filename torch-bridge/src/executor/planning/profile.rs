@@ -40,7 +40,7 @@ struct Recorded {
 /// The recorder.
 #[derive(Default)]
 pub(super) struct Profile {
-    /// Whether steps are being recorded.
+    /// True if steps are being recorded.
     recording: bool,
     step: u64,
     in_step: bool,
@@ -63,7 +63,8 @@ pub(super) struct Profiled {
     pub(super) bindings: Vec<(PlanStorage, StorageId)>,
     /// What was there before the step and is there after it, whether its name is known by then.
     pub(super) kept: Vec<PlanStorage>,
-    /// Why no plan can be made for such steps yet; `None`: the step before was like this one.
+    /// The reason why no plan can be made for such steps yet; `None`: the step before was like this
+    /// one.
     pub(super) differs: Option<String>,
 }
 

@@ -47,7 +47,7 @@ struct ChoiceSlot {
     dropped: AtomicBool,
 }
 
-/// Why there is no choice.
+/// The reason why there is no choice.
 enum NoChoice {
     Dropped,
     Simulation(SimulateError),

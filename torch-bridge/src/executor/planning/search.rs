@@ -45,7 +45,7 @@ pub(super) enum Occasion {
 }
 
 impl Attempt {
-    /// Whether steps wait for its plan.
+    /// Returns whether steps wait for its plan.
     pub(super) fn is_awaited(&self) -> bool {
         !matches!(self.occasion, Occasion::Improvement)
     }
@@ -94,13 +94,13 @@ impl PlanSearch {
         Ok(Self { slot, thread: thread.map_err(|error| error.to_string())? })
     }
 
-    /// Whether there is a plan to take, or none will come.
+    /// Returns whether there is a plan to take, or none will come.
     pub(super) fn is_ready(&self) -> bool {
         self.is_over() || self.slot.newest().is_some_and(|newest| newest.is_some())
     }
 
-    /// Whether better plans are looked for, and come still: not where as much time has passed
-    /// since the last one as before it.
+    /// Returns whether better plans are looked for, and come still: not where as much time has
+    /// passed since the last one as before it.
     pub(super) fn gains(&self) -> bool {
         !self.is_over() && self.slot.gains()
     }
@@ -266,8 +266,8 @@ fn chosen_in_parts(found: &PartedPlan) -> Option<PlanPrice> {
     found.prices.iter().copied().find(|price| price.chosen)
 }
 
-/// Whether a plan is faster, or as fast and writes less, by more than an exchange of plans and the
-/// simulation's error.
+/// Returns whether a plan is faster, or as fast and writes less, by more than an exchange of plans
+/// and the simulation's error.
 fn is_worth(new: PlanPrice, old: PlanPrice) -> bool {
     let less = |new: u64, old: u64, percent: u64| {
         u128::from(new) * 100 <= u128::from(old) * u128::from(percent)

@@ -47,7 +47,7 @@ pub(super) struct Transfers {
 /// A transfer that is complete on the GPU in its order.
 pub(super) struct OrderedTransfer {
     pub(super) transfer: StorageTransfer,
-    /// Whether its copy is still the storage's.
+    /// True if its copy is still the storage's.
     pub(super) is_needed: bool,
 }
 
@@ -124,8 +124,8 @@ impl Transfers {
         requests.find(|request| !self.is_in_hand_around(request.of.storage))
     }
 
-    /// Whether the caller has begun to do what a request asks for that is about this storage, or a
-    /// part of it, before the op that is begun.
+    /// Returns whether the caller has begun to do what a request asks for that is about this
+    /// storage, or a part of it, before the op that is begun.
     pub(super) fn is_in_hand_around(&self, storage: u32) -> bool {
         let mut requests = self.requests.iter().map(|queued| queued.request);
         requests.any(|it| it.of.storage == storage && self.is_begun_around(it.sequence))
@@ -167,12 +167,13 @@ impl Transfers {
         Some(next)
     }
 
-    /// Whether a request is about this storage, or a part of it.
+    /// Returns whether a request is about this storage, or a part of it.
     pub(super) fn is_asked_for(&self, storage: u32) -> bool {
         self.requests.iter().any(|queued| queued.request.of.storage == storage)
     }
 
-    /// Whether the caller has begun to do what a request asks for before the op that is begun.
+    /// Returns whether the caller has begun to do what a request asks for before the op that is
+    /// begun.
     fn is_begun_around(&self, sequence: u64) -> bool {
         self.begun.iter().any(|(begun, at)| *begun == sequence && *at < self.depth)
     }
@@ -202,15 +203,15 @@ impl Transfers {
         Ok(at.and_then(|at| self.requests.remove(at)))
     }
 
-    /// Whether nothing in flight goes on before the caller has answered what it has begun around
-    /// the op that waits.
+    /// Returns whether nothing in flight goes on before the caller has answered what it has begun
+    /// around the op that waits.
     pub(super) fn wait_for_op_around(&self) -> bool {
         self.depth > 0
             && self.in_hand_around().next().is_some()
             && self.in_flight.values().all(|in_flight| in_flight.ticket.is_none())
     }
 
-    /// Whether the transfer, whose request was answered, was to stop before.
+    /// Returns whether the transfer, whose request was answered, was to stop before.
     pub(super) fn was_stopped(&mut self, id: TransferId) -> bool {
         self.stopping.remove(&id)
     }
@@ -327,8 +328,8 @@ impl Transfers {
         under_way.into_iter().map(|(_, in_flight)| &in_flight.transfer)
     }
 
-    /// Whether the failure of the storage's transfer, which is about to be reported, was that the
-    /// pool did not accept it.
+    /// Returns whether the failure of the storage's transfer, which is about to be reported, was
+    /// that the pool did not accept it.
     pub(super) fn take_not_accepted(&mut self, storage: StorageId) -> bool {
         self.not_accepted.remove(&storage)
     }

@@ -142,7 +142,7 @@ impl Replay {
         JobEnd { lateness: Some(Box::new(self.lateness)), ..self.ended }
     }
 
-    /// Whether no other iteration begins; each is replayed whole.
+    /// Returns whether no other iteration begins; each is replayed whole.
     fn is_over(&self, recorder: &Recorder, now: Instant) -> bool {
         let is_time_up = self.job.runtime.is_some_and(|it| recorder.counted_for(now) >= it);
         is_time_up || (!self.job.time_based && self.lateness.iterations >= self.job.loops)

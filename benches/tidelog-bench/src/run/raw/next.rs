@@ -105,8 +105,8 @@ impl RawJob {
         if zones.is_some_and(is_empty) { DataDirection::Write } else { drawn }
     }
 
-    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What
-    /// is in flight ends before a wait begins.
+    /// Returns whether nothing new may begin yet: the job thinks, or is ahead of its part of a
+    /// flow. What is in flight ends before a wait begins.
     fn pauses(&mut self, now: Instant) -> bool {
         let JobOptions { thinktime, thinktime_blocks, flow_sleep, .. } = self.job;
         if !thinktime.is_zero() && self.thought_after >= thinktime_blocks {
