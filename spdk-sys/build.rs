@@ -48,8 +48,8 @@ mod native {
         bind(pkg_config)
     }
 
-    /// What keeps SPDK from doing things to the whole process. Linked behind SPDK's archives, which
-    /// its constructors are to run after.
+    /// Compiles the code that keeps SPDK from doing things to the whole process. Linked behind
+    /// SPDK's archives, which its constructors are to run after.
     fn compile(pkg_config: &PkgConfig) -> Result<(), String> {
         const NAME: &str = "tidelog_spdk_process";
         let flags = pkg_config.ask(&["--cflags", PACKAGES[0]])?;
@@ -68,7 +68,7 @@ mod native {
     // -- linking it
     // ------------------------------------------------------------------------------------------
 
-    /// What one of pkg-config's words asks for.
+    /// Kind of a pkg-config argument.
     enum Word<'a> {
         Directory(&'a str),
         Library(&'a str),
@@ -153,9 +153,9 @@ mod native {
         asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim() != file)
     }
 
-    /// Only archives will do. A linker takes of shared libraries those that are referred to (rustc
-    /// has it leave out the others), and what a program refers to in those that register themselves
-    /// is nothing: it would link, start, and know no transport.
+    /// Checks that the libraries are archives. A linker takes of shared libraries those that are
+    /// referred to (rustc has it leave out the others), and what a program refers to in those that
+    /// register themselves is nothing: it would link, start, and know no transport.
     fn check_archives(directories: &[&str]) -> Result<(), String> {
         let asked = std::env::var("TIDELOG_SPDK_LINK");
         if let Ok(asked) = asked.as_deref().map(str::trim)

@@ -1,5 +1,4 @@
-//! Terms of migrations that plans, the residency machine, the simulator and the report all say of a
-//! migration.
+//! Terms of a migration, common to plans, the residency machine, the simulator and the report.
 
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos, OpIndex};

@@ -19,7 +19,8 @@ constexpr unsigned POLYNOMIAL = 0x82F63B78u, ONE = 0x80000000u;
 constexpr unsigned THREADS = 128, WARP = 32, VECTOR = 16, ROW = THREADS * VECTOR;
 // Rows that are read at once, so that many reads are on their way.
 constexpr unsigned BATCH = 8;
-// What is shorter is taken for as long, with zeros behind its bytes, so that there is room for the ones.
+// Least size that the kernel reads: shorter data counts as this long, with zeros behind its bytes, so that there is
+// room for the ones.
 constexpr unsigned SHORTEST = 4;
 
 __device__ constexpr unsigned times_x(unsigned a) { return (a >> 1) ^ ((a & 1u) ? POLYNOMIAL : 0u); }
@@ -47,7 +48,7 @@ __device__ constexpr unsigned past(unsigned long long bytes) {
     return power;
 }
 
-// What a block needs of powers, made when this is compiled.
+// Powers that a block needs, made when this is compiled.
 struct alignas(16) Powers {
     // For each byte of a word, and each value of it: that, moved past a row.
     unsigned byte_past_row[4][256];

@@ -11,7 +11,7 @@ use super::{CudaError, Gpu};
 pub struct DevicePointer(pub u64);
 
 impl DevicePointer {
-    /// So many bytes further on.
+    /// Returns the pointer `bytes` further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -26,7 +26,7 @@ const PAGE: usize = 64 << 10;
 #[derive(Debug)]
 pub struct DeviceMemory {
     gpu: Arc<Gpu>,
-    /// What the driver gave, and gets back.
+    /// Address that the driver returned, for freeing.
     allocated: DevicePointer,
     base: DevicePointer,
     length: usize,
@@ -53,12 +53,12 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn base(&self) -> DevicePointer {
         self.base
     }
 
-    /// How many bytes it has.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.length
     }

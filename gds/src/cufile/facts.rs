@@ -1,4 +1,4 @@
-//! What the driver says of itself: the mode in force above all, of which nothing is guessed.
+//! Properties of the driver: the mode in force above all, of which nothing is guessed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::error::CuFileError;
 use super::library::CuFileLibrary;
 use super::sys;
 
-/// How cuFile moves bytes.
+/// Mode in which cuFile moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Directly, by the kernel module nvidia-fs of this version.
@@ -20,7 +20,7 @@ pub enum Mode {
     },
     /// Directly, by the kernel's own peer-to-peer DMA.
     PeerToPeer,
-    /// Through a buffer in host memory, with POSIX calls: correct, and slower.
+    /// Compat mode: through a buffer in host memory, with POSIX calls: correct, and slower.
     Compat,
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What the driver said when it was opened.
+/// Properties of the driver, as reported when it was opened.
 #[derive(Clone, Debug)]
 pub struct DriverInfo {
-    /// How bytes move.
+    /// Mode in which bytes move.
     pub mode: Mode,
     /// The library's file.
     pub library: PathBuf,

@@ -26,7 +26,7 @@ pub struct CallerRegion {
 }
 
 impl CallerRegion {
-    /// So many bytes from `base` on.
+    /// Makes a region of `length` bytes from `base` on.
     ///
     /// # Safety
     /// They are the path's GPU's, and stay allocated until every pool that is opened with them is
@@ -36,7 +36,7 @@ impl CallerRegion {
     }
 }
 
-/// How the path is opened.
+/// Options of the path.
 #[derive(Clone, Debug, Default)]
 pub struct GdsOptions {
     /// CUDA's number of the GPU.
@@ -53,7 +53,7 @@ pub struct GdsOptions {
 /// Opens pools by way of GPU memory: for `OpenOptions::backend`.
 #[derive(Clone, Debug, Default)]
 pub struct GdsBackend(
-    /// How.
+    /// Options of the path.
     pub GdsOptions,
 );
 
@@ -68,7 +68,7 @@ impl Backend for GdsBackend {
 pub struct GdsDevices {
     /// The devices.
     pub devices: Vec<Device>,
-    /// How.
+    /// Options of the path.
     pub options: GdsOptions,
 }
 

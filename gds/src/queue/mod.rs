@@ -33,7 +33,7 @@ pub enum QueueError {
     Probe {
         /// The device.
         device: String,
-        /// What the read answered.
+        /// Status of the read.
         status: Status,
     },
 }

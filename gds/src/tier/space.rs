@@ -1,5 +1,5 @@
-//! Which bytes of the tier are whose. Any free bytes can be given out, in pieces where there is no
-//! run of them that is long enough: what is free always suffices for as many bytes.
+//! Space of the tier. Any free bytes can be given out, in pieces where there is no run of them that
+//! is long enough: what is free always suffices for as many bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub(super) struct TierSpace(Arc<Mutex<Free>>);
 struct Free {
     /// Runs that nobody has, no two of them beside each other: their first bytes and lengths.
     runs: BTreeMap<usize, usize>,
-    /// Their sum, now and when it was least.
+    /// Sum of the free pieces, now and when it was least.
     bytes: usize,
     least: usize,
 }
@@ -55,7 +55,7 @@ impl Room {
         &self.pieces
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(super) fn bytes(&self) -> usize {
         self.pieces.iter().map(Range::len).sum()
     }

@@ -58,8 +58,8 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     println!("FACT cuFile {}: 1 GiB from the GPU at {write}, to it at {read}", driver.facts().mode);
 }
 
-/// What it says where no context is current, which ours never lets happen. cudf #14140 works around
-/// an open that fails then.
+/// Checks the error where no context is current, which ours never lets happen. cudf #14140 works
+/// around an open that fails then.
 #[test]
 fn cufile_is_opened_where_no_context_is_current() {
     let test = "cufile_is_opened_where_no_context_is_current";

@@ -57,7 +57,7 @@ fn parameter_uses(trace: &Trace, updates: &[bool]) -> Vec<(usize, u32)> {
     found
 }
 
-/// Returns the length of the shortest list is of which `list` is several in a row; `list` itself if
+/// Returns the length of the shortest list of which `list` is several in a row; `list` itself if
 /// there is no shorter one.
 fn shortest_period(list: &[u32]) -> usize {
     // Of each beginning: how much of it is also its end.

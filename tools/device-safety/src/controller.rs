@@ -36,7 +36,7 @@ impl ClaimedController {
         self.0.size()
     }
 
-    /// What it holds that speaks against writing it.
+    /// Returns the contents that speak against writing it.
     ///
     /// # Errors
     /// It cannot be read.
@@ -54,7 +54,7 @@ impl ClaimedController {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// What opens the data path to these, in stripe order.
+    /// Returns the provider of the data path to these, in stripe order.
     pub fn provider<'a>(attached: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
         Box::new(SpdkControllers(attached.map(|it| Arc::clone(&it.0)).collect()))
     }

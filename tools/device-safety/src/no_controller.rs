@@ -25,7 +25,7 @@ impl ClaimedController {
         match *self {}
     }
 
-    /// What it holds that speaks against writing it.
+    /// Returns the contents that speak against writing it.
     ///
     /// # Errors
     /// It cannot be read.
@@ -38,7 +38,7 @@ impl ClaimedController {
         match *self {}
     }
 
-    /// What opens the data path to these, in stripe order.
+    /// Returns the provider of the data path to these, in stripe order.
     pub fn provider<'a>(_: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
         // Of no controllers, which it refuses.
         Box::new(KernelDevices::new(Vec::new(), PathChoice::Spdk))

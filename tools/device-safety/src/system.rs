@@ -1,4 +1,4 @@
-//! What the kernel says about block devices and their users: sysfs, the mount table, the swap
+//! Tables of the kernel about block devices and their users: sysfs, the mount table, the swap
 //! table.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub struct DeviceNumber {
 }
 
 impl DeviceNumber {
-    /// From `st_rdev` or `st_dev`.
+    /// Converts `st_rdev` or `st_dev`.
     pub fn from_raw(raw: u64) -> Self {
         // As the C library's `major` and `minor` take it apart.
         let major = ((raw >> 32) & 0xFFFF_F000) | ((raw >> 8) & 0xFFF);
@@ -39,7 +39,7 @@ impl DeviceNumber {
         metadata.file_type().is_block_device().then(|| Self::from_raw(metadata.rdev()))
     }
 
-    /// From what sysfs writes, as in `259:0`.
+    /// Parses the text of sysfs, such as `259:0`.
     pub fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.trim().split_once(':')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
@@ -96,7 +96,7 @@ impl BlockDevice {
         self.read("ro").is_some_and(|ro| ro == "1")
     }
 
-    /// What its maker calls it.
+    /// Returns the model name.
     pub fn model(&self) -> Option<String> {
         self.read("device/model").filter(|model| !model.is_empty())
     }
@@ -117,20 +117,20 @@ impl BlockDevice {
         self.read("queue/zoned").is_some_and(|zoned| zoned != "none")
     }
 
-    /// The other namespaces of an `NVMe` namespace's controller.
+    /// Returns the names of the namespaces that share an `NVMe` namespace's controller.
     pub fn neighbours(&self) -> Vec<String> {
         let beside = self.directory.parent().and_then(Self::beneath).unwrap_or_default();
         let others = beside.into_iter().filter(|it| it.number != self.number);
         others.filter(Self::is_nvme_namespace).map(|it| it.name).collect()
     }
 
-    /// Its node, if that stands for it.
+    /// Returns the device node, if that stands for it.
     fn node(&self) -> Option<PathBuf> {
         let node = Path::new("/dev").join(&self.name);
         (DeviceNumber::of_path(&node) == Some(self.number)).then_some(node)
     }
 
-    /// What is behind it, if it is a loop device and may be asked.
+    /// Returns the file or device behind a loop device, if it may be asked.
     fn loop_backing(&self) -> Option<LoopBacking> {
         self.read("loop/backing_file")?;
         loop_backing(&fs::File::open(self.node()?).ok()?).ok()
@@ -202,7 +202,7 @@ impl System {
         devices
     }
 
-    /// Everybody who uses a block device, through the whole of it or through a partition, and
+    /// Returns all users of a block device, through the whole of it or through a partition, and
     /// whether it carries the root file system. The first is asked of the device, its partitions,
     /// and the disk that it is a partition of.
     pub fn users(&self, device: &BlockDevice) -> Vec<Reason> {
@@ -247,7 +247,7 @@ impl System {
         reasons
     }
 
-    /// Everybody who uses a regular file as a whole.
+    /// Returns all users of a regular file as a whole.
     pub fn users_of_file(&self, path: &Path) -> Vec<Reason> {
         let what = || path.display().to_string();
         // Its users may know it by the name of another hard link.

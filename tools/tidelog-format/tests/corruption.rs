@@ -23,17 +23,18 @@ use tidelog_tests::machine::Directory;
 use tidelog_tests::sim::{Content, Random};
 
 const BLOCK: u64 = 4096;
-/// Where a holder block has how often the share was opened and closed.
+/// Range of the counts of opens and closes in a holder block.
 const EVENT_FIELDS: Range<usize> = 1072..1124;
 const DEVICE: &str = "4MiB";
 /// Tensors that make the index go on in segments.
 const FILLERS: usize = 300;
 const TENSORS: u8 = 12;
 
-/// What must be there: by seal, or none for what stands, and by id.
+/// Contents that must be there: by seal, or none for what stands, and by id.
 type Contents = BTreeMap<(Option<&'static str>, u128), Content>;
 
-/// Whether it stands under its id, the id, and its length: seals hold several versions of one id.
+/// Version of a tensor: whether it stands under its id, the id, and its length: seals hold several
+/// versions of one id.
 type Version = (bool, u128, u64);
 
 /// A pool that was closed, and what its files hold.
@@ -44,7 +45,7 @@ struct Closed {
     geometry: Geometry,
     /// Segments in which the index goes on.
     grown: Vec<u32>,
-    /// Whatever holds bytes, with its entry.
+    /// Entries of all that holds bytes.
     entries: Vec<(bool, TensorEntry)>,
     contents: Contents,
 }
@@ -269,7 +270,7 @@ impl Closed {
     }
 }
 
-/// What the check says, in JSON, and its exit code.
+/// Returns the findings of a check, in JSON, and its exit code.
 fn checked(names: &[&str]) -> (i32, Value) {
     let ran = tool(&[&["check", "--buffered", "--output", "json"][..], names].concat());
     (ran.code, ran.json())

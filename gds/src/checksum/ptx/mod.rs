@@ -92,7 +92,7 @@ enum Operand {
     Thread,
     Block,
     Registers(Vec<usize>),
-    /// Behind what a register holds, or behind a constant.
+    /// Address relative to a register's value, or a constant.
     Address(Option<usize>, u64),
     Parameter(usize, usize),
     Label(usize),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Function, Instruction, Module, Op, Operand, Region, Space, Type, lowest};
 
-/// Where the module's variables begin; each has this much for itself.
+/// Address of the module's variables; each has this much for itself.
 const GLOBALS: u64 = 0x7_0000_0000;
 const GLOBAL_ROOM: u64 = 1 << 20;
 

@@ -60,7 +60,7 @@ fn page(text: String) -> CommandReport {
     CommandReport { json: json!({ "text": text }), text, exit: FormatExit::Clean }
 }
 
-/// What the names stand for. Those that stand for nothing are refused, all of them.
+/// Resolves the names. Those that stand for nothing are refused, all of them.
 fn resolve(names: &[String], system: &System) -> Result<Vec<NamedDevice>, FormatFailure> {
     let (mut targets, mut missing) = (Vec::new(), Vec::new());
     for name in names {
