@@ -14,7 +14,7 @@ GOOD, BAD, PLAIN, GREY = "#1a7f37", "#cf222e", "#0550ae", "#d0d7de"
 
 
 def place(ratio):
-    """How far along a panel a ratio stands, from 0 to 1."""
+    """Returns the place of a ratio along a panel, from 0 to 1."""
     from math import log
 
     held = min(max(ratio, LEAST), MOST)

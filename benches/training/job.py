@@ -1,4 +1,4 @@
-"""What every contender trains: the demo's GPT, larger, with few tokens a step, so that bytes count beside kernels."""
+"""Job of every contender: the demo's GPT, larger, with few tokens a step, so that bytes count beside kernels."""
 
 import pathlib
 import sys

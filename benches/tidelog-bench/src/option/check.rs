@@ -1,4 +1,4 @@
-//! Which options of a job go together.
+//! Checks of options of a job that go together.
 
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathKind};

@@ -1,9 +1,9 @@
-//! Where random operations go: `random_distribution=`.
+//! Option on the distribution of random operations: `random_distribution=`.
 
 use super::value::{KbBase, bytes};
 use crate::permutation::Permutation;
 
-/// What a user asks for.
+/// Distribution that a user asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
     /// Everywhere alike; each block in its turn, unless `norandommap`.
@@ -14,9 +14,11 @@ pub enum Distribution {
     Pareto(f64),
     /// Normal, about the middle, with a deviation of so many percent of the range.
     Normal(f64),
-    /// So many percent of the operations go to so many percent of the range, from its beginning on.
+    /// Zones by percentage: so many percent of the operations go to so many percent of the range,
+    /// from its beginning on.
     Zoned(Vec<(f64, f64)>),
-    /// So many percent of the operations go to so many bytes, from the range's beginning on.
+    /// Zones by bytes: so many percent of the operations go to so many bytes, from the range's
+    /// beginning on.
     ZonedBytes(Vec<(f64, u64)>),
 }
 
@@ -144,7 +146,8 @@ const SUM_MOST: u64 = 10_000_000;
     reason = "chance does not mind the last bits of a block's number"
 )]
 impl Draw {
-    /// Over `blocks` blocks of `size` bytes; `None` where every block is as likely.
+    /// Makes the distribution over `blocks` blocks of `size` bytes; `None` where every block is as
+    /// likely.
     pub fn new(distribution: &Distribution, blocks: u64, size: u64, seed: u64) -> Option<Self> {
         let kind = match distribution {
             Distribution::Even => return None,

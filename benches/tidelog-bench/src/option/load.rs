@@ -1,9 +1,9 @@
-//! What a job does: `rw=`.
+//! Option on the load of a job: `rw=`.
 
 use super::value::{KbBase, bytes};
 use crate::direction::DataDirection;
 
-/// What `rw=` says.
+/// Load that `rw=` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
 pub struct Load {
@@ -17,8 +17,8 @@ pub struct Load {
     pub trims: bool,
     /// True if offsets, or tensors, come in random order.
     pub random: bool,
-    /// What comes between one operation of a sequential load and the next, in bytes: below zero it
-    /// goes backwards.
+    /// Gap between one operation of a sequential load and the next, in bytes: below zero it goes
+    /// backwards.
     pub add: i64,
 }
 
@@ -78,7 +78,7 @@ impl Load {
         self.writes || self.trims
     }
 
-    /// Which way the next operation on a new block goes; of a mix, so many percent read.
+    /// Draws the direction of the next operation on a new block; of a mix, so many percent read.
     pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> DataDirection {
         match self {
             Self { trims: true, .. } => DataDirection::Trim,

@@ -1,4 +1,4 @@
-//! What is written down over time: `write_bw_log`, `write_lat_log`, `write_iops_log`.
+//! Options on logs over time: `write_bw_log`, `write_lat_log`, `write_iops_log`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct LogOptions {
     pub latency: Option<String>,
     /// Operations per second.
     pub iops: Option<String>,
-    /// What is put together into one entry; with nothing, each operation has its own.
+    /// Window that is summed up in one entry; with nothing, each operation has its own.
     pub window: Duration,
     /// True if each line says where its operation began.
     pub offsets: bool,
@@ -38,7 +38,7 @@ impl Default for LogOptions {
     }
 }
 
-/// What a log tells.
+/// Kind of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
     /// KiB per second.

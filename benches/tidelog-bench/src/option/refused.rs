@@ -71,7 +71,7 @@ pub(super) fn settled(name: &str, value: &str) -> Option<Result<(), BenchError>>
     Some(is_so.then_some(()).ok_or_else(|| BenchError::usage(format!("{name}={value}: {why}"))))
 }
 
-/// That something is no option, and why, or what may have been meant.
+/// Returns the message that a name is no option, and why, or what may have been meant.
 pub fn no_option(name: &str) -> String {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return format!("{name}: {why}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What `k` means.
+/// Base of `k`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KbBase {
     /// fio's default: `k` and `kb` are 1024, and `kib` is 1000.
@@ -181,7 +181,7 @@ pub fn processors(text: &str) -> Result<Vec<usize>, String> {
 pub enum Nodes {
     /// Every one.
     All,
-    /// These.
+    /// Some of the values.
     Some(Vec<usize>),
 }
 

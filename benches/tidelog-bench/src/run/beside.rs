@@ -1,4 +1,4 @@
-//! What jobs that run side by side know of each other: who is over, whom that ends, and how the
+//! State that jobs share that run side by side: which are over, whom that ends, and how the
 //! operations of a flow are shared.
 
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use crate::load::Zones;
 use crate::option::{ExitWhat, JobOptions};
 use crate::stats::Steady;
 
-/// How often a job that waits for its beginning looks whether it has come.
+/// Interval at which a waiting job checks whether its beginning has come.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Jobs that run side by side.
 #[derive(Debug)]
 pub(super) struct Beside {
-    /// How many threads of each name are not over.
+    /// Number of running threads of each name.
     running: BTreeMap<String, AtomicU32>,
     flows: BTreeMap<u64, Flow>,
     /// True if the jobs of a group that are reported as one run steadily.
     steady: BTreeMap<usize, Arc<Steady>>,
-    /// Which groups of the report shall end.
+    /// Groups of the report that shall end.
     ended_groups: BTreeMap<usize, AtomicBool>,
     ended: AtomicBool,
     /// True if the whole run shall.
@@ -38,7 +38,7 @@ struct Flow {
 }
 
 impl Beside {
-    /// Of these jobs.
+    /// Makes the state of these jobs.
     pub(super) fn new(jobs: &[JobOptions], ended_all: &Arc<AtomicBool>) -> Self {
         let mut beside = Self {
             running: BTreeMap::new(),
@@ -99,7 +99,7 @@ impl RunThread {
         }
     }
 
-    /// What looks whether the job runs steadily, if anything does.
+    /// Returns the check for a steady run, if there is one.
     pub(super) fn steady(&self) -> Option<&Steady> {
         self.steady.as_deref()
     }

@@ -1,11 +1,11 @@
-//! When a job is over.
+//! End of a job, by its budget.
 
 use std::time::{Duration, Instant};
 
 use crate::option::JobOptions;
 use crate::stats::Recorder;
 
-/// How much a job still may do.
+/// Remaining work of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     /// Bytes that it may still begin to move; `None` while only time counts.
@@ -16,7 +16,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Of a job whose one pass moves `pass` bytes.
+    /// Makes the budget of a job whose one pass moves `pass` bytes.
     pub(super) fn new(job: &JobOptions, pass: u64) -> Self {
         let bytes = job.io_size.map_or(pass.saturating_mul(job.loops), |size| size.of(pass));
         let operations = job.number_ios;

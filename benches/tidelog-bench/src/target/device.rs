@@ -9,7 +9,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
 
-/// What an open device is, whatever its name stands for by now.
+/// Returns the identity of an open device, whatever its name stands for by now.
 pub(super) fn identity(device: &Device) -> Result<DeviceIdentity, BenchError> {
     let metadata = device.file().metadata().map_err(|source| {
         let what = format!("{}: cannot find out which device it is", device.path().display());
