@@ -1,4 +1,4 @@
-"""What each tool says of itself: the `--help` of the tool and of each of its commands."""
+"""Help texts of each tool: the `--help` of the tool and of each of its commands."""
 
 import os
 import re

@@ -60,7 +60,7 @@ def on_post_build(config):
 
 
 class _Page(HTMLParser):
-    """What a page loads, and where its links lead."""
+    """Resources that a page loads, and targets of its links."""
 
     def __init__(self):
         super().__init__()

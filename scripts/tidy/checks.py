@@ -56,7 +56,7 @@ def widths_of_source(path, text):
 
 
 def comment_mark(path):
-    """What comments of a file begin with; None: it has no code."""
+    """Returns the characters that begin a comment of a file; None: it has no code."""
     if RUST.search(path) or CPP.search(path):
         return "//"
     return "#" if HASH_COMMENTS.search(path) else None
@@ -125,7 +125,7 @@ def no_circles(tree):
 
 
 def graphs(tree):
-    """For each house (a crate's src, the Python package): room -> the rooms it uses."""
+    """Returns, for each house (a crate's src, the Python package), a map of each room to the rooms it uses."""
     houses = {}
     for path, text in tree.items():
         crate = re.match(r"(.*?/src)/([a-z_]+)", path)

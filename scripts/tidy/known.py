@@ -1,4 +1,4 @@
-"""What the checks take as it is, each with its reason. Nothing is added here without one."""
+"""Exceptions of the checks, each with its reason. Nothing is added here without one."""
 
 ABI_MODULE = "torch-bridge/python/tidelog/abi/_native.py"
 # Those that call the C library; tests/torch/test_package.py reads this, too.

@@ -122,7 +122,7 @@ def paragraph(lines):
 
 
 def function_depths(text):
-    """For each line of C or C++, whether it begins within the body of a function, or within an expression."""
+    """Returns, for each line of C or C++, whether it begins within the body of a function, or within an expression."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), rust.without_strings(text), flags=re.DOTALL)
     within, stack, head = [False], [], ""
     for character in code:

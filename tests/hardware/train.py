@@ -319,7 +319,7 @@ class Comparison:
 
 
 def gpu_address(device):
-    """Where CUDA's first GPU is, if torch tells."""
+    """Returns the PCI address of CUDA's first GPU, if torch tells."""
     if device != "cuda":
         return None
     properties = torch.cuda.get_device_properties(0)

@@ -1,5 +1,4 @@
-"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in both
-directions.
+"""Tests that the declarations of the C ABI in tidelog.abi are those of include/tidelog.h, in both directions.
 """
 
 import ctypes

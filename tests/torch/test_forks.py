@@ -82,7 +82,7 @@ LOADERS = {
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("updates", ["own", "lazy", "early"])
 def test_workers_of_a_loader_read_what_is_out(compare, monkeypatch, name, updates):
-    """In each epoch they start anew, when the data that nothing else uses is out."""
+    """Checks workers that start in each epoch, when the data that nothing else uses is out."""
     if updates != "own" and name not in ("tensors", "holder"):
         pytest.skip("the same with one or two kinds of datasets")
 

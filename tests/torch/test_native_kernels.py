@@ -83,7 +83,7 @@ def custom_ops(kernel):
 
 @pytest.fixture(scope="module")
 def extension_ops(tmp_path_factory):
-    """The same as an extension in C++."""
+    """Builds the ops as an extension in C++."""
     folder = tmp_path_factory.mktemp("extension")
     torch.ops.load_library(str(native.build_for_torch(folder, "extension", EXTENSION)))
     return torch.ops.tidetest_cpp.add_scaled, torch.ops.tidetest_cpp.add_scaled_

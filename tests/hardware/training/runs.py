@@ -27,7 +27,7 @@ LEARNING_RATE = 3e-4
 
 
 class Lacking(Exception):
-    """This machine cannot run it, and why."""
+    """Error of a run that this machine cannot do, with the reason."""
 
 
 def run_plain(arguments):

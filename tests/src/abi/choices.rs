@@ -1,14 +1,14 @@
-//! Where a caller's decisions come from.
+//! Source of a caller's decisions.
 
 use crate::sim::Random;
 
 /// Decisions, one after the other.
 pub enum Choices {
-    /// Those of a seed; they never end.
+    /// Decisions of a seed; they never end.
     Seeded(Random),
-    /// Those that somebody else has made, as bytes, and numbers for what is no decision.
+    /// Decisions that somebody else has made, as bytes, and numbers for what is no decision.
     Given {
-        /// What is left of them, the next one last.
+        /// Remaining bytes, the next one last.
         bytes: Vec<u8>,
         /// Numbers that decide nothing but which bytes a tensor has.
         contents: Random,

@@ -17,7 +17,7 @@ struct Arguments {
 enum Command {
     /// Writes one good example of everything that is fuzzed, as FOLDER/TARGET/seed-NAME
     Seeds {
-        /// Where the corpus is
+        /// Folder of the corpus
         folder: PathBuf,
     },
     /// Runs inputs of a target one after the other; ends in a panic where one breaks a rule

@@ -1,5 +1,5 @@
-//! Something happens to a device under load, and is undone: nothing hangs, no answer is wrong, and
-//! what was acknowledged is there.
+//! Fault of a device under load, and its repair: nothing hangs, no answer is wrong, and what was
+//! acknowledged is there.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use super::{Failure, Stage};
 use crate::load::{Failure as Unanswered, Ledger, Load, LoadOptions};
 use crate::machine::Watchdog;
 
-/// What happens, as commands for a shell.
+/// Fault, as commands for a shell.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// Makes it happen.
@@ -21,11 +21,11 @@ pub struct Fault {
     pub end: String,
     /// True if the pool notices.
     pub noticed: Noticed,
-    /// What devices may answer then, and nothing else.
+    /// Statuses that devices may return then, and no other.
     pub statuses: Vec<InjectedStatus>,
 }
 
-/// What a device returns, as a plan names it: `ENODEV`, or the type and the code of an NVMe status,
+/// Status of a device, as a plan names it: `ENODEV`, or the type and the code of an NVMe status,
 /// `2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedStatus {
@@ -75,11 +75,11 @@ const ERRNOS: [(&str, i32); 6] = [
 /// True if operations fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Noticed {
-    /// They must.
+    /// Devices must return it.
     Always,
-    /// Only what happens to be in flight just then.
+    /// Devices may return it for operations in flight.
     Perhaps,
-    /// They must not: the kernel retries by itself.
+    /// Devices must not return it: the kernel retries by itself.
     Never,
 }
 
@@ -158,7 +158,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// What devices answered is among what they may answer. Says how many failures told of it.
+    /// Checks that each device returned an expected status. Says how many failures told of it.
     fn expect_answers(&self, failures: &[Unanswered]) -> Result<usize, Failure> {
         let mut answered = 0;
         for failure in failures {

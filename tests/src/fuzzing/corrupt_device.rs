@@ -26,7 +26,7 @@ pub(super) struct Patch {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What stands on the devices.
+/// Contents of the devices.
 pub(super) struct CorruptDevice {
     pub(super) geometry: Geometry,
     pub(super) patches: Vec<Patch>,

@@ -41,8 +41,8 @@ fn open(disks: &[SimDisk], share: u32) -> Result<Pool, String> {
     Pool::open(disks, &options).map_err(|error| error.to_string())
 }
 
-/// If the share opens at all, it can be audited, read, written, committed to, and (unless it is
-/// mined) opened again.
+/// Checks that a share that opens at all can be audited, read, written, committed to, and (unless
+/// it is mined) opened again.
 fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
     let Ok(pool) = open(disks, share) else { return };
     pool.audit().expect("what was opened keeps the log's rules");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Unavailable, system};
 
-/// How a loop device is made.
+/// Options of a loop device.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopOptions {
     /// Bytes of a sector: 512 or 4096.
@@ -59,7 +59,7 @@ impl LoopDevice {
         &self.node
     }
 
-    /// What the kernel calls it.
+    /// Returns the kernel's name of the device.
     pub fn name(&self) -> &str {
         self.node.trim_start_matches("/dev/")
     }

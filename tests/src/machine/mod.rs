@@ -1,6 +1,6 @@
-//! What tests borrow from the machine they run on, and give back however they end: directories,
-//! loop devices, mounts, a limit on memory, other processes, a GPU that is none. Where the machine
-//! has none, a test says so and skips.
+//! Resources that tests borrow from the machine they run on, and give back however they end:
+//! directories, loop devices, mounts, a limit on memory, other processes, a GPU that is none. Where
+//! the machine has none, a test says so and skips.
 
 mod directory;
 mod fake_gpu;

@@ -4,10 +4,10 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 /// Tells a process of a test that it is one, and what it is to do.
 const TOLD: &str = "TIDELOG_TEST_TOLD";
-/// What it says on its standard output, among what the test harness says.
+/// Prefix of a child's lines on its standard output, among what the test harness says.
 const SAYS: &str = "child: ";
 
-/// What this process was told, if a test started it as its [`Other`].
+/// Returns the message to this process, if a test started it as its [`Other`].
 pub fn told() -> Option<String> {
     std::env::var(TOLD).ok()
 }
@@ -37,7 +37,7 @@ impl Other {
         Self { child, lines }
     }
 
-    /// In that process: says something to the one that started it.
+    /// Sends a message to the process that started this one.
     pub fn say(what: impl std::fmt::Display) {
         println!("\n{SAYS}{what}");
     }

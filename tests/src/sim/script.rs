@@ -1,4 +1,4 @@
-//! What a run does: acts that stand on their own, so that any of them can be left out.
+//! Script of a run: acts that stand on their own, so that any of them can be left out.
 
 use super::harm::{self, Harm};
 use super::model::Content;
@@ -99,18 +99,18 @@ impl Act {
     }
 }
 
-/// What is left of unflushed writes when the power goes.
+/// Remains of unflushed writes when the power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Nothing.
+    /// None.
     Drop,
-    /// All of them.
+    /// All writes.
     Keep,
     /// Each block by chance of this seed.
     Torn(u32),
 }
 
-/// What a disk does wrong once.
+/// Fault that a disk has once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OneTimeFault {
     /// A read fails.
@@ -140,19 +140,19 @@ pub enum OneTimeFault {
 /// A seed's disks and acts.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Where it came from; also decides the disks' latencies.
+    /// Seed of the script; also decides the disks' latencies.
     pub seed: u64,
-    /// How many disks.
+    /// Number of disks.
     pub disks: u8,
     /// The smallest unit that the disks write whole: 512 or 4096.
     pub logical_block: u32,
     /// Bytes of one stripe unit, in KiB.
     pub stripe_kib: u64,
-    /// What is done.
+    /// Acts of the run.
     pub acts: Vec<Act>,
 }
 
-/// How many tensors a script knows of each kind, and how long they are.
+/// Number of tensors that a script knows of each kind, and how long they are.
 #[derive(Clone, Copy)]
 pub(super) struct Population {
     pub(super) ids: u64,

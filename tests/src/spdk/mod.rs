@@ -1,6 +1,5 @@
-//! What must be so on the data path spdk by itself, whichever controllers it has: errors and
-//! time-outs, peer DMA. And SPDK's own target program, which serves controllers where there are
-//! none.
+//! Rows for the data path spdk by itself, whichever controllers it has: errors and time-outs, peer
+//! DMA. And SPDK's own target program, which serves controllers where there are none.
 
 mod beside;
 mod path;
@@ -20,14 +19,14 @@ pub use path::{
 
 use crate::conformance::Failure;
 
-/// How long a command may take in tests: soon enough for a test, late enough for a machine that
-/// others use too.
+/// Time limit of a command in tests: soon enough for a test, late enough for a machine that others
+/// use too.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One thing that must be so: its name, and what shows it.
 pub type Row = (&'static str, fn(&[DeviceSpec]) -> Result<String, Failure>);
 
-/// How a controller is reached, as its name says.
+/// Transport of a controller, as its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     Bus,

@@ -26,7 +26,7 @@ pub(super) struct Thread {
 
 #[derive(Clone, Copy, Default)]
 struct Tensor {
-    /// What it is, if it is there.
+    /// Content of the tensor, if it is there.
     content: Option<Content>,
     /// An operation of it is in flight.
     busy: bool,
@@ -42,9 +42,9 @@ struct Flight {
 
 enum What {
     Put(Content),
-    /// Of these bytes of the content.
+    /// Range of the content's bytes.
     Get(Content, u64, u64),
-    /// And whether the memory is what was put.
+    /// Result: whether the memory is what was put.
     Verify(bool),
 }
 

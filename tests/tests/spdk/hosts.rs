@@ -46,7 +46,7 @@ impl Host {
     }
 }
 
-/// The other host is refused, and told who has it.
+/// Checks that another host is refused, and told who has it.
 fn refused(name: &str, devices: &str, format: bool, owner: &str) -> Result<String, Failure> {
     match Host::start(name, devices, format)? {
         Err(said) if said.contains(&format!("owned by host {owner}")) => Ok(said),

@@ -1,5 +1,5 @@
-"""What the tests' tensors are made on, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a
-GPU that is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
+"""Device of the tests' tensors, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a GPU that
+is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
 
 On a GPU half of each step is launched on a stream of its own, and ordered by events as a program must.
 """
@@ -41,7 +41,7 @@ def is_host():
 
 
 def kind():
-    """What torch calls the device of the tensors."""
+    """Returns torch's name of the tensors' device."""
     return "cuda" if name == "cuda" else "cpu"
 
 

@@ -25,7 +25,7 @@ class _Share(numpy_arrays.Pool):
         super().__init__(_library.load_library()._name, devices, staging=MIB, share=share, must_exist=1)
 
     def commit(self, tensors):
-        """All of them at once, as durable tensors."""
+        """Commits all tensors at once, as durable ones."""
         batch = ctypes.c_uint64()
         self._check(self._library.tide_batch_begin(self._pool, ctypes.byref(batch)))
         for name, tensor in tensors:

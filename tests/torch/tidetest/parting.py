@@ -40,7 +40,7 @@ class Program:
 
 
 def plain(factors, device="cpu"):
-    """The same without Tidelog."""
+    """Trains without Tidelog."""
     program = Program(device)
     for index, factor in factors:
         program.change(index, factor)

@@ -158,7 +158,7 @@ class World:
         self.notes.append((label, outcome(function, *arguments)))
 
     def result(self):
-        """Everything that a wrong byte would show in."""
+        """Returns all state in which a wrong byte would show."""
         found = {f"parameter {name}": bits(value) for name, value in self.model.named_parameters()}
         found |= {f"buffer {name}": bits(value) for name, value in self.model.named_buffers()}
         for index, parameter in enumerate(self.model.parameters()):

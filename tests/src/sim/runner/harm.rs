@@ -19,12 +19,12 @@ use crate::sim::script::Cut;
 /// More operations than a script has.
 const NEVER: u64 = 1 << 40;
 
-/// What must become of a pool that was harmed.
+/// Outcome that a harmed pool must have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Must {
-    /// It opens, and nothing is lost.
+    /// Open, with nothing lost.
     Open,
-    /// It is refused, as often as it is tried.
+    /// Refusal, as often as it is tried.
     BeRefused,
     /// Either: never does it open without what was acknowledged.
     BeSound,
@@ -34,7 +34,7 @@ enum Must {
 struct Harmed {
     extent: BlockExtent,
     how: How,
-    /// What stood there.
+    /// Original bytes.
     before: Vec<u8>,
 }
 
@@ -48,14 +48,14 @@ impl Harmed {
         matches!(self.how, How::Zeroes | How::Unreadable)
     }
 
-    /// As it was before, whatever was written since.
+    /// Restores the original bytes, whatever was written since.
     fn undo(&self, disks: &[SimDisk]) {
         let (disk, block) = (&disks[self.extent.disk], self.extent.block());
         if self.is_overlay() { disk.restore(block) } else { disk.overwrite(block, &self.before) }
     }
 }
 
-/// What was done to a pool.
+/// Harm of a pool.
 struct Done {
     harm: Harm,
     /// One block at least.
@@ -158,7 +158,7 @@ impl Runner<'_> {
         harmed
     }
 
-    /// Another device's superblock, or another pool's.
+    /// Returns the superblock of another device, or of another pool.
     fn another(&self, superblock: Superblock, how: How) -> Superblock {
         let devices = self.disks.len() as u32;
         if how == How::OfAnotherDevice && devices > 1 {
@@ -282,8 +282,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// What a check says after a crash, or after closing, where nothing else has happened: that
-    /// nothing is damaged but what may be.
+    /// Checks a pool after a crash, or after closing, where nothing else has happened: that nothing
+    /// is damaged but what may be.
     pub(super) fn verdict(&mut self) -> Check {
         if self.may_be_hurt() || self.was_hurt {
             return Ok(());
@@ -361,7 +361,7 @@ fn targets(structures: &PoolStructures<'_>, harm: &Harm) -> Vec<(BlockExtent, Ho
 }
 
 impl Done {
-    /// What must become of the pool.
+    /// Returns the outcome that the pool must have.
     fn must(&self) -> Must {
         let Self { harm, harmed, in_all, closed, .. } = self;
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);

@@ -9,7 +9,7 @@ use super::faults::{AllowedErrors, struck_by};
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
 
-/// How the pool is opened.
+/// Returns the options to open the pool.
 pub(super) fn options() -> OpenOptions {
     OpenOptions {
         staging: ByteCount::kib(256),
@@ -43,7 +43,7 @@ impl Runner<'_> {
         self.open()
     }
 
-    /// After a power cut.
+    /// Recovers after a power cut.
     pub(super) fn recover(&mut self) -> Check {
         self.figures.crashes += 1;
         self.close()?;
