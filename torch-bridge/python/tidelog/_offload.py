@@ -1,4 +1,4 @@
-"""What a user says of a block: `offload` and its options."""
+"""Block as a user opens it: `offload` and its options."""
 
 import os
 from collections.abc import Iterable
@@ -288,7 +288,7 @@ def _budget(
 
 
 def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] | str) -> CallsSeen | CallsOfClasses:
-    """How calls of named blocks are seen."""
+    """Returns the way in which calls of named blocks are seen."""
     if isinstance(blocks, str):
         names = [name.strip() for name in blocks.split(",")]
         if not all(name.isidentifier() for name in names):
@@ -300,7 +300,7 @@ def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] |
 
 
 def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:
-    """How ranks go on together; None: there is one process."""
+    """Returns the state that ranks resume together; None: there is one process."""
     if not go_on_together():
         return None
     from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need

@@ -1,4 +1,4 @@
-"""What runs as a whole: no signal handler and no finalizer of the program runs in the middle of it.
+"""Sections that run as a whole: no signal handler and no finalizer of the program runs in the middle of it.
 
 Without a block an op is one call of C, and so is most of what reads a tensor's memory. Inside one they are Python of
 ours, too, and Python runs handlers of signals between any two bytecodes, and finalizers wherever its garbage collector

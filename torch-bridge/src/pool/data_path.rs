@@ -41,8 +41,8 @@ impl DataPath {
         }
     }
 
-    /// What the engine is to choose from, and what opens the path where that is none of the
-    /// engine's. What lies in the arena is read and written in place.
+    /// Opens the data path that the engine chooses, or the one that is not the engine's. What lies
+    /// in the arena is read and written in place.
     pub(super) fn open(
         self,
         place: MemoryPlace,

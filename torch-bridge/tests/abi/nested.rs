@@ -18,7 +18,7 @@ fn full(name: &str) -> Framework {
     framework
 }
 
-/// The same, in which the next request is for the release of storage 2.
+/// Makes a framework in which the next request is for the release of storage 2.
 fn about_to_release(name: &str) -> Framework {
     let mut framework = full(name);
     assert_eq!(tide_session_evict(framework.session, 2), TIDE_ACTION);

@@ -1,5 +1,5 @@
-"""The other ranks of a distributed program: which of them has failed, and why; and from which step on
-all of them follow their plans.
+"""Failures of other ranks of a distributed program: which of them has failed, and why; and from which step on all of
+them follow their plans.
 
 A rank that fails leaves the others in a collective, whose error says that a connection was closed
 and not which rank is gone. So each says who it is, and what ended its block, in the store that all
@@ -33,12 +33,12 @@ _PLAN_STEPS_MAX = 5
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of this machine, as torchrun says it."""
+    """Returns this process's number among the ranks of this machine, as torchrun says it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def local_world_size() -> int:
-    """How many ranks this machine has."""
+    """Returns the number of ranks of this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -60,7 +60,7 @@ def go_on_together() -> bool:
 
 
 class Ranks:
-    """What one rank's block says to the others, and hears of them."""
+    """Messages between one rank's block and the others."""
 
     blocks = 0  # of this process, that were distributed: what one says is not meant for the next
 
@@ -169,7 +169,7 @@ def _tell(what: str, value: object) -> None:
 
 
 def _heard(what: str, rank: int) -> Any:
-    """What a rank told; None: nothing."""
+    """Returns the message of a rank; None: nothing."""
     store = _store()
     return json.loads(store.get(_key(what, rank))) if store.check([_key(what, rank)]) else None
 
@@ -180,7 +180,7 @@ def _others() -> tuple[list[int], int]:
 
 
 def _first_error() -> str | None:
-    """Which other rank's block has failed, and why."""
+    """Returns the rank whose block failed first, and the reason."""
     others, size = _others()
     for rank in others:
         if (told := _heard("error", rank)) is not None:

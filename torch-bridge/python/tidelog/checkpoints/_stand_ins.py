@@ -61,7 +61,7 @@ class StandIns(Writer):
         return copy.deepcopy(value)
 
     def check(self, tensor: torch.Tensor) -> None:
-        """As for any checkpoint."""
+        """Checks a tensor as for any checkpoint."""
         try:
             super().check(tensor)
         except _errors.Error as error:

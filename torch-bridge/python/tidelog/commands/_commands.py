@@ -1,4 +1,4 @@
-"""What the commands of `tidelog` have in common: how they are read, and how they end."""
+"""Parts that the commands of `tidelog` share: how they are read, and how they end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands(Protocol):
-    """What commands are added to."""
+    """Object to which commands are added."""
 
     def add_parser(self, name: str, **words: Any) -> Parser:
         """A command line of the command's own."""
@@ -64,7 +64,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def reader(read: Callable[[Any, str], Any], name: str) -> Callable[[str], Any]:
-    """How argparse reads an option that a function reads: what makes no sense is a wrong command line."""
+    """Returns a reader for argparse of an option that a function reads: what makes no sense is a wrong command line."""
 
     def reading(text: str) -> Any:
         try:

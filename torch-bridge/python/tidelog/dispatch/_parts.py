@@ -39,7 +39,7 @@ class MemoryInParts:
 
     @property
     def address(self) -> int:
-        """Where the memory is that was taken from the storage."""
+        """Returns the address of the memory that was taken from the storage."""
         return data_ptr(self._aside)
 
     @property
@@ -109,7 +109,7 @@ class PartRequests:
         return address + begin
 
     def release(self, record: Record, storage: Storage, length: int, begin: int) -> None:
-        """Its bytes are elsewhere: its pages go."""
+        """Releases the pages of a part whose bytes are elsewhere."""
         parted: MemoryInParts | None = record.parted
         if parted is None or begin not in parted.moving:
             return  # what was coming, and was not asked for yet

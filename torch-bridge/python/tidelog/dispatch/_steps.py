@@ -147,7 +147,7 @@ class Steps:
         self.place.end_op()
 
     def learn_again(self) -> None:
-        """Between two steps: those to come are others, and are learnt as the first ones were."""
+        """Restarts learning between two steps: those to come are others, and are learnt as the first ones were."""
         self._session.learn_again()
         self.place.forget_plan()
         self.place.forget_profile()
@@ -198,7 +198,7 @@ class Steps:
 
     @whole
     def end_touch(self) -> None:
-        """What was brought back for an access that is no op may leave again."""
+        """Lets storages leave again that were brought back for an access that is no op."""
         self.place.end_touch()
 
     def make_usual(self, storage: Storage) -> None:

@@ -65,7 +65,7 @@ class Handlers:
                 _signal.signal(number, handler)
 
     def end(self) -> None:
-        """It ends, if it has begun. Before what `_patches` has replaced is put back."""
+        """Ends the replacement, if it has begun. Before what `_patches` has replaced is put back."""
         if self._collects not in gc.callbacks:
             return
         gc.callbacks.remove(self._collects)
@@ -101,5 +101,5 @@ class Handlers:
 
 
 def _handler_of(handler: Any) -> Any:
-    """What the program has set."""
+    """Returns the handler that the program has set."""
     return handler.handler if isinstance(handler, _Handler) else handler

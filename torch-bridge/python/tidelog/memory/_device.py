@@ -1,5 +1,6 @@
-"""Whose memory a block moves: the host's or a GPU's, and what differs with that beside streams and events
-(native/streams.h)."""
+"""Device of a block's memory: the host's or a GPU's, and what differs with that beside streams and events
+(native/streams.h).
+"""
 
 from __future__ import annotations
 
@@ -60,16 +61,17 @@ class Host:
         return bool(torch.cuda.is_initialized())
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
-        """How much of the budget staging buffers take."""
+        """Returns the part of the budget for staging buffers."""
         return staging
 
     def heap(self, budget: int, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        """What sees to it that freed memory leaves the process, where `tensors_max` bytes of tensors may be in memory,
-        and with them rings of the session, up to `budget`."""
+        """Returns the object that sees to it that freed memory leaves the process, where `tensors_max` bytes of tensors
+        may be in memory, and with them rings of the session, up to `budget`.
+        """
         return _heap.Heap(budget)
 
     def at_work(self) -> contextlib.AbstractContextManager[object]:
-        """While a block is open."""
+        """Context of an open block."""
         return contextlib.nullcontext()
 
     def pools(self) -> Sequence[range]:
@@ -83,7 +85,7 @@ class Host:
         return None
 
     def use_parts(self) -> bool:
-        """In the next block it is. Returns whether what comes back has memory of ours then, not of torch's."""
+        """Uses parts in the next block. Returns whether what comes back has memory of ours then, not of torch's."""
         return False
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:

@@ -44,7 +44,7 @@ class Kept:
         return int(self._library.tide_memory_hold(most))
 
     def release(self) -> None:
-        """All that is kept goes back to the kernel."""
+        """Releases all kept memory to the kernel."""
         self._library.tide_memory_release(_ALL)
 
     @property
@@ -54,7 +54,7 @@ class Kept:
 
 
 def begin() -> Kept | None:
-    """From here on freed memory is kept. None: torch's allocator stays as it is."""
+    """Begins to keep freed memory. None: torch's allocator stays as it is."""
     library = _directed()
     if library is None:
         return None
@@ -73,7 +73,7 @@ def keep_small(on: bool) -> None:
 
 
 def end() -> None:
-    """Nothing is kept from here on."""
+    """Ends keeping freed memory."""
     library = _directed()
     if library is not None:
         library.tide_memory_keep(0)

@@ -6,7 +6,7 @@
 
 namespace tidelog {
 
-// Of one overload.
+// Kernel of one overload.
 class Boxed final : public c10::OperatorKernel, public Kernel {
  public:
   explicit Boxed(const c10::OperatorHandle& op)

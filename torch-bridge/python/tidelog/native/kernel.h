@@ -1,5 +1,5 @@
-// What is decided of an op: what it uses and makes, where that is, and what must come in first. An op meets one of
-// three paths, by how much must be known. It is correct on each of them.
+// Kernel of every op: what it uses and makes, where that is, and what must come in first. An op meets one of three
+// paths, by how much must be known. It is correct on each of them.
 //
 // quiet     nothing is out or on its way and there is room: only an op's new storages are counted.
 // planned   a plan is followed: the op's storages are checked for being out, the plan acts at the op's index, and the
@@ -16,7 +16,7 @@
 
 namespace tidelog {
 
-// What Python says of an op, or of the launches of a kernel: `Trait` in `_ops.py`.
+// Traits of an op, or of the launches of a kernel: `Trait` in `_ops.py`.
 enum Trait : uint32_t {
   LOOKS = 1,           // it asks no tensor for its bytes
   LOOKS_AT_SHAPE = 2,  // the same, where its second argument is the shape of its first
@@ -103,7 +103,7 @@ class Kernel {
     return true;
   }
 
-  // What is done once it has run. `op`: of one that is not usual.
+  // Finishes an op that has run. `op`: of one that is not usual.
   void done(const Run& run, const Tensors& results, Op* op = nullptr) const {
     if (run.path == Path::observed)
       ends(run, results, op);
@@ -141,7 +141,7 @@ class Kernel {
   // Returns whether an op writes this argument.
   bool writes(size_t position) const { return (facts_->written >> std::min<size_t>(position, 63) & 1) != 0; }
 
-  // What the session is to be asked.
+  // Returns the question to the session.
   Question asked(Run& run, const Tensors& arguments, const Numbers& numbers) const {
     run.path = Path::observed;
     run.used.clear();
@@ -296,7 +296,7 @@ class Kernel {
     block.step.uses.clear();
   }
 
-  // The same from where it has run.
+  // Finishes an op from where it has run.
   void ends(const Run& run, const Tensors& results, Op* op) const {
     Gil gil;
     Whole whole;

@@ -31,7 +31,7 @@ class Launched final : public Op {
     result_ = checked(PyObject_Call(func_, given_.args.get(), given_.kwargs.get()));
   }
 
-  // It is Python itself.
+  // Runs Python itself.
   void run_in(const Held&) override { run(); }
 
   PyObject* func() const override { return func_; }

@@ -15,7 +15,7 @@ namespace tidelog {
 
 using torch::jit::Stack;
 
-// What has a storage, of an op's arguments or results.
+// Owner of a storage among an op's arguments or results.
 struct Holder {
   size_t position;            // of the argument that it is, or is in
   c10::StorageImpl* storage;  // null: a tensor that has none, of which only the shape counts
@@ -38,7 +38,7 @@ void each_holder(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// The same for an argument or a result of a launch, as Python has it.
+// Visits the storages of an argument or a result of a launch, as Python has it.
 template <class Visit>
 void each_holder(PyObject* value, const Visit& visit) {
   if (THPVariable_Check(value)) {
@@ -84,25 +84,25 @@ inline std::vector<at::Tensor> components_of(const at::Tensor& tensor) {
   }
 }
 
-// Those of an op's arguments, or of its results. Each is alive as long as those are.
+// Tensors of an op's arguments, or of its results. Each is alive as long as those are.
 class Tensors {
  public:
   Tensors() = default;
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
 
-  // Of the last `count` values of a stack.
+  // Takes the tensors of the last `count` values of a stack.
   Tensors(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
   }
 
-  // Of values as C++ has them, which know their own `each_holder`.
+  // Takes the tensors of values as C++ has them, which know their own `each_holder`.
   template <class... Values>
   explicit Tensors(const std::tuple<const Values&...>& values) {
     std::apply([&](const auto&... each) { (add(each), ...); }, values);
   }
 
-  // The same of a launch.
+  // Takes the tensors of a launch.
   explicit Tensors(c10::ArrayRef<PyObject*> values) {
     for (PyObject* each : values) add(each);
   }

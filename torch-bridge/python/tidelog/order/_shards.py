@@ -28,7 +28,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> Storage:
-    """Where that is in memory."""
+    """Returns the storage of a tensor's local part."""
     return untyped_storage(local(tensor))
 
 
@@ -64,7 +64,7 @@ def part_of(value: Any, parameter: Any) -> Any:
 
 
 def maker_of_similar(tensor: Any) -> Callable[[], Tensor]:
-    """What makes tensors of its shape and type, with any values. It does not keep the tensor."""
+    """Returns a function that makes tensors of its shape and type, with any values. It does not keep the tensor."""
     part = local(tensor)
     make = partial(torch.empty_strided, part.shape, part.stride(), dtype=part.dtype, device=part.device)
     if part is tensor:

@@ -65,7 +65,7 @@ class Updates:
         self._handle: RemovableHandle | None = None
 
     def begin(self) -> None:
-        """From here on steps are taken note of."""
+        """Begins to take note of steps."""
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         _patches.put(Optimizer, "state", property(self._state_of, self._set_state))
         for name in ("load_state_dict", "__setstate__"):
@@ -79,7 +79,7 @@ class Updates:
         return None
 
     def figures(self) -> UpdateFigures | None:
-        """What `stats` says."""
+        """Returns the figures for `stats`."""
         return None
 
     # -- what an order says -------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Updates:
         return True
 
     def look_at(self, optimizer: Optimizer) -> None:
-        """Somebody looks at an optimizer's state, or changes it."""
+        """Handles an access to an optimizer's state."""
 
     def run_all(self) -> None:
         """Runs all that are pending."""
@@ -167,7 +167,8 @@ class Updates:
             self._compute(compute)
 
     def _compute(self, compute: Callable[[], None]) -> None:
-        """As the step would have run: its ops are the block's, and what surrounds them is no matter."""
+        """Computes an update as the step would have run: its ops are the block's, and what surrounds them is no matter.
+        """
         usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         self.is_running = True
         try:

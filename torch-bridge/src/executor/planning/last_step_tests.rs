@@ -1,4 +1,4 @@
-//! What the step after a recorded one finds in memory.
+//! Contents of memory at the step after a recorded one.
 
 use tidelog_planner::residency::{
     Attributes, Config, MigrationOutcome, OpBegin, OpProgress, OpUse, Residency, ResidencyAction,

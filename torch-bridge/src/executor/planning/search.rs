@@ -22,7 +22,7 @@ use super::{Divisible, Planned, PlannerPolicy, StepRate};
 /// best most of the time.
 const FIRST_STEPS: u64 = 4;
 
-/// In percent of the plan before: no other one is worth an exchange.
+/// Threshold of an exchange, in percent of the plan before: no other one is worth an exchange.
 const WORTH_PERCENT: u64 = 98;
 
 /// A plan and what the machine follows of it, or why there is none.
@@ -34,7 +34,7 @@ pub(super) struct Attempt {
     pub(super) search: PlanSearch,
 }
 
-/// What the next plan of a search is for.
+/// Occasion of the next plan of a search.
 pub(super) enum Occasion {
     /// Two steps with a trace of this fingerprint were alike.
     First { fingerprint: u64 },
@@ -51,10 +51,10 @@ impl Attempt {
     }
 }
 
-/// What plans are made for.
+/// Task of a search for plans.
 pub(super) struct PlanTask {
     pub(super) policy: PlannerPolicy,
-    /// Of which storages parts may move.
+    /// Storages of which parts may move.
     pub(super) moves_parts: Divisible,
     pub(super) trace: Arc<Trace>,
     pub(super) machine: Machine,
@@ -69,14 +69,14 @@ pub(super) struct PlanSearch {
     thread: JoinHandle<()>,
 }
 
-/// Between the thread and the session.
+/// Slot between the thread and the session.
 struct PlanSlot {
     began: Instant,
     /// The best plan so far, if it was not taken yet.
     newest: Mutex<Option<PlanResult>>,
-    /// When the last one came, in microseconds since the search began.
+    /// Time of the last plan, in microseconds since the search began.
     last: AtomicU64,
-    /// Nobody waits for plans any longer.
+    /// True if nobody waits for plans any longer.
     dropped: AtomicBool,
 }
 

@@ -28,11 +28,11 @@ pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
 pub(super) struct Transfers {
     store: Arc<BackingStore>,
     in_flight: FxHashMap<TransferId, InFlight>,
-    /// Those that have ended for the machine, and of which the host has not seen the end.
+    /// Transfers that have ended for the machine, and of which the host has not seen the end.
     ordered: FxHashMap<TransferId, OrderedTransfer>,
     requests: VecDeque<QueuedRequest>,
     last_sequence: u64,
-    /// How many ops are around the one that is begun.
+    /// Number of ops around the one that is begun.
     depth: usize,
     /// Requests that were handed out and are not answered yet, and how deep that was.
     begun: Vec<(u64, usize)>,
@@ -108,8 +108,8 @@ impl Transfers {
         self.requests.push_back(QueuedRequest { request, transfer });
     }
 
-    /// So many ops are around the one that is begun. What was begun inside of one that is over was
-    /// cut short: it is handed out again.
+    /// Sets the number of ops around the one that is begun. What was begun inside of one that is
+    /// over was cut short: it is handed out again.
     pub(super) fn nest(&mut self, depth: usize) {
         self.depth = depth;
         self.begun.retain(|(_, at)| *at <= depth);
@@ -149,7 +149,8 @@ impl Transfers {
         requests.filter(|it| self.is_begun_around(it.sequence)).map(|it| it.of.storage)
     }
 
-    /// What the caller is to give up, with its size, but cannot before the op around goes on.
+    /// Iterates over the storages that the caller is to give up, with their sizes, but cannot
+    /// before the op around goes on.
     pub(super) fn kept_around(&self) -> impl Iterator<Item = (RequestedBytes, u64)> + '_ {
         let requests = self.requests.iter().map(|queued| queued.request);
         let kept = requests.filter(|request| {
@@ -158,7 +159,7 @@ impl Transfers {
         kept.map(|request| (request.of, request.size))
     }
 
-    /// The same, for the caller to begin.
+    /// Hands out a request for the caller to begin.
     pub(super) fn hand_out(&mut self) -> Option<MemoryRequest> {
         let next = self.next_request()?;
         if !self.begun.iter().any(|(sequence, _)| *sequence == next.sequence) {
