@@ -247,8 +247,7 @@ def report(arguments, plain, tide, budget):
 
 
 def disagreement(steps):
-    """Returns the medians by which the simulation of each planned step, at its pace, was off; empty for too few steps.
-    """
+    """Returns the medians by which the simulation of each planned step, at its pace, was off; empty for too few steps."""
     pairs = [(step, step["simulated"]) for step in steps if step["simulated"]]
     if len(pairs) < STEPS_JUDGED_MIN:
         return {}

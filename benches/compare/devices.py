@@ -37,8 +37,7 @@ def fill(backing, size):
 
 
 def unmount(place, tries=50):
-    """Unmounts a file system, which operations of a killed process hold for a moment longer.
-    """
+    """Unmounts a file system, which operations of a killed process hold for a moment longer."""
     for _ in range(tries):
         if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
             return

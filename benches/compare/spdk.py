@@ -100,7 +100,7 @@ def subsystem(index):
 
 
 def served(ports):
-    """Returns the calls that the target makes of itself at its start."""
+    """Makes the calls by which the target configures itself at its start."""
 
     def call(method, **parameters):
         return {"method": method, "params": parameters}

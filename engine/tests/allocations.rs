@@ -37,7 +37,8 @@ static COUNTING: Counting = Counting;
 
 const OPERATIONS: u64 = 2000;
 const DISK: ByteCount = ByteCount::mib(32);
-/// More puts than the disk has blocks: it takes memory for each when that is first written.
+/// Number of puts, more than the disk has blocks: it takes memory for each when that is first
+/// written.
 const WARM_UP: u64 = 2 * DISK.0 / BYTES as u64;
 const TENSORS: u64 = 64;
 const BYTES: usize = 4096;

@@ -36,7 +36,7 @@ where
     Pieces: IntoIterator<Item = (ChunkPlace, usize)>,
     Checksum: FnOnce(&Stream) -> Result<(), CudaError>,
 {
-    /// Puts it into a stream. If that fails, nothing of it is under way.
+    /// Puts the sequence of steps into a stream. If that fails, nothing of it is under way.
     ///
     /// # Safety
     /// Until `done` has happened all memory that it names is allocated, and both events are open.

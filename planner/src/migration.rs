@@ -20,8 +20,7 @@ pub enum MigrationDirection {
     /// Eviction, out of memory. The memory is free once a valid copy is complete.
     #[serde(rename = "evict")]
     Out,
-    /// Back into memory: a fetch, or a prefetch where a plan begins it. The memory is taken from
-    /// the start.
+    /// Fetch, or a prefetch where a plan begins it. The memory is taken from the start.
     #[serde(rename = "prefetch")]
     In,
 }

@@ -62,8 +62,8 @@ class HookRecorder(recorder.Recorder):
         self._carried = {id(self._of(tensor.untyped_storage())): name for name, tensor in named}
 
     def carried(self, named):
-        """Returns the tensors that the recorded step has made, which die in the next one when those that were carried
-        died in this one.
+        """Records the deaths of tensors that the recorded step has made: each dies in the next step when the one that
+        was carried died in this one.
         """
         for name, tensor in named:
             death = {"storage": self._of(tensor.untyped_storage()).index, "previous": True}

@@ -1,4 +1,4 @@
-"""The rules that `make lint` holds the source to. Each takes a tree (path -> text) and yields what breaks it."""
+"""Rules of `make lint` for the source. Each takes a tree (path -> text) and yields what breaks it."""
 
 import re
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import known
 import python
 import rust
+import summaries
 
 # Comments are as wide as code: rustfmt keeps Rust at 100 columns, ruff Python at 120.
 RUST_COMMENT_COLUMNS = 100
@@ -214,4 +215,17 @@ def words_not_used(glossary):
                 yield cells[0], cells[1]
 
 
-CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words)
+def summary_lines(tree):
+    """The first sentence of each doc comment begins with a noun or a verb, and needs no text outside of it."""
+    for path, text in tree.items():
+        for summary in summaries.of_file(path, text):
+            fault = summaries.fault(summary.sentence)
+            if fault:
+                yield Finding(
+                    path,
+                    summary.line,
+                    f"the summary {fault}: say in the field's terms what the item is (a noun) or does (a verb)",
+                )
+
+
+CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words, summary_lines)

@@ -13,10 +13,12 @@ FIRST_WORDS = frozenset(
     what whatever whether where wherever how however when whenever who whoever whom whose which whichever why
     it its itself they them their theirs he she his her him we our us you your i my
     this that these those such both neither either other others same latter former another
-    here there then thus hence so meanwhile also too again still now not never nowhere only just even else elsewhere far
+    here there then thus hence so meanwhile also too again still now yet not never nowhere only just even else elsewhere
+    far everywhere otherwise away back alone alike enough twice mostly more less fewer later further may must can shall
     as if unless though although while once until till since because and or but nor than like
     in on at for of to with without by from into onto over under above below between among behind beyond beside besides
     before after during within across against along around through throughout towards via per about near out off up down
+    outside inside past
     nothing something anything everything nobody somebody anybody everybody someone anyone everyone
     """.split()
 )
@@ -25,6 +27,7 @@ POINTERS = re.compile(
     r"^(the|quite the|just the) (same|other|others|rest|latter|former|above)\b"
     r"|\b(as|see|the) (above|below)\b"
     r"|\bas before\b|\b(likewise|ditto|aforementioned|aforesaid)\b"
+    r"|^\w+( whether| if)? (it|its|they|them|their)\b"
     r"|^one (that|who|which|whose|of (them|these|those))\b"
     r"|^(all|none|some|many|most|each|any) (that|who|which|whose|of (it|them|this|these|those))\b",
     re.IGNORECASE,
@@ -47,7 +50,7 @@ class Summary(NamedTuple):
 
 
 def fault(sentence):
-    """A description of what is wrong with a summary, or None."""
+    """Describes what is wrong with a summary; None where nothing is."""
     if sentence.startswith(("`", "[`", "#", "|", "```")):
         return None
     word = FIRST_WORD.match(sentence)
@@ -123,7 +126,12 @@ def paragraph(lines):
 
 def function_depths(text):
     """Returns, for each line of C or C++, whether it begins within the body of a function, or within an expression."""
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), rust.without_strings(text), flags=re.DOTALL)
+    code = re.sub(
+        r"//[^\n]*|/\*.*?\*/",
+        lambda found: re.sub(r"[^\n]", " ", found[0]),
+        rust.without_strings(text),
+        flags=re.DOTALL,
+    )
     within, stack, head = [False], [], ""
     for character in code:
         if character == "\n":

@@ -1,5 +1,4 @@
-"""Tests that the declarations of the C ABI in tidelog.abi are those of include/tidelog.h, in both directions.
-"""
+"""Tests that the declarations of the C ABI in tidelog.abi are those of include/tidelog.h, in both directions."""
 
 import ctypes
 import re

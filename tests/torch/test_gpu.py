@@ -368,7 +368,7 @@ MODEL_BUDGET = LAYERS * LAYER // 2
 
 
 def layer_weights():
-    """Returns weights, the same for every way to make the model, in the host's memory, one at a time."""
+    """Yields the weights, the same for every way to make the model, in the host's memory, one at a time."""
     for number in range(LAYERS):
         yield np.random.default_rng(number).standard_normal((WIDTH, WIDTH), dtype=np.float32)
 

@@ -350,7 +350,7 @@ def test_what_is_read_still_counts_against_the_budget(fake, pool, mode):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_memory_that_is_read_still_is_the_next_fetchs(fake, pool, seed):
-    """Returns the copy waits for that memory alone, and the op for the copy."""
+    """Checks that the copy waits for that memory alone, and the op for the copy."""
     gpu = fake(seed, laziness=40)
     with spilled(gpu, pool, **WHERE["host memory"]) as (tide, tensors):
         leaves = torch.full((NUMBERS,), 9.0)

@@ -153,7 +153,7 @@ def test_a_block_belongs_to_its_thread_again(pool):
 
 
 def test_a_micro_batch_may_read_what_is_out(pool):
-    """Returns the thread counts as the block's own: tolist() and the like bring back what they need."""
+    """Checks that a micro-batch's thread counts as the block's own: tolist() and the like bring back what they need."""
     run = Run(True)
     sums = {True: [], False: []}
     with tidelog.offload(

@@ -1,5 +1,4 @@
-"""Tests of observers of a parameter, its gradient or its state while their update is pending: none sees old bytes.
-"""
+"""Tests of observers of a parameter, its gradient or its state while their update is pending: none sees old bytes."""
 
 import copy
 import io

@@ -51,7 +51,7 @@ class Counting(Block):
 
 
 class Writing(Block):
-    """Changes its input, past autograd, which would refuse it."""
+    """Block that changes its input past autograd, which would refuse it."""
 
     def forward(self, x):
         x.data.mul_(0.5)

@@ -353,7 +353,8 @@ def test_it_has_them_with_updates_at_other_times(compare, older, name, updates):
 
 @pytest.mark.host_memory(device.SHARED)
 def test_a_queue_of_processes_takes_what_is_out(compare):
-    """Returns the own thread pickles: an error there would be printed, and whoever waits at the other end would hang.
+    """Checks a queue, whose own thread pickles: an error there would be printed, and whoever waits at the other end
+    would hang.
     """
 
     def scenario(world):

@@ -18,7 +18,7 @@ from tidetest.world import World
 
 
 def in_a_thread(function):
-    """Runs it in another thread; returns what it returned or raised."""
+    """Runs a function in another thread; returns what it returned or raised."""
     found = []
 
     def target():

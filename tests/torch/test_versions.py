@@ -94,7 +94,7 @@ class Program:
             self.done += 1
 
     def result(self):
-        """Returns the state tensor by tensor: in a block it does not fit at once."""
+        """Yields the state tensor by tensor: in a block it does not fit at once."""
         state, named = self.optimizer.state, list(self.model.named_parameters())
         yield "losses", self.losses
         for name, parameter in named:

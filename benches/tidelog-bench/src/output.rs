@@ -115,7 +115,7 @@ impl LogFiles {
         Ok(Self { files, of_jobs })
     }
 
-    /// Writes them.
+    /// Writes the results.
     ///
     /// # Errors
     /// One is not there.

@@ -73,7 +73,7 @@ impl Events {
         whole.then_some(found)
     }
 
-    /// Enters it into the block of a share of this pool.
+    /// Enters the events into the block of a share of this pool.
     pub(super) fn enter(self, block: &mut HolderOnMedia, pool: u128, share: u32) {
         let Self { begun, confirmed, mark } = self;
         if begun.number == 0 {

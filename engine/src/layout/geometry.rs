@@ -72,7 +72,7 @@ pub enum GeometryError {
         /// The smallest device that would do.
         needed: ByteCount,
     },
-    /// More blocks in one segment, over all devices, than the log counts.
+    /// The segments have more blocks each, over all devices, than the log counts.
     #[error("a segment of {segment} on each of {devices} devices is too large; make it smaller")]
     SegmentBlocks {
         /// The segment's slice of one device.

@@ -67,7 +67,7 @@ impl LogMark {
         whole.then_some(found)
     }
 
-    /// Enters it into the block of a share of this pool, beside its event.
+    /// Enters the mark into the block of a share of this pool, beside its event.
     pub(super) fn enter(
         self,
         block: &mut HolderOnMedia,

@@ -9,7 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use super::endian::{U32, U128};
 use super::{BLOCK_BYTES, checkpoint, checksum_of, is_protective_mbr, is_zero, superblock};
 
-/// More than 8 bits differ from the marks of all other structures: none of these can rot to it.
+/// Magic of the mark, of which more than 8 bits differ from the marks of all other structures: none
+/// of these can rot to it.
 const MAGIC: [u8; 8] = *b"UNFINISH";
 
 /// The bytes that each sector begins with that calibration writes.

@@ -145,8 +145,8 @@ pub(super) struct CheckpointRead {
 }
 
 impl CheckpointRead {
-    /// Reads it from its slot and the segments that it lists. Where they cannot be those of one,
-    /// less.
+    /// Reads a checkpoint from its slot and the segments that it lists. Where they cannot be those
+    /// of one, less.
     pub(super) fn of<M: LogMedia>(
         place: &LogPlace,
         media: &M,

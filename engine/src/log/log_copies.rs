@@ -22,7 +22,7 @@ pub(super) struct LogCopies {
 }
 
 impl LogCopies {
-    /// Reads it in these copies.
+    /// Reads the log in these copies.
     pub(super) fn read<M: LogMedia>(
         place: &LogPlace,
         media: &M,

@@ -23,7 +23,7 @@ const NODES_MAX: usize = 1024;
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 
 impl MemoryPolicy {
-    /// Makes it the policy of the calling thread, and of those that it starts afterwards.
+    /// Makes this the policy of the calling thread, and of those that it starts afterwards.
     ///
     /// # Errors
     /// The kernel's: it has no such node, or nothing of NUMA.

@@ -29,7 +29,7 @@ pub struct GroupLimit {
 }
 
 impl SystemMemory {
-    /// Reads it from `/proc` and the control groups, of version 1 or 2.
+    /// Reads the limits from `/proc` and the control groups, of version 1 or 2.
     ///
     /// # Errors
     /// The tables of the kernel that say how much memory the machine has cannot be read. Control

@@ -211,7 +211,7 @@ pub enum Status {
         /// True if the same command would fail again (DNR).
         do_not_retry: bool,
     },
-    /// Fewer bytes than asked for were moved.
+    /// The transfer moved fewer bytes than asked for.
     Short {
         /// Number of bytes that were moved.
         moved: u32,

@@ -210,9 +210,9 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// Reads it, and signs the share's doors with this process's name. A device that is an older
-    /// copy of itself by the count of another share is one for this share, too: it would take
-    /// writes that its twin lacks.
+    /// Reads the events of the share, and signs the share's doors with this process's name. A
+    /// device that is an older copy of itself by the count of another share is one for this share,
+    /// too: it would take writes that its twin lacks.
     ///
     /// # Errors
     /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read

@@ -83,7 +83,7 @@ pub(super) struct Housekeeper {
 }
 
 impl Housekeeper {
-    /// Starts it. `pool` must not be a handle that keeps the pool open.
+    /// Starts the housekeeper. `pool` must not be a handle that keeps the pool open.
     pub(super) fn start(pool: Pool, options: Housekeeping) -> std::io::Result<Self> {
         let wakeup = Arc::clone(&pool.0.shared.wakeup);
         let thread = std::thread::Builder::new()
@@ -92,7 +92,7 @@ impl Housekeeper {
         Ok(Self { wakeup, thread })
     }
 
-    /// Ends it, after what it is at.
+    /// Stops the housekeeper, after what it is at.
     pub(super) fn stop(self) {
         self.wakeup.stop();
         // If it panicked, everything it held was given back on its way out.

@@ -263,7 +263,7 @@ impl<'a> MembersReactor<'a> {
         Self { members, reactor: Some(reactor) }
     }
 
-    /// Ends it.
+    /// Ends the access.
     pub(super) fn close(mut self) -> Result<(), DrainError> {
         self.end()
     }

@@ -161,7 +161,7 @@ struct SoundShare {
 }
 
 impl Found<'_> {
-    /// Reads its index, and writes what has to be written before it can be used. Without a count of
+    /// Reads the index, and writes what has to be written before it can be used. Without a count of
     /// events it is for reading only, and nothing is written.
     fn recover(
         &self,

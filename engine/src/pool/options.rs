@@ -118,7 +118,7 @@ pub struct OpenOptions {
     pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most; by default as many as calibration found, or 32.
     pub depth: Option<u32>,
-    /// Open it to read durable tensors, and write nothing to the devices: no claim, no repair, no
+    /// True to read durable tensors, and write nothing to the devices: no claim, no repair, no
     /// count of this opening. Several processes may have a share open like that at once; while one
     /// has, nobody can open it to write, and the other way round. What a process that was killed
     /// left unfinished stays so. Puts, deletions and batches are refused.

@@ -232,7 +232,7 @@ impl Active {
         !self.has_more() && self.in_flight == 0 && self.unchecked == 0 && self.copying == 0
     }
 
-    /// Returns whether its pieces have to be copied from a GPU before anything else.
+    /// Returns whether the pieces have to be copied from a GPU before anything else.
     pub(super) fn reads_gpu(&self) -> bool {
         self.gpu.is_some() && !matches!(self.job, Job::Read { .. })
     }
@@ -287,7 +287,7 @@ impl Active {
         PieceNeeds { chunk: moves_bytes && !own, room: self.is_on_devices() }
     }
 
-    /// Returns whether its pieces go to devices.
+    /// Returns whether the pieces go to devices.
     pub(super) fn is_on_devices(&self) -> bool {
         !matches!(self.job, Job::Verify { .. })
     }

@@ -267,8 +267,8 @@ impl Reactor {
         self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
     }
 
-    /// Has it end at this time, or before: what is in flight then ends as stopped, and nothing more
-    /// is taken. Whoever waits for a transfer waits no longer.
+    /// Ends the reactor at this time, or before: what is in flight then ends as stopped, and
+    /// nothing more is taken. Whoever waits for a transfer waits no longer.
     pub fn end_at(&self, time: Instant) {
         self.readers.iter().for_each(|reader| reader.end_at(time));
         if !self.submitter.mailbox.is_forked() {

@@ -107,7 +107,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Returns whether its memory is a GPU's.
+    /// Returns whether the memory is a GPU's.
     pub(super) fn is_on_gpu(&self) -> bool {
         match self {
             Self::Write { source, .. } | Self::Verify { source, .. } => source.on_gpu(),

@@ -127,7 +127,7 @@ __device__ unsigned word_past_row(const unsigned (*tables)[256], unsigned word) 
     return low ^ tables[2][word >> 16 & 0xffu] ^ tables[3][word >> 24];
 }
 
-// Past a row, and the next row's words added.
+// Shifts the words past a row, and adds the words of the next row.
 __device__ void add_row(const unsigned (*tables)[256], uint4 &words, uint4 next) {
     words.x = word_past_row(tables, words.x) ^ next.x;
     words.y = word_past_row(tables, words.y) ^ next.y;
@@ -145,7 +145,7 @@ __device__ void read_rows(uint4 (&ahead)[BATCH], const Unit &unit, long long row
     }
 }
 
-// Adds them.
+// Adds rows of words.
 __device__ void add_rows(const unsigned (*tables)[256], uint4 &words, const uint4 (&ahead)[BATCH], unsigned left) {
 #pragma unroll
     for (unsigned next = 0; next < BATCH; next++)
@@ -166,7 +166,8 @@ __device__ unsigned one_word(uint4 words) {
     return multiply(multiply(multiply(words.x, past_word) ^ words.y, past_word) ^ words.z, past_word) ^ words.w;
 }
 
-// Past the rest of a row behind this thread's vector, and `rows`, and back by `zeros` bytes.
+// Returns the weight of a place past the rest of a row behind this thread's vector, and `rows`, and back by `zeros`
+// bytes.
 __device__ unsigned weight_of(unsigned rows, unsigned zeros) {
     unsigned weight = POWERS.past_vectors[threadIdx.x];
 #pragma unroll 1

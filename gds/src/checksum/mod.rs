@@ -63,7 +63,7 @@ unsafe impl Sync for LoadedKernel {}
 static LOADED: PerProcess<Mutex<Vec<Crc32c>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 impl Crc32c {
-    /// Loads it, where that was not done before.
+    /// Loads the kernel, where that was not done before.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let mut loaded = LOADED.get().lock().unwrap_or_else(PoisonError::into_inner);
         let known = loaded.iter().find(|kernel| kernel.0.gpu.ordinal() == gpu.ordinal());

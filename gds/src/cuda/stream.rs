@@ -46,7 +46,7 @@ impl Event {
         Ok(Self { gpu: Arc::clone(gpu), event })
     }
 
-    /// Moves it behind everything that was put into `stream` so far.
+    /// Moves the event behind everything that was put into `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the event is open.
         unsafe { stream.record_raw(self.as_raw()) }

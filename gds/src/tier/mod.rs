@@ -43,7 +43,7 @@ pub enum HostTierError {
     /// A thread could not be started.
     #[error("a thread for copies could not be started: {0}")]
     Thread(String),
-    /// More bytes than are free.
+    /// The put has more bytes than are free.
     #[error("{wanted} do not fit into the {free} that are free in host memory")]
     NoRoom {
         /// The tensor's size.

@@ -110,7 +110,7 @@ impl PciDevice {
         if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
     }
 
-    /// Returns whether its link runs slower or narrower than it could.
+    /// Returns whether the link runs slower or narrower than it could.
     pub fn is_degraded(&self) -> bool {
         let pair = self.link.zip(self.link_max);
         pair.is_some_and(|(link, max)| link.bytes_per_second() < max.bytes_per_second())

@@ -114,7 +114,7 @@ fn tensors_on_the_gpu_go_to_a_file_in_memory() {
     println!("FACT cuFile {}: to a file in memory at {write}", driver.facts().mode);
 }
 
-/// Returns whether `GetStatus` tells of the entries of a batch that was cancelled.
+/// Checks whether `GetStatus` reports the entries of a batch that was cancelled.
 #[test]
 fn a_cancelled_batch_is_told_of_or_given_up() {
     let test = "a_cancelled_batch_is_told_of_or_given_up";

@@ -7,8 +7,8 @@ use super::small::Small;
 /// Small instances: the most that tidelog's plan may take over the best of all.
 const OVER_BEST: f64 = 1.1;
 
-/// More freedom, such as more memory: the most that a plan may take over the plan without it, and
-/// how many of 1000 may take longer.
+/// Limit for plans with more freedom, such as more memory: the most that a plan may take over the
+/// plan without it, and how many of 1000 may take longer.
 const OVER_LESS_FREEDOM: f64 = 1.0;
 const SLOWER_PER_MILLE: f64 = 0.0;
 

@@ -208,7 +208,7 @@ impl Stride {
     }
 }
 
-/// Back to prices that prove something: none below zero, links no more than the time.
+/// Projects prices to prices that prove something: none below zero, links no more than the time.
 fn project(point: &mut [f64; KINDS]) {
     for price in point.iter_mut() {
         *price = price.max(0.0);

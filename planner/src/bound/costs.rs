@@ -5,7 +5,7 @@ use super::states::{Instant, IntervalPrices, IntervalStep, out_on};
 /// Cost of a byte's life: whole numbers to certify, floating point to search.
 pub(super) trait Cost: Copy {
     const NOTHING: Self;
-    /// More than any life costs, and far enough from overflow to be added up.
+    /// Cost of more than any life costs, and far enough from overflow to be added up.
     const FORBIDDEN: Self;
 
     fn plus(self, other: Self) -> Self;

@@ -185,7 +185,7 @@ impl<const S: usize> Spreading<S> {
         &self.reached[life.len()]
     }
 
-    /// Back along the walk: what each way of each stretch has of all ways.
+    /// Walks back along the walk: what each way of each stretch has of all ways.
     fn back(
         &self,
         costs: &Stretches<Warm, S>,

@@ -5,7 +5,8 @@ use super::Machine;
 use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// More than any link carries, any memory holds and any latency lasts is a slip of the pen.
+/// Limit of rates, times and sizes: more than any link carries, any memory holds and any latency
+/// lasts is a slip of the pen.
 const RATE_MOST: u64 = 1 << 53;
 const MEMORY_MOST: u64 = 1 << 60;
 const LATENCY_MOST: u64 = 3_600_000_000_000;
@@ -29,7 +30,7 @@ pub enum MachineError {
         /// Unit of the figure.
         unit: &'static str,
     },
-    /// More than there can be.
+    /// The figure is more than there can be.
     #[error("{what} is {value} {unit}: more than {most} {unit} cannot be right")]
     TooLarge {
         /// The field.

@@ -13,7 +13,7 @@ const WARRANTY_DAYS: f64 = 5.0 * 365.0;
 
 const TERABYTE: f64 = 1e12;
 
-/// More terabytes, or drive writes a day, than any drive is rated for.
+/// Rating of more terabytes, or drive writes a day, than any drive is rated for.
 const RATING_MOST: f64 = 1e6;
 
 /// Rates of a drive that reads and writes at the same time.

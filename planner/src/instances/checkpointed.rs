@@ -23,7 +23,7 @@ pub struct CheckpointedStep {
 pub struct BlockOp {
     /// The values it reads.
     pub reads: Vec<usize>,
-    /// Values it changes in place.
+    /// Values that the op changes in place.
     pub changes: Vec<usize>,
     /// Values that its backward op reads.
     pub saves: Vec<usize>,

@@ -125,7 +125,7 @@ pub fn deep_network(half: usize) -> Trace {
     trace
 }
 
-/// More plans than this are not tried; the case is passed over.
+/// Limit of plans: where there are more, they are not tried; the case is passed over.
 const PLANS_MAX: usize = 1500;
 
 /// Every combination of what its inactive periods allow; `None` if there are too many to try.

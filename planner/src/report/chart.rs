@@ -35,7 +35,7 @@ const SEPARATE_MAX: usize = 1000;
 /// Ends what [`open`] began.
 const CLOSE: &str = "</svg></div>";
 
-/// More transfers than this are not drawn: the largest are.
+/// Limit of transfers that are drawn: of more, the largest are.
 pub(super) const TRANSFERS_MAX: usize = 20_000;
 
 /// The panels, from memory down to bandwidth, and the time axis.

@@ -4,7 +4,7 @@ use super::{Report, chart, sample, text};
 use crate::migration::{Ending, MigrationDirection, Target};
 use serde::Serialize;
 
-/// More ops than this are not named on hover: the longest are.
+/// Limit of ops that are named on hover: of more, the longest are.
 const OPS_MAX: usize = 20_000;
 
 /// Rows are arrays, not objects: a page may hold tens of thousands of them.

@@ -54,7 +54,7 @@ pub struct Report {
     pub clean_bytes: Bytes,
     /// Storages whose memory cannot be taken away.
     pub unmovable: Vec<Unmovable>,
-    /// Further figures, in words: name and value.
+    /// Figures in words besides: name and value.
     pub figures: Vec<(String, String)>,
     /// Notices for the reader: said-once messages of the run.
     pub notices: Vec<String>,

@@ -4,7 +4,7 @@ use super::TransferSpan;
 use crate::migration::{MemorySample, MigrationDirection};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// More memory samples than this are drawn as the maximum of each column.
+/// Limit of memory samples; more are drawn as the maximum of each column.
 const SAMPLES_MAX: usize = 4000;
 
 /// The columns of the bandwidth picture.

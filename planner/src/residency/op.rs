@@ -74,13 +74,13 @@ impl Default for CurrentOp {
     }
 }
 
-/// More must leave than the budget asks for, before a fetch whose memory could not be had asks
-/// again.
+/// Eviction of more storages than the budget asks for, before a fetch whose memory could not be had
+/// asks again.
 #[derive(Debug)]
 pub(super) struct ExtraEviction {
     /// Bytes that leave this time: twice as many as the last time.
     pub(super) bytes: u64,
-    /// True if they have been told to begin.
+    /// True if the ops have been told to begin.
     pub(super) begun: bool,
     /// Failure that is reported when nothing is left that could leave.
     pub(super) failure: TransferFailure,

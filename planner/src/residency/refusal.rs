@@ -18,7 +18,7 @@ pub struct Contributor {
     pub used: bool,
 }
 
-/// More must be in memory at once than the budget allows, whatever is evicted.
+/// Refusal of an op that needs more memory at once than the budget allows, whatever is evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetRefusal {
     /// All memory there may be.

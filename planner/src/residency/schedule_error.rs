@@ -12,7 +12,7 @@ pub enum ScheduleError {
     /// An iteration needs ops.
     #[error("the schedule has no ops")]
     Empty,
-    /// More ops than an op index can count.
+    /// The step has more ops than an op index can count.
     #[error("the schedule has {0} ops, more than {max}", max = OPS_MAX)]
     TooManyOps(usize),
     /// Two tables that are per op disagree.

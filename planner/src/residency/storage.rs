@@ -170,7 +170,7 @@ impl ResidentStorage {
         !self.movable || self.pins > 0 || self.unwritable
     }
 
-    /// Returns whether its memory could be asked to leave, protection by an op apart.
+    /// Returns whether the memory could be asked to leave, protection by an op apart.
     pub(super) fn may_leave(&self) -> bool {
         let here = match self.place {
             BytesPlace::Resident => true,

@@ -225,7 +225,7 @@ impl fmt::Display for Also {
 /// Attributes of a storage at its birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// True if its memory can be taken away and given back.
+    /// True if the memory can be taken away and given back.
     pub movable: bool,
     /// The op of this step that made it, and which output it is: how a schedule names it.
     pub birth: Option<(OpIndex, u16)>,

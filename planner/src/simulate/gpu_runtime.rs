@@ -92,7 +92,7 @@ pub enum ChecksumStream {
 /// Bytes per second of the GPU's link, each way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRates {
-    /// Away from the GPU.
+    /// Rate from the GPU.
     pub out: Bandwidth,
     /// Rate to the GPU.
     pub back: Bandwidth,

@@ -77,7 +77,7 @@ impl TimeCause {
 pub struct StepCounts {
     /// Times the thread waited until the GPU had nothing left to do.
     pub drains: u32,
-    /// Times it waited for a transfer.
+    /// Number of times that the host waited for a transfer.
     pub host_waits: u32,
     /// Number of requests of the session: to evict, to fetch, to release.
     pub requests: u32,

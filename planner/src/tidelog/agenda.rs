@@ -11,7 +11,7 @@ use crate::trace::Trace;
 use crate::units::{Bandwidth, Nanos};
 use std::collections::VecDeque;
 
-/// Enough to tell who should leave.
+/// Effort that is enough to tell who should leave.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
 
 /// Penalties of a written byte, in the time that writing it takes. The first leads to short
@@ -51,7 +51,7 @@ pub(super) enum Altered {
     SlowerWrites(u64),
     /// The pieces of a tensor are one storage.
     Wholes,
-    /// Less memory: the plan has some to spare.
+    /// Machine with less memory: the plan has some to spare.
     LessMemory,
     /// No host memory.
     WithoutHost,

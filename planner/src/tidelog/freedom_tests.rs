@@ -1,4 +1,4 @@
-//! More freedom never gives a worse plan.
+//! Tests that more freedom never gives a worse plan.
 
 use super::*;
 use crate::instances::{freer, magnified, small_steps};

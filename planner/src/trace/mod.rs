@@ -86,7 +86,7 @@ pub struct Storage {
     pub part: Option<ByteRange>,
     /// Kind of its contents.
     pub kind: StorageKind,
-    /// True if its memory can be taken away and given back.
+    /// True if the memory can be taken away and given back.
     pub movable: bool,
 }
 
@@ -94,7 +94,7 @@ pub struct Storage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Reads them and leaves them as they are.
+    /// Read access, which leaves the bytes as they are.
     Read,
     /// Replaces all of them without looking.
     Write,

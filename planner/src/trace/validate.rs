@@ -7,7 +7,8 @@ use std::collections::HashMap;
 /// Sizes and durations beyond this (9 PB, 104 days) are corrupt input; sums of them stay exact.
 const MAXIMUM: u64 = 1 << 53;
 
-/// Twice this many ops still fit [`OpIndex`], so that times can be unrolled over two iterations.
+/// Limit of ops: twice this many ops still fit [`OpIndex`], so that times can be unrolled over two
+/// iterations.
 const OPS_MAXIMUM: usize = 1 << 30;
 
 /// The reason why a trace cannot be used.
@@ -31,7 +32,7 @@ pub enum TraceError {
     /// A trace without ops describes no iteration.
     #[error("the trace has no ops")]
     Empty,
-    /// More ops or storages than indices allow.
+    /// The trace has more ops or storages than indices allow.
     #[error("the trace has {count} {what}, at most {OPS_MAXIMUM} are possible")]
     TooMany {
         /// Ops or storages.

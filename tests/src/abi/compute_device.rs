@@ -86,8 +86,8 @@ impl Room {
         }
     }
 
-    /// Fills it with the bytes of `seed`, on a GPU some time before what is asked of its stream
-    /// next. No transfer may be using it.
+    /// Fills the storage with the bytes of `seed`, on a GPU some time before what is asked of its
+    /// stream next. No transfer may be using it.
     pub(super) fn fill(&mut self, seed: u64, size: usize) {
         match self {
             Self::Host(memory) => memory.fill(seed),

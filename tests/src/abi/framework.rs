@@ -84,7 +84,7 @@ pub struct CallerBehaviour {
     pub refused: u64,
     /// Percentage of requests that are preceded by a report under another number.
     pub misreported: u64,
-    /// True if its storages are on GPU 0, and not in host memory.
+    /// True if the storages are on GPU 0, and not in host memory.
     pub gpu: bool,
     /// True if transfers go by cuFile.
     pub gds: bool,

@@ -27,7 +27,7 @@ impl Memory {
         Self { address: Box::into_raw(vec![byte; size].into_boxed_slice()).cast(), size }
     }
 
-    /// Fills it with the bytes of `seed`. No transfer may be using it.
+    /// Fills the memory with the bytes of `seed`. No transfer may be using it.
     pub fn fill(&mut self, seed: u64) {
         // SAFETY: ours, and no transfer is writing or reading it: callers fill only what is
         // settled.

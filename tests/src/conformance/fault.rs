@@ -15,9 +15,9 @@ use crate::machine::Watchdog;
 /// Fault, as commands for a shell.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// Makes it happen.
+    /// Command that makes the fault happen.
     pub begin: String,
-    /// Undoes it, after the pool was closed.
+    /// Command that undoes the fault, after the pool was closed.
     pub end: String,
     /// True if the pool notices.
     pub noticed: Noticed,
@@ -93,7 +93,7 @@ const RETURN: Duration = Duration::from_secs(240);
 const LIMIT: Duration = Duration::from_secs(480);
 
 impl Fault {
-    /// Lets it happen to an empty pool under load. Returns what was seen.
+    /// Makes the fault happen to an empty pool under load. Returns what was seen.
     ///
     /// # Errors
     /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way

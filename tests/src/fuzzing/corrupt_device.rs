@@ -16,7 +16,7 @@ use super::index::{changes, payload};
 /// The pool's identity.
 const POOL: u128 = 5;
 
-/// More than a target's calls use up.
+/// Number of epochs, more than a target's calls use up.
 const EPOCHS_USED: u64 = 16;
 
 /// Bytes that somebody put on a device.
@@ -34,7 +34,7 @@ pub(super) struct CorruptDevice {
     checkpoints: BTreeMap<(u32, usize, u8), u64>,
     /// The highest epoch of a record, by share.
     records: BTreeMap<u32, u64>,
-    /// True if its index may go on in segments, from the start.
+    /// True if the index may go on in segments, from the start.
     index_in_segments: bool,
     /// True if raw bytes lie over the metadata.
     damaged: bool,
@@ -244,7 +244,7 @@ impl CorruptDevice {
     }
 }
 
-/// Mostly one of the first, sometimes one of the last there can be.
+/// Draws an epoch, mostly one of the first, sometimes one of the last there can be.
 fn epoch(words: &mut Unstructured<'_>) -> Result<u64> {
     match words.int_in_range(0..=15)? {
         0 => words.arbitrary(),

@@ -184,14 +184,14 @@ impl Load {
         Self { ledger: Arc::clone(ledger), stop, threads }
     }
 
-    /// Lets it run until so many commits and scratch puts have gone well since now, or the time is
-    /// over.
+    /// Runs the load until so many commits and scratch puts have gone well since now, or the time
+    /// is over.
     pub fn run(&self, writes: u64, longest: Duration) {
         let target = self.ledger.record.writes().saturating_add(writes);
         self.run_until(|record| record.writes() >= target, longest);
     }
 
-    /// Lets it run until the record is as wanted, or the time is over.
+    /// Runs the load until the record is as wanted, or the time is over.
     pub fn run_until(&self, is_enough: impl Fn(&Record) -> bool, longest: Duration) {
         let end = Instant::now() + longest;
         while !is_enough(&self.ledger.record) && Instant::now() < end {

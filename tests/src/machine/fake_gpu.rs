@@ -41,8 +41,8 @@ const SOURCES: [&str; 10] = [
     "gdrapi.c",
 ];
 
-/// Builds it beside the program that runs: test programs that run at once may each put theirs in
-/// the place of another's.
+/// Builds the fake beside the program that runs: test programs that run at once may each put theirs
+/// in the place of another's.
 fn build() -> PathBuf {
     build_as("libfake-gpu.so", &[])
 }
@@ -125,8 +125,8 @@ impl FakeGpu {
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
-    /// Returns whether cufile.json allows compat mode, and what the library says of peer-to-peer
-    /// DMA for NVMe.
+    /// Sets whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA
+    /// for NVMe.
     pub fn configure(&self, compat: bool, p2p_flags: u32) {
         type Set = unsafe extern "C" fn(bool, c_uint);
         // SAFETY: declared so in plan.c.

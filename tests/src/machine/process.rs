@@ -20,8 +20,8 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts it: `told` is what [`told`] returns there, and `through` a program with arguments
-    /// that runs it.
+    /// Starts the process: `told` is what [`told`] returns there, and `through` a program with
+    /// arguments that runs it.
     pub fn start(test: &str, told: &str, through: &[&OsStr]) -> Self {
         let binary = std::env::current_exe().expect("this program has a file");
         let mut words = through.iter().map(OsStr::new).chain([binary.as_os_str()]);

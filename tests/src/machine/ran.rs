@@ -19,7 +19,7 @@ pub struct Ran {
     reason = "a check that is passed may be all that a test wants"
 )]
 impl Ran {
-    /// Runs it without a terminal.
+    /// Runs the command without a terminal.
     ///
     /// # Panics
     /// It cannot be started, is killed by a signal, or prints what is not text.

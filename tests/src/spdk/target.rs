@@ -159,7 +159,7 @@ impl Target {
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM), and makes it where it does not.
+    /// Asks the target to end (SIGTERM), and makes it where it does not.
     fn end(&mut self) {
         let _ =
             Command::new("kill").arg(self.process.id().to_string()).stderr(Stdio::null()).status();
@@ -251,7 +251,7 @@ fn subsystem(number: usize) -> String {
     format!("nqn.2026-01.io.tidelog:disk{number}")
 }
 
-/// Returns the calls that the target makes of itself at its start.
+/// Makes the calls by which the target configures itself at its start.
 fn configure(
     (directory, target): (&Path, u32),
     transport: Transport,

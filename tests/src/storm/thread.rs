@@ -259,7 +259,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Mostly short tensors, some of many pieces.
+    /// Draws a content: mostly short tensors, some of many pieces.
     fn content(&mut self) -> Content {
         let longest = match self.random.below(100) {
             0..70 => 4096,

@@ -20,7 +20,7 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts it; returns what it said: that the pool is open, or why not.
+    /// Starts the process; returns what it said: that the pool is open, or why not.
     fn start(name: &str, devices: &str, format: bool) -> Result<Result<Self, String>, Failure> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-spdk"));
         command.env("TIDELOG_HOST_ID", name).args(["--pages", "plain", "own", devices]);

@@ -36,7 +36,7 @@ NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of 
 
 
 class Inner(nn.Module):
-    """More is needed of it backward than it returns."""
+    """Module of which more is needed backward than it returns."""
 
     def __init__(self):
         super().__init__()

@@ -23,7 +23,7 @@ impl fmt::Debug for ClaimedController {
 }
 
 impl ClaimedController {
-    /// Attaches it.
+    /// Attaches the controller.
     ///
     /// # Errors
     /// It is not there, or somebody else has it.

@@ -158,7 +158,7 @@ fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     reasons
 }
 
-/// Returns its signatures, without those that an interrupted format `left`.
+/// Returns the signatures of a target, without those that an interrupted format `left`.
 fn named_content(target: &NamedDevice, programs: &[PathBuf], left: bool) -> Vec<Reason> {
     let mut reasons = if left { Vec::new() } else { pool_reasons(&target.spec()) };
     // What the kernel does not drive has no node that a program could look at.

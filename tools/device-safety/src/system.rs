@@ -112,7 +112,7 @@ impl BlockDevice {
         self.name.starts_with("nvme") && !self.is_partition()
     }
 
-    /// Returns whether its blocks are written in order, zone by zone, whoever its maker is.
+    /// Returns whether the blocks are written in order, zone by zone, whoever its maker is.
     pub fn is_zoned(&self) -> bool {
         self.read("queue/zoned").is_some_and(|zoned| zoned != "none")
     }

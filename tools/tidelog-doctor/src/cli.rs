@@ -109,7 +109,7 @@ pub struct HandOverArgs {
     /// A PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// Do it; without this only the steps are shown
+    /// Execute the steps; without this only the steps are shown
     #[arg(long)]
     pub yes: bool,
 }

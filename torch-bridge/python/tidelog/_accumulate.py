@@ -121,7 +121,7 @@ class _Pass:
     # -- forward ----------------------------------------------------------------------------------
 
     def losses(self, functions: list[Callable[[], Tensor]]) -> list[Tensor]:
-        """Runs it all. `functions`: the forward pass of each micro-batch."""
+        """Runs the micro-batches. `functions`: the forward pass of each micro-batch."""
         tide = _block.open_here()
         goes_on_in = tide.access.goes_on_in if tide is not None else lambda thread: None
         is_busy = (lambda: tide.updates.is_running) if tide is not None else lambda: False

@@ -44,7 +44,7 @@ class Declared(Protocol[_P, _R]):
     choices: dict[str, tuple[str, ...]]  # where there are only so many
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Calls it with options as they are said."""
+        """Calls the function with options as they are said."""
 
 
 def declared(function: Callable[_P, _R]) -> Declared[_P, _R]:

@@ -29,7 +29,7 @@ struct ManagedTensor {
 const DLPACK_UNSIGNED: u8 = 1;
 
 /// Writes to `granule` the unit of the parts of a GPU's memory that `tide_gpu_memory_decommit`
-/// gives back. `gpu` is CUDA's number of it plus one, as in the options of sessions.
+/// releases. `gpu` is CUDA's number of it plus one, as in the options of sessions.
 ///
 /// # Safety
 /// `granule` points to one `uint64_t`.

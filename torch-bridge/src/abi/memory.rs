@@ -46,9 +46,9 @@ pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     })
 }
 
-/// Returns whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB
-/// at most, and gets them again for allocations of the same size. With 0 all of them go back to the
-/// C library.
+/// Sets whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
+/// most, and gets them again for allocations of the same size. With 0 all of them go back to the C
+/// library.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_keep_small(on: i32) {
     small::keep(on != 0);

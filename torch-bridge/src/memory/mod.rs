@@ -33,13 +33,13 @@ pub(crate) enum MemoryPlace {
 /// Action on a storage's memory that only the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryAction {
-    /// Lend it: its bytes are about to be copied out.
+    /// Lend the memory: its bytes are about to be copied out.
     Evict,
-    /// Free it: its bytes are elsewhere.
+    /// Free the memory: its bytes are elsewhere.
     Release,
-    /// Allocate it and pass it: its bytes are about to be copied in.
+    /// Allocate memory and pass it: its bytes are about to be copied in.
     Allocate,
-    /// Take it back: the storage is resident, and no transfer touches it.
+    /// Take the memory back: the storage is resident, and no transfer touches it.
     Settle {
         /// True if there is a copy of the same bytes.
         clean: bool,

@@ -6,7 +6,7 @@ use crate::permutation::Permutation;
 /// Distribution that a user asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
-    /// Everywhere alike; each block in its turn, unless `norandommap`.
+    /// Uniform distribution; each block in its turn, unless `norandommap`.
     Even,
     /// The nth most popular block is taken as often as 1 / n^theta.
     Zipf(f64),

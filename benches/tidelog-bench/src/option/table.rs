@@ -69,7 +69,7 @@ pub struct OptionSpec {
     pub group: OptionGroup,
     /// Description in a line.
     pub help: &'static str,
-    /// Sets it.
+    /// Function that sets the option.
     pub apply: Apply,
 }
 

@@ -73,7 +73,7 @@ pub(super) struct RunThread {
     group: usize,
     ends: Option<ExitWhat>,
     flow: Option<(u64, u64)>,
-    /// Alone, or with the jobs that are reported with it.
+    /// Check for a steady run, alone or with the jobs that are reported with it.
     steady: Option<Arc<Steady>>,
     /// The operations of the flow.
     operations: AtomicU64,

@@ -15,7 +15,7 @@ pub enum Durability {
 /// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// True if its tensors survive the process.
+    /// True if the tensors survive the process.
     pub durability: Durability,
     /// Probable lifetime of the lane's tensors.
     pub class: LifetimeClass,

@@ -74,7 +74,7 @@ pub enum SpecError {
         /// List as given.
         list: String,
     },
-    /// More devices than a pool can have.
+    /// The pool has more devices than a pool can have.
     #[error("{count} devices are named; a pool has at most {DEVICES_MAX}")]
     TooMany {
         /// Number of devices.

@@ -105,7 +105,7 @@ impl NvmeCommand {
         self
     }
 
-    /// Past any volatile cache.
+    /// Forces a write through any volatile cache.
     pub(in crate::path) fn forced(mut self, fua: bool) -> Self {
         if fua {
             self.words[2] |= FORCE_UNIT_ACCESS;

@@ -57,7 +57,7 @@ pub enum UnusableNamespace {
     /// The namespace has another command set.
     #[error("it is zoned: its blocks are written in order, and only whole zones are written again")]
     Zoned,
-    /// Yet another one.
+    /// The namespace has another command set of another kind.
     #[error("its command set, number {0}, is not the one of blocks")]
     CommandSet(u8),
     /// The kernel, or nobody, moves this along with the data.
@@ -175,7 +175,7 @@ impl<'a> Namespace<'a> {
         Ok(Some(wear::fdp_statistics(&page, handles)))
     }
 
-    /// Gives it another format. EVERYTHING IT HOLDS IS LOST.
+    /// Formats the namespace with another format. EVERYTHING IT HOLDS IS LOST.
     ///
     /// # Errors
     /// The device refused, or failed half-way.

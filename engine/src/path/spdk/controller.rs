@@ -275,7 +275,7 @@ impl Controller {
         self.shared.pairs.fetch_sub(1, Ordering::Release);
     }
 
-    /// Makes it that of a pool's path, if it is no other's.
+    /// Joins the controller to a pool's path, if it is no other's.
     pub(super) fn join(self: &Arc<Self>, path: u64) -> Option<Joined> {
         let mut pool = self.shared.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if pool.1 > 0 && pool.0 != path {
@@ -286,7 +286,7 @@ impl Controller {
         Some(Joined(Arc::clone(self)))
     }
 
-    /// Says that it could not be stopped, and will stay with this process.
+    /// Marks the controller as one that could not be stopped, and will stay with this process.
     pub(super) fn give_up(&self) {
         self.shared.dead.store(true, Ordering::Relaxed);
     }

@@ -117,7 +117,7 @@ impl CommandInFlight {
         self.outstanding.get() > 0
     }
 
-    /// Ends it without its commands, which will never be heard of.
+    /// Ends the operation without its commands, which will never be heard of.
     pub(super) fn abandon(&self) {
         self.outstanding.set(0);
         self.abandoned.set(true);

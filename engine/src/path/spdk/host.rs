@@ -50,7 +50,7 @@ impl Host {
         Ok(Self { nqn, identifier: identifier.transpose()?, address, service })
     }
 
-    /// Says it in the options that a controller is attached with.
+    /// Sets the identity in the options that a controller is attached with.
     pub(super) fn put_into(&self, options: &mut sys::spdk_nvme_ctrlr_opts) {
         put(self.nqn.as_deref(), &mut options.hostnqn);
         put(self.address.as_deref(), &mut options.src_addr);

@@ -77,7 +77,7 @@ impl EnvironmentOptions {
     }
 }
 
-/// Less than 2^32, and not 0.
+/// Number less than 2^32, and not 0.
 struct Positive(u64);
 
 impl FromStr for Positive {

@@ -53,7 +53,7 @@ pub struct SpdkPath {
     polled: Polled,
     /// The device that is polled next.
     turn: usize,
-    /// Keeps their controllers from other pools.
+    /// Guards that keep the controllers from other pools.
     joined: Vec<Joined>,
 }
 

@@ -438,7 +438,7 @@ impl QueuePair {
         std::mem::forget(Arc::clone(&self.controller));
     }
 
-    /// Leaves it to the driver for good.
+    /// Leaves the queue pair to the driver for good.
     pub(super) fn leak(self) {
         self.controller.give_up();
         std::mem::forget(self);

@@ -84,7 +84,7 @@ impl Reset {
         next.is_ok()
     }
 
-    /// Ends it: the controller is to be detached.
+    /// Ends the reset: the controller is to be detached.
     pub(super) fn end(self, shared: &Shared) {
         if !matches!(self.step, Step::Starting) {
             return;

@@ -54,7 +54,7 @@ impl WakeEvent {
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// Forgets that it was raised.
+    /// Clears the event.
     pub(super) fn clear(&self) {
         // Not readable is fine: it was not raised.
         let mut count = [0; 8];

@@ -362,7 +362,7 @@ mod tests {
         list
     }
 
-    /// Returns whether a request waits for a chunk, its chunk is being filled, or it is ready.
+    /// Cancels a request that waits for a chunk, whose chunk is being filled, or that is ready.
     #[test]
     fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device_and_never_gets_there() {
         for rounds in 0..3 {

@@ -32,7 +32,7 @@ const CHUNKS_MIN: u64 = 8;
 /// Sweep over sizes and depths, with the area that it uses.
 pub(super) struct CalibrationSweep<'a> {
     pub(super) devices: usize,
-    /// May be written; the same on each device.
+    /// Area that may be written, the same on each device.
     pub(super) area: &'a [Extent],
     /// The smallest is taken that is fast enough.
     pub(super) units: &'a [ByteCount],

@@ -42,7 +42,8 @@ pub struct DeviceView {
     pub newest: Result<Superblock, SuperblockError>,
     /// True if Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
-    /// Later data of other software on it, and its place; its second superblock still stands.
+    /// Data of other software written to it later, and its place; its second superblock still
+    /// stands.
     pub overwritten: Option<String>,
     /// The host that owns it, if other hosts can reach it.
     pub owner: Option<Owner>,

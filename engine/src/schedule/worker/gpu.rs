@@ -53,7 +53,7 @@ struct HeldBack {
 /// Subject of a copy.
 struct Copied {
     flight: PieceInFlight,
-    /// True if its transfer waits for it.
+    /// True if the transfer waits for it.
     awaited: bool,
 }
 

@@ -322,7 +322,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Returns the memory is free now.
+    /// Settles an eviction: its memory is free now.
     fn settle_out(&mut self, instance: u32) {
         self.record.instances[instance as usize].place = SweepPlace::Out;
         if self.record.is_used_again(instance) {

@@ -86,7 +86,7 @@ fn leaving(period: Period, ops: u32, target: Target) -> impl Iterator<Item = Vec
     })
 }
 
-/// Back from some op on, if it had to leave.
+/// Iterates over the moves back from some op on, if it had to leave.
 fn returning(period: Period, ops: u32) -> impl Iterator<Item = Vec<Migration>> {
     let Period { storage, from, to, end, .. } = period;
     let way = (MigrationDirection::In, Target::Ssd);

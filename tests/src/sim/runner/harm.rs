@@ -16,7 +16,7 @@ use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::harm::{Copies, Harm, How, Part};
 use crate::sim::script::Cut;
 
-/// More operations than a script has.
+/// Index of an operation beyond those of a script.
 const NEVER: u64 = 1 << 40;
 
 /// Outcome that a harmed pool must have.
@@ -94,7 +94,7 @@ impl Runner<'_> {
         self.check_everything()
     }
 
-    /// Does it, where there is such a structure, and where what must come of it can be known.
+    /// Does the harm, where there is such a structure, and where what must come of it can be known.
     fn do_harm(
         &self,
         harm: Harm,

@@ -21,7 +21,7 @@ pub(super) fn options() -> OpenOptions {
 }
 
 impl Runner<'_> {
-    /// Returns whether it was closed well. A process that ends otherwise has crashed.
+    /// Returns whether the runner was closed well. A process that ends otherwise has crashed.
     pub(super) fn close(&mut self) -> Result<bool, String> {
         self.writes.clear();
         self.reads.clear();

@@ -27,7 +27,7 @@ use crate::outcome::DoctorFailure;
 pub enum BindDirection {
     /// User space, from the kernel, by this driver.
     UserSpace(DriverChoice),
-    /// Back to the kernel.
+    /// Kernel, from user space.
     Kernel,
 }
 

@@ -55,7 +55,7 @@ pub(super) fn hold(
 }
 
 impl Namespace<'_> {
-    /// Returns its contents, if it has no user.
+    /// Returns the contents of a controller that has no user.
     fn holds(&self) -> Result<Vec<Reason>, DoctorFailure> {
         let (name, node, system) = (self.name, &self.node, &self.machine.system);
         let device = system.named(name);

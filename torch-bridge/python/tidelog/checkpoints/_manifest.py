@@ -143,7 +143,7 @@ class View:
         return int(math.prod(self.shape)) * self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
-        """Returns whether its elements lie one after the other, in order."""
+        """Returns whether the elements lie one after the other, in order."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != expected:

@@ -33,7 +33,7 @@ class _StandIn(torch.Tensor):
 
 
 class StandIns(Writer):
-    """Makes them of a state. `places` are their storages, and `storages` those that they stand for."""
+    """Maker of stand-ins for a state. `places` are their storages, and `storages` those that they stand for."""
 
     def __init__(self) -> None:
         super().__init__()

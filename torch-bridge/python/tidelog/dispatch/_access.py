@@ -228,7 +228,7 @@ class Access:
             self.bring_back(storage, written=storage)
 
     def of_a_pool(self, on: bool) -> None:
-        """Returns whether storages that are registered from now on are in memory that the program manages itself. Other
+        """Sets whether storages that are registered from now on are in memory that the program manages itself. Other
         memory would not be the same to it, so they stay where they are.
         """
         self._ledger.newborn_moves = not on

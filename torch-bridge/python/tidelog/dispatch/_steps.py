@@ -130,7 +130,7 @@ class Steps:
             )
 
     def judge_quiet(self) -> None:
-        """Returns whether ops need not be looked at: all is at rest, and the budget was never reached."""
+        """Decides whether ops need not be looked at: all is at rest, and the budget was never reached."""
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
         else:

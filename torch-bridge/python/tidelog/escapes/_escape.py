@@ -191,8 +191,7 @@ def _wrap(
 def _borrowed(
     access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """Brings the storages of a call up to date, and in another thread than the block's keeps their memory meanwhile.
-    """
+    """Brings the storages of a call up to date, and in another thread than the block's keeps their memory meanwhile."""
     if access.is_elsewhere() and access.is_live():
         return borrow(access, storages, written)
     run_updates(storages)

@@ -66,7 +66,7 @@ def begin() -> Kept | None:
 
 
 def keep_small(on: bool) -> None:
-    """Returns whether this thread keeps what it frees of small tensors' memory, a few MiB, for the next ones."""
+    """Sets whether this thread keeps what it frees of small tensors' memory, a few MiB, for the next ones."""
     library = _directed()
     if library is not None:
         library.tide_memory_keep_small(on)

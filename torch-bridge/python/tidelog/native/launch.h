@@ -72,7 +72,7 @@ class Launch final : public Kernel {
     return true;
   }
 
-  // Inside an op: what that uses stays, and what is used here besides comes in.
+  // Runs a launch inside an op: what that uses stays, and what is used here besides comes in.
   void run_as_part(const std::shared_ptr<Block>& block, Launched& op) {
     if (!block) return op.run();
     learn_facts(*block, op);

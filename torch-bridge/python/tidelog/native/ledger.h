@@ -54,7 +54,7 @@ class Ledger {
     return record;
   }
 
-  // More may be in memory than ever, while all is quiet.
+  // Allows more in memory than ever, while all is quiet.
   void has_grown() {
     if (live() > limit) checked(PyObject_CallNoArgs(when_full.get()));
     note_peak();

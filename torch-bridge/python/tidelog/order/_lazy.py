@@ -50,11 +50,11 @@ class Late(Mark):
             update.compute()
 
     def run(self) -> None:
-        """Runs it, unless it has run."""
+        """Runs the update, unless it has run."""
         self._updates.run(self)
 
     def touch(self, func: object) -> None:
-        """Runs it before an op."""
+        """Runs the update before an op."""
         self._updates.run_before_op(self)
 
 
@@ -93,8 +93,7 @@ class LazyUpdates(Updates):
 
     @whole
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
-        """Notes a step's updates; parameters without state stay in the step's place: the first step of each makes it.
-        """
+        """Notes a step's updates; parameters without state stay in the step's place: the first step of each makes it."""
         self._run_what_waited(optimizer)
         groups, stateless = [], self._stateless.setdefault(optimizer, set())
         for group in optimizer.param_groups:

@@ -202,7 +202,7 @@ class Watched:
         self.count += 1
 
     def begins(self, gradient: Tensor) -> None:
-        """More is to be added to this."""
+        """Begins a sum: more is to be added to this."""
         self._begun = Begun(storage_of(gradient))
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-//! Pace of a search for plans beside the program.
+//! Speed of a search for plans beside the program.
 
 use std::fs;
 use std::thread;
@@ -21,7 +21,7 @@ const RESTS: u32 = 9;
 /// it.
 const ALONE_PARTS: u32 = 20;
 
-/// Pace of the calling thread, which searches.
+/// Speed of the calling thread, which searches.
 pub(super) struct SearchPace {
     turn: Instant,
     waited: Option<Duration>,

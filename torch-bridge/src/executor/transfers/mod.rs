@@ -47,7 +47,7 @@ pub(super) struct Transfers {
 /// A transfer that is complete on the GPU in its order.
 pub(super) struct OrderedTransfer {
     pub(super) transfer: StorageTransfer,
-    /// True if its copy is still the storage's.
+    /// True if the copy is still the storage's.
     pub(super) is_needed: bool,
 }
 
