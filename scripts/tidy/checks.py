@@ -228,4 +228,17 @@ def summary_lines(tree):
                 )
 
 
-CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words, summary_lines)
+def one_version(tree):
+    """The workspace, the C header and the changelog name one version; all else takes it from the workspace."""
+    found = re.search(r'^version = "(\d+)\.(\d+)\.(\d+)"$', tree.get(known.WORKSPACE, ""), re.MULTILINE)
+    if not found:
+        return
+    version = ".".join(found.groups())
+    if not re.search(rf"^## {re.escape(version)}\b", tree.get(known.CHANGELOG, ""), re.MULTILINE):
+        yield Finding(known.CHANGELOG, 1, f"no section `## {version}`, which {known.WORKSPACE} names: add it")
+    for name, number in zip(("MAJOR", "MINOR", "PATCH"), found.groups(), strict=True):
+        if f"TIDE_VERSION_{name}: i32 = {number};" not in tree.get(known.ABI_VERSION, ""):
+            yield Finding(known.ABI_VERSION, 1, f"TIDE_VERSION_{name} is not {number}, as {known.WORKSPACE} has it")
+
+
+CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words, summary_lines, one_version)

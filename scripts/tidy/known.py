@@ -11,6 +11,8 @@ ABI_MODULES = (
     "torch-bridge/python/tidelog/abi/_library.py",  # how all of them do it
 )
 GLOSSARY = "docs/glossary.md"
+# Files that name the version.
+WORKSPACE, CHANGELOG, ABI_VERSION = "Cargo.toml", "CHANGELOG.md", "torch-bridge/src/abi/error.rs"
 
 # House -> circles of its rooms that stay, with the reason.
 CIRCLES = {}

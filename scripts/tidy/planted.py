@@ -12,6 +12,17 @@ import wrap
 
 WORDS = "## Words that are not used\n\n| word | use instead | where |\n|---|---|---|\n| obey | process | spdk |\n"
 
+
+def release(changes="## 1.2.3\n", minor=2):
+    """Returns a tree of version 1.2.3."""
+    constants = (("MAJOR", 1), ("MINOR", minor), ("PATCH", 3))
+    return {
+        known.WORKSPACE: '[workspace.package]\nversion = "1.2.3"\n',
+        known.CHANGELOG: changes,
+        known.ABI_VERSION: "".join(f"const TIDE_VERSION_{name}: i32 = {number};\n" for name, number in constants),
+    }
+
+
 # Check -> (what is wrong, the tree with it, the tree without it).
 EXAMPLES = {
     checks.line_widths: [
@@ -110,6 +121,10 @@ EXAMPLES = {
             {"a.h": "// Rooms.\nclass A {\n public:\n  // It ends.\n  void end();\n};\n"},
             {"a.h": "// Rooms.\nclass A {\n public:\n  void end();  // It ends.\n};\n"},
         ),
+    ],
+    checks.one_version: [
+        ("a release without a section", release(changes="## Unreleased\n"), release()),
+        ("a header of another version", release(minor=1), release()),
     ],
 }
 

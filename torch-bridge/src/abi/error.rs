@@ -92,11 +92,11 @@ pub(super) fn remember(failure: Failure) -> i32 {
 /// while that is 0), and nothing that stands is changed before the first one.
 pub const TIDE_VERSION_MAJOR: i32 = 0;
 /// Minor version of the C ABI.
-pub const TIDE_VERSION_MINOR: i32 = 1;
+pub const TIDE_VERSION_MINOR: i32 = 2;
 /// Patch version of the C ABI: corrections.
 pub const TIDE_VERSION_PATCH: i32 = 0;
 
-/// The version of the library, as text: "0.1.0".
+/// The version of the library, as text: "0.2.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_version() -> *const c_char {
     const VERSION: &CStr =

@@ -499,7 +499,7 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
 }
 
 /// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
-/// it is reported done.
+/// it is reported done. Deprecated: version 0.3 has callbacks alone (`tide_session_set_callbacks`).
 ///
 /// # Safety
 /// `action` points to one `tide_action`.

@@ -65,8 +65,8 @@ class Step {
 
   void leave() { next_op = -1, follows = false; }
 
-  int64_t next_op = -1;   // outside a step below zero; inside, the index of the next op
-  bool follows = false;   // whether the step is as planned so far
+  int64_t next_op = -1;  // outside a step below zero; inside, the index of the next op
+  bool follows = false;  // whether the step is as planned so far
   bool profiles = false;  // whether a plan is wanted, and there is none yet
 
   // -- the op that runs -----------------------------------------------------------------------------------
