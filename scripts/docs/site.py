@@ -54,7 +54,9 @@ def on_post_build(config):
         page = _Page()
         page.feed(path.read_text())
         if not any(link.endswith("iframe-worker.js") for link in page.loads):
-            wrong.append(f"{path.relative_to(site)}: does not load iframe-worker.js, which the search needs in a folder")
+            wrong.append(
+                f"{path.relative_to(site)}: does not load iframe-worker.js, which the search needs in a folder"
+            )
         loaded = [link for link in page.loads if re.match(r"(https?:)?//", link)]
         wrong += [f"{path.relative_to(site)}: loads {link} from the net" for link in loaded]
         if path.name == "404.html":

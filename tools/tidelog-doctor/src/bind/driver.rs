@@ -9,12 +9,12 @@ use crate::outcome::DoctorFailure;
 /// The driver that is to have a device for user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DriverChoice {
-    /// Choose vfio-pci behind an IOMMU, else uio_pci_generic
+    /// Choose vfio-pci behind an IOMMU, else the generic uio driver
     #[default]
     Auto,
     /// Take vfio-pci: only behind an IOMMU, which keeps the device to the memory that it was given
     VfioPci,
-    /// Take uio_pci_generic, without an IOMMU: the device can then write any memory
+    /// Take the generic uio driver, without an IOMMU: the device can then write any memory
     #[value(name = "uio_pci_generic")]
     UioPciGeneric,
 }
