@@ -129,7 +129,7 @@ impl Gpu {
         Ok(Arc::new(Self { device, context, ordinal, name, pci_address }))
     }
 
-    /// Makes the GPU the one that calls of this thread mean, until what is answered goes.
+    /// Makes this GPU current on this thread until the guard drops.
     pub fn enter(&self) -> Result<Entered<'_>, CudaError> {
         Entered::new(self)
     }

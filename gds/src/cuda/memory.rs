@@ -73,8 +73,8 @@ impl DeviceMemory {
         &self.gpu
     }
 
-    /// Has copies that the host waits for be over when their call returns, also those within the
-    /// GPU, as memory wants it that other devices reach.
+    /// Makes synchronous copies complete before their call returns, also those within the GPU:
+    /// required for memory shared by peer DMA.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
         let _entered = self.gpu.enter()?;

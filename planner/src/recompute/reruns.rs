@@ -1,4 +1,4 @@
-//! The reruns of a step: ops that the backward pass runs again, since what they made was let go.
+//! The reruns of a step: ops that the backward pass runs again, since their activations were freed.
 
 use super::CheckpointedRegion;
 use super::regions::NoRerun;

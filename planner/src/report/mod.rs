@@ -56,7 +56,7 @@ pub struct Report {
     pub unmovable: Vec<Unmovable>,
     /// Figures in words besides: name and value.
     pub figures: Vec<(String, String)>,
-    /// Notices for the reader: said-once messages of the run.
+    /// Notices for the reader, each of them once.
     pub notices: Vec<String>,
     /// The shortest step that any policy could reach, if it was computed.
     pub bound: Option<Nanos>,

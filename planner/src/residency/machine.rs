@@ -185,8 +185,8 @@ impl Residency {
     }
 
     /// An op that goes on after its end (a collective, a kernel on another thread) uses the
-    /// storage: it stays until [`Self::async_use_ends`]. Told twice, it counts once; unknown
-    /// storages are passed over.
+    /// storage: it stays until [`Self::async_use_ends`]. Idempotent; unknown storages are
+    /// passed over.
     pub fn async_use_begins(&mut self, id: StorageId) {
         if self.alive(id).is_none() {
             return;

@@ -51,7 +51,7 @@ impl Extents {
         self.taken() + self.kept
     }
 
-    /// Part of what is taken has no pages from here on. Told twice, it counts once.
+    /// Part of what is taken has no pages from here on. Idempotent.
     pub(super) fn decommit(&mut self, at: usize, length: usize) {
         let before = self.decommitted.insert(at, length);
         self.decommitted_bytes = self.decommitted_bytes + length - before.unwrap_or(0);

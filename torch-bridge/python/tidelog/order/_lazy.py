@@ -1,4 +1,4 @@
-"""The lazy optimizer: a step is taken note of, and each parameter's update runs just before anybody
+"""The lazy optimizer: a step is deferred, and each parameter's update runs just before anybody
 touches the parameter, its gradient or its state: mostly in the next forward pass.
 
 Who touches it: ops, by their kernels; calls that are no ops, by the wrappers of `_escape`; who reads an

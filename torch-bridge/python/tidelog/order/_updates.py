@@ -65,7 +65,7 @@ class Updates:
         self._handle: RemovableHandle | None = None
 
     def begin(self) -> None:
-        """Begins to take note of steps."""
+        """Begins to defer steps."""
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         _patches.put(Optimizer, "state", property(self._state_of, self._set_state))
         for name in ("load_state_dict", "__setstate__"):
@@ -85,7 +85,7 @@ class Updates:
     # -- what an order says -------------------------------------------------------------------------
 
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
-        """A step is taken note of. Returns groups with the parameters that are updated in its place."""
+        """Defers a step. Returns groups with the parameters that are updated in its place."""
         raise NotImplementedError
 
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
