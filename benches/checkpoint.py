@@ -105,7 +105,7 @@ def state_of(size, then=lambda tensor: None):
 
 
 def write_after_changes(tide, state, changed):
-    """Measures the bytes that a checkpoint writes once so many tensors have changed since the one before: those that
+    """Measures the bytes that a checkpoint writes once `changed` tensors have changed since the one before: those that
     are out again, whose bytes their eviction wrote, and those in memory.
     """
     before = bytes_written(tide)

@@ -130,7 +130,7 @@ fn show(what: &str, at: usize, rounds: &[Vec<Vec<Rates>>]) -> bool {
 /// Bytes a second of writes, and of reads.
 type Rates = [f64; 2];
 
-/// Lets so many ranks write and read at the same time.
+/// Lets `ranks` ranks write and read at the same time.
 fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
     let program = std::env::current_exe()?;
     let start = |share: usize| {
@@ -227,7 +227,7 @@ fn copy_memory() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Bytes a second, of so many pieces since then.
+/// Returns bytes a second, of `pieces` pieces since `begun`.
 fn rate(pieces: u32, begun: Instant) -> f64 {
     f64::from(pieces) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64()
 }

@@ -26,6 +26,7 @@ FIRST_WORDS = frozenset(
 POINTERS = re.compile(
     r"^(the|quite the|just the) (same|other|others|rest|latter|former|above)\b"
     r"|\b(as|see|the) (above|below)\b"
+    r"|\bso (many|much)\b(?! .*\bthat\b)"
     r"|\bas before\b|\b(likewise|ditto|aforementioned|aforesaid)\b"
     r"|^\w+( whether| if)? (it|its|they|them|their)\b"
     r"|^one (that|who|which|whose|of (them|these|those))\b"

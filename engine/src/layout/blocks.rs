@@ -35,7 +35,8 @@ impl BlockFormat {
         bytes / BLOCK_BYTES * self.content_bytes() as u64
     }
 
-    /// The bytes of the blocks that hold so much content; the largest number where there are none.
+    /// Returns the bytes of the blocks that hold `content` bytes; the largest number where there
+    /// are none.
     pub const fn blocks_for(self, content: u64) -> u64 {
         content.div_ceil(self.content_bytes() as u64).saturating_mul(BLOCK_BYTES)
     }

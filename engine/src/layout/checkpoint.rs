@@ -251,7 +251,7 @@ impl Checkpoint {
     }
 }
 
-/// Room for so many bytes, and for their blocks.
+/// Returns the size of a slot with space for `bytes` bytes, and for their blocks.
 fn spacious(bytes: u64) -> usize {
     BlockFormat::Checked.blocks_for(bytes) as usize
 }

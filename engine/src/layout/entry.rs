@@ -119,7 +119,7 @@ pub(super) fn put_bytes(entry: &TensorEntry) -> usize {
 }
 
 impl TensorEntry {
-    /// The bytes that it uses in the index if it has so many runs and checksums.
+    /// Returns the bytes that it uses in the index if it has `runs` runs and `checksums` checksums.
     pub fn encoded_bytes(&self, runs: usize, checksums: usize) -> usize {
         let name = self.name.as_ref().map_or(0, |name| name.len());
         let lists = runs * size_of::<RunOnMedia>() + checksums * size_of::<U32>();

@@ -18,7 +18,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 #[derive(Debug)]
 pub struct LogImage {
     bytes: Vec<u8>,
-    /// The CRC32C of the first so many blocks, as far as it was needed.
+    /// The CRC32C of the first blocks, by their number, as far as it was needed.
     sums: Vec<u32>,
     checksummed: u64,
 }
@@ -148,7 +148,7 @@ mod tests {
     use crate::layout::{BlockFormat, Change, TensorId};
     use tidelog_random::Random;
 
-    /// A record of the pool 3 with so many puts.
+    /// Makes a record of the pool 3 with `puts` puts.
     fn record(sequence: u64, puts: u128) -> Vec<u8> {
         let changes = (0..puts).map(|id| Change::Put(entry(id))).collect();
         laid_out(&ChangeRecord { pool: 3, share: 1, epoch: 9, sequence, changes })

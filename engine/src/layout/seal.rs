@@ -41,7 +41,8 @@ impl Seal {
         Self::bytes_for(self.versions.len(), self.name.len())
     }
 
-    /// The bytes that a seal of so many versions uses in the index, with a name of so many bytes.
+    /// Returns the bytes that a seal of `versions` versions uses in the index, with a name of
+    /// `name_bytes` bytes.
     pub fn bytes_for(versions: usize, name_bytes: usize) -> usize {
         let body = size_of::<u64>() * versions + name_bytes;
         (size_of::<EntryOnMedia>() + body).next_multiple_of(8)

@@ -21,7 +21,7 @@ pub struct CheckpointRoom {
 }
 
 impl CheckpointRoom {
-    /// The bytes of tensors for which there is room in a slot with so many segments.
+    /// Returns the bytes of tensors for which there is space in a slot with `segments` segments.
     pub const fn with(&self, segments: u64) -> u64 {
         let all = self.slot_bytes + segments * self.segment_bytes;
         all.saturating_sub(Checkpoint::payload_start(segments))
@@ -38,7 +38,7 @@ impl CheckpointRoom {
         segments
     }
 
-    /// Returns whether the list of so many segments stands in the slot, where a reader looks for
+    /// Returns whether the list of `segments` segments stands in the slot, where a reader looks for
     /// it.
     pub const fn lists(&self, segments: u64) -> bool {
         Checkpoint::payload_start(segments) <= self.slot_bytes
@@ -185,7 +185,7 @@ impl IndexRoom {
         self.remove_bytes(self.bytes_of(entry));
     }
 
-    /// An entry of so many bytes is there.
+    /// Inserts an entry of `bytes` bytes.
     pub(super) fn insert_bytes(&mut self, bytes: u64) {
         self.live += bytes;
     }

@@ -15,7 +15,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate to so many devices, none of which has failed.
+    /// Makes a gate to `devices` devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
         Self { latches: vec![None; devices], cached: vec![false; devices] }
     }

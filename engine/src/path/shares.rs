@@ -23,7 +23,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// All of a resource, for so many devices.
+    /// Shares all of a resource among `devices` devices.
     pub fn new(total: usize, devices: usize) -> Self {
         Self::divided(total, devices, 0)
     }

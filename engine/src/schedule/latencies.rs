@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A device is far off if it takes so many times as long as it usually does.
+/// Factor over its usual time from which a device is far off.
 const TIMES: u32 = 8;
 /// Least latency that is reported.
 const NOTICED: Duration = Duration::from_millis(20);

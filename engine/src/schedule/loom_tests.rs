@@ -34,8 +34,8 @@ const TAG: u64 = 7;
 /// minutes.
 const SOME: Option<usize> = Some(3);
 
-/// Runs the model in every order, or in every one with at most so many preemptions, and says how
-/// many there were.
+/// Runs the model in every order, or in every one with at most `preemptions` preemptions, and says
+/// how many there were.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let orders = Arc::new(AtomicUsize::new(0));
     let mut builder = loom::model::Builder::new();

@@ -68,7 +68,7 @@ impl HostCopy {
     }
 }
 
-/// Returns start and end of a checksum's bytes, in a tensor of so many.
+/// Returns start and end of a checksum's bytes, in a tensor of `length` bytes.
 pub(super) fn bytes_of(unit: usize, length: usize) -> (usize, usize) {
     let begin = unit * UNIT as usize;
     (begin, (begin + UNIT as usize).min(length))

@@ -31,7 +31,8 @@ impl TierSpace {
         Self(Arc::new(Mutex::new(Free { runs, bytes, least: bytes })))
     }
 
-    /// Room for so many bytes: one piece where that is possible, the fewest pieces where it is not.
+    /// Takes space for `bytes` bytes: one piece where that is possible, the fewest pieces where it
+    /// is not.
     pub(super) fn take(&self, bytes: usize) -> Option<Room> {
         let pieces = self.lock().take(bytes)?;
         Some(Room { pieces, space: self.clone() })
@@ -119,7 +120,7 @@ impl Free {
 mod tests {
     use super::*;
 
-    /// The one piece that so many bytes get.
+    /// Returns the one piece that `bytes` bytes get.
     fn place_of(space: &TierSpace, bytes: usize) -> (usize, usize) {
         let room = space.take(bytes).unwrap();
         assert_eq!(room.pieces().len(), 1);

@@ -29,7 +29,7 @@ const SCORES: [(&str, Score); 3] = [
     ("algorithm1, size x time", Score::Benefit),
 ];
 
-/// Storages in pieces are in pieces of at most so much.
+/// Limit of the pieces of storages in pieces.
 const PIECE: Bytes = Bytes(64 << 20);
 
 /// The plan of a search's first step.

@@ -150,7 +150,7 @@ fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Ce
     Ok(cells)
 }
 
-/// Does so many jobs, as many at a time as there are cores; each returns its title, too.
+/// Does `count` jobs, as many at a time as there are cores; each returns its title, too.
 fn side_by_side<T: Send>(
     count: usize,
     job: impl Fn(usize) -> (String, Result<T, Failure>) + Sync,

@@ -18,7 +18,7 @@ use tidelog_planner::simulate::{Policy, simulate};
 use tidelog_planner::tidelog::{Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
 
-/// The recorded models, each with so many micro-batches.
+/// Recorded models, each with several numbers of micro-batches.
 const MODELS: [&str; 3] = ["llama3-8b", "granite-8b", "llama3-70b"];
 const MICRO_BATCHES: [u32; 3] = [1, 4, 16];
 

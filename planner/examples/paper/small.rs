@@ -23,7 +23,7 @@ const ITERATIONS: u32 = 40;
 /// times are whole nanoseconds is then no matter.
 const TIMES: u64 = 1000;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+/// Limit of the pieces of storages in pieces: they are up to 40 bytes large before.
 const PIECE: Bytes = Bytes(16 * TIMES);
 
 /// Every op is an instant.

@@ -90,7 +90,7 @@ impl Wearing {
         }
     }
 
-    /// Returns the wear by a step of this length that writes so much does to them.
+    /// Returns the wear by a step of this length that writes `written` bytes.
     pub fn wear(&self, step: Nanos, written: Bytes) -> DriveWear {
         let per_step = u128::from(written.0)
             * u128::from(self.writers)

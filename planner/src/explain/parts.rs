@@ -24,7 +24,7 @@ pub struct PartsAnswer {
 }
 
 impl PartsAnswer {
-    /// Makes the result of a plan that moves so many storages in so many parts.
+    /// Makes the result of a plan by its counts of storages in parts, and of their parts.
     pub fn of(name: &'static str, simulation: &Simulation, counts: (usize, usize)) -> Self {
         let (storages_in_parts, parts_of_storages) = counts;
         let (time, bytes) = (simulation.time, simulation.bytes);

@@ -18,7 +18,7 @@ use std::fmt;
 pub struct RecomputeAnswer {
     /// Name of the choice.
     pub recompute: &'static str,
-    /// The reruns that it leaves out, of so many.
+    /// The reruns that it leaves out.
     pub left_out: LeftOut,
     /// Number of reruns.
     pub reruns: usize,

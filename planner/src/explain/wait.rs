@@ -202,7 +202,7 @@ impl Case<'_> {
         }
     }
 
-    /// The last moment between two at which there was no room for so much.
+    /// Returns the last moment between two at which there was no space for `size`.
     fn last_full(&self, from: Nanos, to: Nanos, size: Bytes) -> Option<Nanos> {
         let samples = &self.simulation.memory;
         let end = samples.partition_point(|sample| sample.at < to);

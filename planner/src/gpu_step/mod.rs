@@ -62,7 +62,7 @@ pub struct StepFigures {
 }
 
 impl LimitedStep {
-    /// A step of a trace whose times are a roofline's, in so many hundredths of its peak.
+    /// Makes a step of a trace whose times are a roofline's, in hundredths of its peak.
     pub fn new(trace: &Trace, constants: Constants, percent: u32) -> Self {
         let trace = constants.kernels_of(trace);
         let peak = u128::from(Lifetimes::of(&trace).peak().0);

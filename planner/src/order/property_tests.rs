@@ -9,7 +9,7 @@ use tidelog_random::Random;
 /// An op of an iteration of the program.
 type Instance = (u32, u32);
 
-/// Returns pairs of instances, the first of which must run before the second, over so many
+/// Returns pairs of instances, the first of which must run before the second, over `iterations`
 /// iterations of the program's order: reads after what they read was written, writes after the
 /// reads and the write before them.
 fn dependences(trace: &Trace, iterations: u32) -> Vec<(Instance, Instance)> {

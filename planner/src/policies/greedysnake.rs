@@ -15,7 +15,7 @@ use crate::order::{MicroBatches, OpOrder};
 use crate::trace::{Access, Op, StorageKind, Trace, Use};
 use crate::units::{Bytes, Nanos};
 
-/// Parts of the updates that wait for the forward pass are tried in steps of one in so many.
+/// Number of steps in which parts of the updates that wait for the forward pass are tried.
 const PARTS: u64 = 100;
 
 /// A step as the system runs it.

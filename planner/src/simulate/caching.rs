@@ -13,7 +13,7 @@ const SMALL_BYTES: u64 = MIB;
 /// Allocations of less get a part of a segment of [`MEDIUM_SEGMENT`] (`kMinLargeAlloc`).
 const LARGE_BYTES: u64 = 10 * MIB;
 const MEDIUM_SEGMENT: u64 = 20 * MIB;
-/// Larger segments are so many whole bytes (`kRoundLarge`).
+/// Unit of larger segments, which are whole multiples (`kRoundLarge`).
 const ROUNDING: u64 = 2 * MIB;
 /// Sizes are rounded up to a multiple (`kMinBlockSize`).
 const BLOCK_ROUNDING: u64 = 512;
@@ -75,7 +75,7 @@ impl CachingAllocator {
         }
     }
 
-    /// Memory for so many bytes; `None` where it is another pool's.
+    /// Takes memory for `bytes` bytes; `None` where it is another pool's.
     pub(super) fn take(&mut self, bytes: u64) -> (Option<Place>, DriverCalls) {
         let mut calls = DriverCalls::default();
         if bytes < SMALL_BYTES {
@@ -129,7 +129,7 @@ impl CachingAllocator {
         (self.made, 0)
     }
 
-    /// Gives so many bytes of a free block away; what is left of it stays one, if it is large.
+    /// Gives `size` bytes of a free block away; what is left of it stays one, if it is large.
     fn give_part(&mut self, place: Place, size: u64) -> Place {
         let (segment, begin) = place;
         let blocks = self.segments.get_mut(&segment).map(|segment| &mut segment.blocks);

@@ -49,7 +49,7 @@ impl DepartingBlocks {
         self.blocks.remove(at)
     }
 
-    /// Returns blocks to the allocator so that so many bytes more are within the limit. Whoever has
+    /// Returns blocks to the allocator until the requested bytes are within the limit. Whoever has
     /// it next waits for those that are read still.
     pub(super) fn make_room(
         &mut self,

@@ -41,7 +41,7 @@ pub(super) struct Engines {
     pub(super) gpu: SimulatedGpu,
     pub(super) events: SimulatedEvents,
     checksums: ChecksumStream,
-    /// GPU time that a checksum of so many bytes a second takes.
+    /// Rate of checksums on the GPU, in bytes a second.
     rate: Bandwidth,
     /// Delay until the host's threads see an end.
     seen_after: u64,

@@ -99,7 +99,7 @@ impl World<'_> {
         self.see_launched(ahead);
     }
 
-    /// The thread waits until no more than so many launches are not complete.
+    /// Waits until at most `ahead` launches are not complete.
     fn see_launched(&mut self, ahead: usize) {
         while let Some(thread) = &mut self.thread
             && thread.launched.len() > ahead

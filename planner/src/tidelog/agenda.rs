@@ -47,7 +47,7 @@ pub(super) enum SearchJob {
 /// Difference between the real machine, or trace, and the one that plans are made for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Altered {
-    /// The SSDs write at so many percent of the rate at which the fastest plan's do on average.
+    /// SSDs that write at this percentage of the rate at which the fastest plan's do on average.
     SlowerWrites(u64),
     /// The pieces of a tensor are one storage.
     Wholes,

@@ -13,7 +13,7 @@ const SEED: u64 = 20_260;
 /// rounded by more than a hundred thousandth.
 const TIMES: u64 = 1000;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+/// Limit of the pieces of storages in pieces: they are up to 40 bytes large before.
 const PIECE: Bytes = Bytes(16 * TIMES);
 
 /// Steps that were slower with more freedom once: an op began sooner, and saw only at its end that

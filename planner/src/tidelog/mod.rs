@@ -42,7 +42,7 @@ pub struct TidelogOptions {
     /// Number of ops that all plans beyond the first few may have together; those are made whatever
     /// they have. With [`Goal::Wear`] all are made.
     pub planned: u64,
-    /// The published algorithm's plans are tried too for traces of at most so many ops; for longer
+    /// Limit of ops of traces for which the published algorithm's plans are tried, too; for longer
     /// ones they take far longer than all others together. Where kernels hide everything its
     /// slower, exact ledgers may fit a transfer in that a pass begins one op too late.
     /// [`Goal::Wear`] needs them for a trace of any length, unless this is 0.
@@ -151,7 +151,7 @@ pub fn tidelog(
     Ok(search.best().expect("the first step of a search makes a plan"))
 }
 
-/// Returns time and written bytes of the best plan that so many steps of a search find. Nothing
+/// Returns time and written bytes of the best plan that a search of `steps` steps finds. Nothing
 /// where the trace's step cannot run on the machine.
 ///
 /// # Errors

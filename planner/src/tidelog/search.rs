@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 /// Tiers for storages; where there is no host memory, the first alone.
 const TARGETS: [Target; 2] = [Target::Ssd, Target::Host];
 
-/// Searching prices takes about as long as making so many plans.
+/// Number of plans that take about as long to make as searching prices.
 const PRICES_TAKE: u64 = 5;
 
 /// Looks for better and better plans, step by step.
@@ -60,7 +60,7 @@ pub struct Search<'a> {
     agenda: VecDeque<SearchJob>,
     pub(super) found: Candidates,
     steps: u64,
-    /// Work that the options limit, as so many plans.
+    /// Work that the options limit, counted in plans.
     planned: u64,
 }
 
@@ -108,7 +108,7 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// Goes on for so many steps. Returns whether there is more to do.
+    /// Goes on for `steps` steps. Returns whether there is more to do.
     ///
     /// # Errors
     /// If the trace's step cannot be simulated on the machine.

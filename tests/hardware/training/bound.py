@@ -55,7 +55,7 @@ class Bounds:
         return json.loads(self._run(self._plan, "calibrate", *arguments))
 
     def seconds(self, trace, machine, limit, staging):
-        """The shortest that any policy could make the traced step with so many bytes of memory."""
+        """The shortest time that any policy could make the traced step take, with `limit` bytes of memory."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({**machine, "memory": limit, "staging": staging}, file)
             file.flush()

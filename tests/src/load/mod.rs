@@ -184,7 +184,7 @@ impl Load {
         Self { ledger: Arc::clone(ledger), stop, threads }
     }
 
-    /// Runs the load until so many commits and scratch puts have gone well since now, or the time
+    /// Runs the load until `writes` commits and scratch puts have gone well since now, or the time
     /// is over.
     pub fn run(&self, writes: u64, longest: Duration) {
         let target = self.ledger.record.writes().saturating_add(writes);

@@ -79,9 +79,9 @@ pub struct Harm {
     pub at: [u16; 2],
 }
 
-/// One harm to a closed pool for so many acts.
+/// Number of acts for one harm to a closed pool.
 const EVERY: usize = 1500;
-/// One block that is lost in an open pool for so many acts.
+/// Number of acts for one block that is lost in an open pool.
 const LOST_EVERY: usize = 900;
 
 /// Adds harm. A quarter of the scripts get none, and lose what was to hurt a disk for good, so that

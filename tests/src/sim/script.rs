@@ -15,7 +15,7 @@ pub enum Act {
     Cancel,
     /// Waits for every write in flight.
     Settle,
-    /// Lets the reactor go round so many times.
+    /// Lets the reactor go round this number of times.
     Step(u8),
     /// Reads a part of a tensor, in 256ths, and waits for it.
     Get { id: u8, durable: bool, from: u8, to: u8 },
@@ -63,9 +63,10 @@ pub enum Act {
     CrashTwice { nth: u8, cut: Cut },
     /// Plans a fault for the `nth` operation of its kind on a disk.
     Fault { disk: u8, nth: u8, see_fault: OneTimeFault },
-    /// Rots one byte, at so many 65536ths of the disk's data or metadata.
+    /// Rots one byte, at a place in 65536ths of the disk's data or metadata.
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
-    /// A block cannot be read from now on, at so many 65536ths of the disk's data or metadata.
+    /// Loses a block, which cannot be read from now on, at a place in 65536ths of the disk's data
+    /// or metadata.
     Lose { disk: u8, metadata: bool, at: u16 },
     /// Closes the pool, or cuts the power, harms a block, and looks at what becomes of it: by
     /// opening the pool, or by `repair` before that.
@@ -186,11 +187,11 @@ impl Population {
 const CRASHES: usize = 4;
 const FAULTS: usize = 8;
 
-/// One burst of commits for so many acts.
+/// Number of acts for one burst of commits.
 const BURST_EVERY: usize = 40;
 
 impl Script {
-    /// The script of a seed, with so many acts.
+    /// Makes the script of a seed, with `length` acts.
     pub fn new(seed: u64, length: usize) -> Self {
         let mut random = Random::new(seed ^ 0x0074_6964_656C_6F67);
         let disks = 1 + random.below(4) as u8;

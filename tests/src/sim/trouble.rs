@@ -3,7 +3,7 @@
 use super::script::{Act, Cut};
 use tidelog_random::Random;
 
-/// One of each kind for so many acts.
+/// Number of acts for one of each kind.
 const EVERY: usize = 250;
 /// Limit of acts between a copy and its return.
 const APART: u64 = 200;

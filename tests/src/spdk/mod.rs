@@ -78,7 +78,7 @@ pub fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operat
     Operation::new(tag, DeviceIndex(device), extent, action)
 }
 
-/// Waits until so many operations have come back.
+/// Waits until `count` operations have come back.
 ///
 /// # Errors
 /// They do not.

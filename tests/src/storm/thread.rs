@@ -63,7 +63,7 @@ impl Thread {
         }
     }
 
-    /// Does so many operations, then reads everything once more.
+    /// Does `operations` operations, then reads everything once more.
     pub(super) fn run(mut self, operations: u64) -> Result<StormFigures, String> {
         for _ in 0..operations {
             while self.flights.len() >= self.in_flight_max {

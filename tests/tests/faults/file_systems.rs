@@ -17,7 +17,7 @@ use super::rig::{DEVICE_BYTES, format_options, open_options, watch};
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
-/// Runs a scenario on a file system of so many bytes, if this machine has one to give.
+/// Runs a scenario on a file system of a given size, if this machine has one to give.
 fn on_file_system(
     test: &'static str,
     bytes: u64,

@@ -46,7 +46,7 @@ def kind():
 
 
 def budget(tensors):
-    """The memory that an offload block is given for so many bytes of tensors: staging buffers are the host's."""
+    """The memory that an offload block is given for `tensors` bytes of tensors: staging buffers are the host's."""
     return tensors + (STAGING if is_host() else 0)
 
 

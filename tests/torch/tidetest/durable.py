@@ -41,7 +41,7 @@ def _tensors(share):
 
 
 def keep(devices, shares):
-    """Makes a pool with so many shares, and commits tensors in each."""
+    """Makes a pool with `shares` shares, and commits tensors in each."""
     os.environ["LOCAL_WORLD_SIZE"] = shares
     with tidelog.offload(pool=devices, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB):
         pass

@@ -6,7 +6,7 @@ use std::fs;
 
 use crate::facts::{Fact, Roots, fact};
 
-/// A device is far off if an operation takes so many times as long as usually.
+/// Factor over its usual time from which an operation shows a device that is far off.
 const TIMES: f64 = 8.0;
 /// Least latency that is reported, in milliseconds.
 const NOTICED: f64 = 20.0;

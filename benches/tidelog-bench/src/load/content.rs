@@ -62,7 +62,8 @@ impl Filler {
     }
 }
 
-/// Fills a block with random bytes, and zeros behind them so that it compresses by so many percent.
+/// Fills a block with random bytes, and zeros behind them so that it compresses by `compress`
+/// percent.
 fn fill(block: &mut [u8], key: u64, number: u64, compress: u8) {
     let random = block.len() * usize::from(100 - compress) / 100;
     let (random, zeros) = block.split_at_mut(random);

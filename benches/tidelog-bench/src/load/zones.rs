@@ -45,7 +45,7 @@ pub enum Zoned {
 }
 
 impl Zones {
-    /// Zones of so many bytes.
+    /// Makes zones of `size` bytes.
     pub fn new(size: u64, most_open: usize) -> Self {
         Self { size, most_open, state: Mutex::default() }
     }

@@ -12,7 +12,7 @@ pub enum Distribution {
     Zipf(f64),
     /// Pareto's, of this power.
     Pareto(f64),
-    /// Normal, about the middle, with a deviation of so many percent of the range.
+    /// Normal distribution about the middle, with this deviation in percent of the range.
     Normal(f64),
     /// Zones by percentage: so many percent of the operations go to so many percent of the range,
     /// from its beginning on.
@@ -111,7 +111,7 @@ fn fill(parts: &[Option<f64>], whole: f64) -> Result<Vec<f64>, String> {
     Ok(parts.iter().map(|part| part.unwrap_or(each)).collect())
 }
 
-/// A distribution over so many blocks.
+/// Distribution over a number of blocks.
 #[derive(Clone, Debug)]
 pub struct Draw {
     blocks: u64,

@@ -78,7 +78,8 @@ impl Load {
         self.writes || self.trims
     }
 
-    /// Draws the direction of the next operation on a new block; of a mix, so many percent read.
+    /// Draws the direction of the next operation on a new block; of a mix, `rwmixread` percent
+    /// read.
     pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> DataDirection {
         match self {
             Self { trims: true, .. } => DataDirection::Trim,

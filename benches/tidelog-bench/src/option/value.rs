@@ -97,7 +97,7 @@ pub fn delay(text: &str) -> Result<(Duration, Duration), String> {
     if from > to { Err(format!("{text}: the shorter time comes first")) } else { Ok((from, to)) }
 }
 
-/// Reads a time that is so many microseconds where there is no unit.
+/// Reads a time in units of `unit_micros` microseconds where none is given.
 ///
 /// # Errors
 /// What is wrong with it.

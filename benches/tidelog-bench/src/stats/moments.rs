@@ -21,7 +21,7 @@ impl Moments {
         self.add_alike(number, 1);
     }
 
-    /// Takes a number in so many times, at least once.
+    /// Takes a number in `times` times, at least once.
     pub fn add_alike(&mut self, number: u64, times: u64) {
         self.min = if self.count == 0 { number } else { self.min.min(number) };
         self.max = self.max.max(number);

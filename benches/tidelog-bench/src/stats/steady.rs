@@ -154,7 +154,7 @@ fn per_second(amount: u64, took: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Watches jobs that do so many operations in each second, and returns how many seconds they
+    /// Watches jobs that do `each` operations in each second, and returns how many seconds they
     /// ran.
     fn seconds(wanted: &str, ramp: u64, each: impl Fn(u64) -> u64) -> (Option<u64>, SteadyResult) {
         let wanted = SteadyState {

@@ -93,7 +93,7 @@ impl Contents {
         }
     }
 
-    /// The index needs so many segments and could have so many.
+    /// Makes the error of an index that needs `needed` segments and could have `available`.
     pub(super) fn segments_lacking(&self, needed: u32, available: u32) -> Full {
         let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
         let (needed, available) = (segments(needed), segments(available));
@@ -123,7 +123,8 @@ impl Contents {
         Err(IndexFull { needed: ByteCount(needed), room: ByteCount(room) })
     }
 
-    /// The segments of a slot, of which a checkpoint with so many bytes of tensors needs no more.
+    /// Returns the segments of a slot, of which a checkpoint with `payload` bytes of tensors needs
+    /// no more.
     ///
     /// # Errors
     /// There are not enough, and no more to be had.

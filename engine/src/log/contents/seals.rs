@@ -146,7 +146,7 @@ impl Seals {
         self.last_number
     }
 
-    /// A version that so many seals which are being committed hold under this number.
+    /// Adopts a version that `coming` seals in progress hold under this number.
     pub(super) fn adopt_coming(&mut self, number: u64, version: Arc<Version>, coming: u32) {
         self.of_id.entry(version.entry.id).or_default().push(number);
         self.held.insert(number, CountedVersion { version, committed: 0, coming });

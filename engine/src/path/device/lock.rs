@@ -165,8 +165,8 @@ fn range(shares: &Range<u32>, sharing: Sharing) -> nix::libc::flock {
     lock_of_bytes(kind, start, i64::from(shares.end - shares.start))
 }
 
-/// Returns the argument of `fcntl` for a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on so many bytes of
-/// a file. No length reaches as far as there are bytes.
+/// Returns the argument of `fcntl` for a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on `length` bytes
+/// of a file. No length reaches as far as there are bytes.
 pub fn lock_of_bytes(kind: nix::libc::c_int, start: i64, length: i64) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,

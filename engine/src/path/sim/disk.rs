@@ -123,7 +123,7 @@ pub(super) struct DiskState {
     in_flight: Vec<(u64, u64, Vec<DiskPage>)>,
 }
 
-/// Cuts the power of several disks at once when they have begun so many operations.
+/// Countdown of operations, after which the power of several disks is cut at once.
 #[derive(Clone)]
 struct Countdown {
     left: Arc<AtomicU64>,
@@ -225,7 +225,7 @@ impl SimDisk {
         self.state().held = true;
     }
 
-    /// Moves so many bytes per second of real time from now on; without a limit it takes no time.
+    /// Moves `rate` bytes per second of real time from now on; without a limit it takes no time.
     pub fn set_rate(&self, rate: Option<ByteCount>) {
         self.state().rate = rate;
     }

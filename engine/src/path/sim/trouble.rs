@@ -35,7 +35,7 @@ impl DiskStall {
 pub struct SimSnapshot(pub(super) DiskMedia);
 
 impl SimDisk {
-    /// Does not respond for so many ticks of virtual time, then goes on as if nothing had been.
+    /// Stalls for `ticks` ticks of virtual time, then goes on as if nothing had been.
     pub fn stall(&self, ticks: u64) {
         self.state().stall = DiskStall::For(ticks);
     }

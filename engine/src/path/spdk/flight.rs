@@ -81,7 +81,7 @@ impl CommandsInFlight {
 }
 
 impl CommandInFlight {
-    /// Begins anew with these commands, after so many looks over all flights.
+    /// Begins anew with these commands, after `looks` checks of all flights.
     pub(super) fn begin(&self, steps: Steps, looks: u32) {
         self.outstanding.set(0);
         self.unsent.set(steps);

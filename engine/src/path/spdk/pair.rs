@@ -111,7 +111,7 @@ impl Pair {
         self.handle.as_ptr()
     }
 
-    /// Processes at most so many completions, or all of a connection's group. Returns whether the
+    /// Processes at most `at_most` completions, or all of a connection's group. Returns whether the
     /// controller is there.
     pub(super) fn poll(&self, at_most: u32) -> bool {
         match &self.group {

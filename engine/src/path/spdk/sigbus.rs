@@ -45,7 +45,7 @@ struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 unsafe impl Sync for Before {}
 
 impl Registers {
-    /// The registers at `start`, of so many bytes.
+    /// Makes the range of the registers at `start`, of `bytes` bytes.
     pub(super) fn new(start: usize, bytes: usize) -> Self {
         let is_free = |range: &RegisterRange| {
             range.0.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -14,8 +14,8 @@ use crate::units::DeviceIndex;
 
 /// Interval at which operations are checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// The clock is read once in so many polls: to read it for each, or for each operation, costs as
-/// much as a tenth of what SPDK does with a command.
+/// Number of polls for which the clock is read once: to read it for each, or for each operation,
+/// costs as much as a tenth of what SPDK does with a command.
 const POLLS: u32 = 16;
 /// Counters of aborts and resets since the path was opened: for tests, which tell an abort from a
 /// reset by it.

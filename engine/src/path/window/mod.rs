@@ -125,7 +125,7 @@ pub enum TransferPlace {
 pub enum TransferStatus {
     /// The device has taken the transfer.
     Taken,
-    /// The device moved so many of its bytes, and is done with its memory.
+    /// The device moved this number of its bytes, and is done with its memory.
     Moved(u32),
     /// The transfer failed, and no device uses its memory.
     Failed(Status),
@@ -178,9 +178,9 @@ impl Window {
         WindowTable::count(size.chunks)
     }
 
-    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
-    /// many devices, of which none gets all chunks. `copies` has as many [`slots`](Self::slots) as
-    /// it takes.
+    /// Makes a window that begins at `base` of the GPU's memory, with space for `depth` requests of
+    /// `devices` devices, of which none gets all chunks. `copies` has as many
+    /// [`slots`](Self::slots) as it takes.
     pub fn new(
         copies: Box<dyn GpuCopies>,
         base: u64,

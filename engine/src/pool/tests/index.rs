@@ -41,7 +41,7 @@ fn fillers(pool: &Pool) -> usize {
     pool.durable_tensors().unwrap().len()
 }
 
-/// Puts so many fillers at a time until one finds no room; returns how many there are.
+/// Puts `at_once` fillers at a time until one finds no room; returns how many there are.
 fn fill_up(pool: &Pool, at_once: usize) -> usize {
     let mut count = fillers(pool);
     loop {

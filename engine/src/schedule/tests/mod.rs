@@ -50,7 +50,7 @@ fn striped(length: usize, devices: usize, offset: u64) -> Vec<Piece> {
     (0..length).step_by(chunk).enumerate().map(piece).collect()
 }
 
-/// The next reads of the disk fail, so many of them.
+/// Fails the next `times` reads of the disk.
 fn fail_reads(disk: &SimDisk, times: u32, fault: Fault) {
     for _ in 0..times {
         disk.plan_fault(OperationKind::Read, 0, fault);

@@ -114,8 +114,8 @@ impl Type {
 }
 
 impl Module {
-    /// Runs blocks of so many threads, with the kernel's parameters, on memory. Threads run in the
-    /// order of their numbers between two barriers, or against it.
+    /// Runs blocks of threads, with the kernel's parameters, on memory. Threads run in the order of
+    /// their numbers between two barriers, or against it.
     pub(super) fn launch(
         &self,
         (blocks, threads): (u32, u32),

@@ -23,7 +23,7 @@ use std::collections::HashSet;
 /// older machines.
 pub(super) const CPU_RATE: Bandwidth = Bandwidth(230_000_000_000);
 
-/// A parameter that is needed again before so many bytes of others stays
+/// Bytes of other parameters before which one that is needed again stays
 /// (`stage3_max_reuse_distance`, a thousand million elements of four bytes).
 const REUSE_BYTES: u64 = 4_000_000_000;
 

@@ -19,7 +19,7 @@ const ITERATIONS: u64 = 3;
 /// moves so much to and fro, since ops wait for ages, is simulated for long, and no trial saves it.
 const ROWS_TRIED: usize = 64;
 
-/// The best plan is changed at random until so many changes in a row have not helped.
+/// Limit of random changes in a row that have not helped, after which the search ends.
 const IN_VAIN_MOST: u32 = 40;
 
 /// Number of simulations that are enough for steps of about thirty ops.

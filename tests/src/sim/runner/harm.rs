@@ -307,7 +307,7 @@ impl Runner<'_> {
     }
 }
 
-/// Returns whether what was harmed, in so many of the copies, has no good copy.
+/// Returns whether what was harmed, in `harmed` of the copies, has no good copy.
 fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
     harmed == copies && (copies == 1 || harm.copies == Copies::All)
 }

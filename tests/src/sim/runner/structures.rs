@@ -74,7 +74,7 @@ impl PoolStructures<'_> {
         }
     }
 
-    /// The slot of the checkpoint that holds, or the one that is so many further.
+    /// Returns the slot of the checkpoint that holds, or the one that is `further` slots further.
     fn slot(&self, further: u64) -> SlotArea {
         let share = self.geometry.share(0).expect("the pool's only one");
         share.slots[((self.epoch + 1 + further) % 2) as usize]

@@ -86,7 +86,7 @@ class Saved:
         return view.on(storage)
 
     def bytes_of(self, view: View, chunk: int) -> Iterator[bytes]:
-        """The bytes of a contiguous tensor, so many at a time."""
+        """Yields the bytes of a contiguous tensor, `chunk` at a time."""
         identity = self.manifest.ids[view.storage]
         at = view.offset * view.dtype.itemsize
         end = at + view.nbytes()

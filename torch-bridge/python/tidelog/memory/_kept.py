@@ -39,8 +39,9 @@ class Kept:
         self._library = library
 
     def hold(self, most: int) -> int:
-        """Holds the process at so many bytes of anonymous memory, as far as what is kept goes, until the
-        next call. Returns by how many bytes it would be more if nothing were kept."""
+        """Holds the process at `most` bytes of anonymous memory, as far as what is kept goes, until the next call.
+        Returns by how many bytes it would be more if nothing were kept.
+        """
         return int(self._library.tide_memory_hold(most))
 
     def release(self) -> None:

@@ -230,7 +230,7 @@ class Kernel {
     return true;
   }
 
-  // Returns whether so many bytes more stay below the limit. The dead are looked for only where that may be enough.
+  // Returns whether `needs` bytes more stay below the limit. The dead are looked for only where that may be enough.
   static bool has_room(Run& run, int64_t needs) {
     Ledger& ledger = run.block->ledger;
     run.room = ledger.limit;

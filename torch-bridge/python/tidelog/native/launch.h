@@ -45,7 +45,7 @@ class Launched final : public Op {
   Held result_{nullptr};
 };
 
-// Launches of one kernel, with so many arguments.
+// Launches of one kernel, with a number of arguments.
 class Launch final : public Kernel {
  public:
   Launch() : Kernel(true) {}

@@ -53,7 +53,7 @@ def put(value: bytes, generator: torch.Generator = torch.default_generator) -> N
 
 @whole
 def _ahead(value: bytes, count: int) -> bytes:
-    """The state after so many numbers."""
+    """Returns the state after `count` numbers."""
     generator = torch.Generator()
     put(value, generator)
     with unseen():

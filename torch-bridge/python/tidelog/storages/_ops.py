@@ -270,7 +270,7 @@ class Launch:
         return None
 
     def facts(self, count: int) -> Facts:
-        """Returns the facts for the kernel of launches with so many arguments."""
+        """Returns the facts for the kernel of launches with `count` arguments."""
         places = self.written(count)
         written = _ALL if places is None or count > _ARGUMENTS_MAX else sum(1 << place for place in places)
         return self.name, written | _ALL << count & _ALL, _seed_of(self.name), 0

@@ -274,8 +274,8 @@ impl Transfers {
         self.store.completion()
     }
 
-    /// A transfer could begin so much later than it was submitted: its bytes were not there yet,
-    /// which says nothing of how fast they move.
+    /// Records that a transfer could begin later by `time` than it was submitted: its bytes were
+    /// not there yet, which says nothing of how fast they move.
     pub(super) fn has_waited(&mut self, id: TransferId, time: Duration) {
         if let Some(InFlight { transfer, .. }) = self.in_flight.get_mut(&id) {
             transfer.submitted = transfer.submitted.map(|submitted| submitted + time);
