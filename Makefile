@@ -47,7 +47,7 @@ build-ahead:
 release-ahead:
 	-@nice cargo build -q --release --workspace 2>/dev/null
 
-tidy: ## Line widths, names, circles of modules, words: what no compiler looks at
+tidy: ## Line widths, names, circles of modules, words, summary lines: what no compiler looks at
 	@python3 scripts/tidy/planted.py
 	@python3 scripts/tidy/run.py
 	@python3 scripts/docs/figures.py

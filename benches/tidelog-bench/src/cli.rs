@@ -92,7 +92,7 @@ pub struct BenchRequest {
     pub jobfiles: Vec<PathBuf>,
     /// Output file; to standard output if this is not given.
     pub output: Option<PathBuf>,
-    /// True if the status line is shown.
+    /// Display of the status line.
     pub eta: Eta,
     /// Interval at which results so far are written; only in the end if this is not given.
     pub status_interval: Option<Duration>,

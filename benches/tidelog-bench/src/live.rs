@@ -13,7 +13,7 @@ use crate::stats::LiveCounters;
 /// Interval at which it is drawn.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// True if the line is shown.
+/// Display of the status line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eta {
     /// No status line.

@@ -216,7 +216,7 @@ impl Geometry {
         Ok(Self { segments: segments as u32, ..self })
     }
 
-    /// Returns whether the numbers (which may come from a damaged or hostile device) fit together.
+    /// Checks that the numbers (which may come from a damaged or hostile device) fit together.
     ///
     /// # Errors
     /// The first contradiction.

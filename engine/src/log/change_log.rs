@@ -93,7 +93,7 @@ impl LogPlace {
         (head.pool, head.share) == (self.pool, self.share)
     }
 
-    /// Returns whether a checkpoint of this share may go on in these segments.
+    /// Checks that a checkpoint of this share may go on in these segments.
     ///
     /// # Errors
     /// Why not.

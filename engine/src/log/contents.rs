@@ -238,8 +238,8 @@ impl Contents {
         pending.map_or(&[], |pending| &pending.version.entry.runs)
     }
 
-    /// Returns whether this write may go on beside what stands under its id and what is being
-    /// written to it.
+    /// Checks that this write may go on beside what stands under its id and what is being written
+    /// to it.
     fn check(&self, request: &PutRequest) -> Result<(), BeginError> {
         let current = self.current(request.id);
         let durable = current.filter(|version| version.durability == Durability::Durable);

@@ -99,7 +99,7 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
     Ok(runs)
 }
 
-/// Returns whether an entry lies inside of its share and has a checksum for each piece.
+/// Checks that an entry lies inside of its share and has a checksum for each piece.
 fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
     let (segments, stripes) = (place.segments(), &place.stripes);
     let is_outside =
@@ -114,7 +114,7 @@ fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether every seal names versions that are there, and each tensor once.
+/// Checks that every seal names versions that are there, and each tensor once.
 fn check_seals(held: &[HeldVersion], seals: &[Seal]) -> Result<(), String> {
     for Seal { name, versions, .. } in seals {
         let mut ids = HashSet::with_capacity(versions.len());

@@ -14,7 +14,7 @@ use crate::layout::{TensorEntry, TensorId};
 pub struct Version {
     /// The tensor, its place and its checksums.
     pub entry: TensorEntry,
-    /// True if the version survives the process.
+    /// Durability of the version.
     pub durability: Durability,
     pub(super) serial: u64,
     /// Number of times that reclamation has moved the version: its bytes are the same, some of its

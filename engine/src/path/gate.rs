@@ -26,7 +26,7 @@ impl Gate {
         Self { cached, ..Self::new(devices.len()) }
     }
 
-    /// Returns whether `operation` may go to its device.
+    /// Checks that `operation` may go to its device.
     pub fn admit(&self, capabilities: &Capabilities, operation: &Operation) -> Result<(), Refusal> {
         let index = usize::from(operation.device.0);
         let Some(device) = capabilities.devices.get(index) else {
@@ -53,7 +53,7 @@ impl Gate {
         self.unlatched(operation.device, operation.action.kind())
     }
 
-    /// Returns whether no failure keeps operations of this kind from a device that exists.
+    /// Checks that no failure keeps operations of this kind from a device that exists.
     pub fn unlatched(&self, device: DeviceIndex, kind: OperationKind) -> Result<(), Refusal> {
         match self.latches[usize::from(device.0)] {
             Some(cause) if refuses(cause, kind) => Err(Refusal::Latched(cause)),

@@ -36,7 +36,7 @@ pub trait MemberSource {
         mode: OpenMode,
     ) -> Result<Box<dyn MemberDevice>, MemberError>;
 
-    /// Returns whether there is something to open.
+    /// Checks that there is something to open.
     ///
     /// # Errors
     /// There is not.

@@ -98,9 +98,9 @@ pub struct Capabilities {
     pub priorities: bool,
     /// Operations that may be in flight at once, over all devices.
     pub depth: u32,
-    /// True if transfers skip the per-operation pinning of their buffer.
+    /// Registered buffers, by which transfers skip the per-operation pinning of their buffer.
     pub registered_buffers: Feature,
-    /// True if operations skip the lookup of their file.
+    /// Registered files, by which operations skip the lookup of their file.
     pub registered_files: Feature,
     /// Notes of the backend (kernel features in use, threads), for people.
     pub notes: Vec<String>,
@@ -172,7 +172,7 @@ impl std::fmt::Display for PeerReach {
 #[error("peer DMA does not work here: {0}")]
 pub struct PeerUnreachable(pub String);
 
-/// True if something is in use, and if not why.
+/// Feature of a path: in use, or the reason why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// Peer DMA is in use.

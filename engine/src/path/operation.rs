@@ -171,7 +171,7 @@ pub struct Completion {
     pub memory: Option<Memory>,
     /// The CRC32C of the bytes, where they are in a GPU's memory and were moved.
     pub checksum: Option<u32>,
-    /// True if the whole extent was done.
+    /// Result for the whole extent.
     pub result: Result<(), DeviceError>,
 }
 

@@ -232,8 +232,8 @@ pub struct CommitStats {
     pub flush_rounds: u64,
     /// The most commits that became durable together.
     pub group_max: u64,
-    /// True if records are written so that they are on the medium at once (FUA). If not, a flush
-    /// follows each where a metadata device has a volatile cache.
+    /// Forced writes of records, which are on the medium at once (FUA). If not, a flush follows
+    /// each where a metadata device has a volatile cache.
     pub forced_records: Feature,
     /// The reason why no commit is taken any more, where one is in doubt: the change log failed
     /// half way. Until the pool is opened again this handle shows the state before.

@@ -27,7 +27,7 @@ pub struct Reclaimed {
     /// The segment, counted over the pool. It is free when the last reader of its old bytes has
     /// ended.
     pub segment: u32,
-    /// True if the reclaimed held scratch or durable tensors.
+    /// Durability of the tensors in the segment.
     pub durability: Durability,
     /// Tensors that moved. Those that were replaced or deleted meanwhile did not have to.
     pub tensors: usize,

@@ -43,12 +43,11 @@ impl ReactorStats {
 pub struct GpuStats {
     /// Name of the device.
     pub name: String,
-    /// True if staging memory is page-locked for it; if not, copies bounce in its driver.
+    /// Page-locking of staging memory for it; without it, copies bounce in its driver.
     pub page_locked: Feature,
-    /// True if the gpu stats takes checksums of its own memory, to compare what is there with what
-    /// was put.
+    /// Checksums that the GPU takes of its own memory, to compare what is there with what was put.
     pub checksums: Feature,
-    /// True if the data path reaches its memory: what is put and got then never passes through the
+    /// Reach of the data path into its memory: what is put and got then never passes through the
     /// host, and the GPU takes the checksums.
     pub reached: Feature,
 }

@@ -112,7 +112,7 @@ impl Submitter {
         Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
     }
 
-    /// Returns whether every piece lies within its device and within `memory` bytes.
+    /// Checks that every piece lies within its device and within `memory` bytes.
     pub(super) fn check(
         &self,
         pieces: &[Piece],

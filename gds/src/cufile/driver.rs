@@ -13,7 +13,7 @@ use super::library::{CuFileLibrary, NoLibrary};
 use super::sys;
 use crate::cuda::{CudaError, Gpu};
 
-/// True if cuFile may go through host memory where there is no direct way.
+/// Permission for cuFile to go through host memory where there is no direct way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compat {
     /// Compat mode is forbidden: what cannot go directly fails.

@@ -43,7 +43,7 @@ pub struct GdsOptions {
     pub gpu: i32,
     /// cuFile's library; looked for where it lives if it is not named.
     pub library: Option<PathBuf>,
-    /// True if the gds options may go through host memory.
+    /// Permission to go through host memory.
     pub compat: Compat,
     /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile
     /// refuses to register goes through it like other memory, and the path's notes say why.

@@ -40,7 +40,7 @@ impl std::fmt::Display for PciLink {
     }
 }
 
-/// True if a bridge sends what two devices below it exchange up to the CPU.
+/// Redirection by a bridge of what two devices below it exchange, up to the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acs {
     /// The bridge redirects: access control services redirect requests or completions.

@@ -71,22 +71,22 @@ const PER_SECOND: &str = "bytes per second";
 const BYTES: &str = "bytes";
 const NANOSECONDS: &str = "nanoseconds";
 
-/// Returns whether a rate can be one.
+/// Checks that a rate is possible.
 pub(crate) fn rate(what: &str, rate: Bandwidth) -> Result<(), MachineError> {
     within(what, rate.0, RATE_MOST, PER_SECOND)
 }
 
-/// Returns whether an amount of memory can be one, and is some.
+/// Checks that an amount of memory is possible, and not zero.
 pub(crate) fn memory(what: &str, bytes: Bytes) -> Result<(), MachineError> {
     within(what, bytes.0, MEMORY_MOST, BYTES)
 }
 
-/// Returns whether a latency can be one. None is the default of much that is made up.
+/// Checks that a latency is possible. None is the default of much that is made up.
 pub(crate) fn latency(what: &str, latency: Nanos) -> Result<(), MachineError> {
     within(what, latency.0.max(1), LATENCY_MOST, NANOSECONDS)
 }
 
-/// Returns whether a figure is neither nothing nor absurd.
+/// Checks that a figure is neither zero nor absurd.
 pub(crate) fn within(
     what: &str,
     value: u64,
@@ -102,7 +102,7 @@ pub(crate) fn within(
 }
 
 impl Machine {
-    /// Returns whether every figure can be, each by its name in a machine file.
+    /// Checks that every figure is possible, each by its name in a machine file.
     ///
     /// # Errors
     /// The first that cannot.
@@ -124,10 +124,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns whether the machine could carry out steps of this trace: [`Machine::check`], and no
-    /// link is so slow that moving all that a step touches, in and out each time, would take longer
-    /// than any step does. Everything that plans or simulates asks this first, so that none of it
-    /// runs without end.
+    /// Checks that the machine could carry out steps of this trace: [`Machine::check`], and no link
+    /// is so slow that moving all that a step touches, in and out each time, would take longer than
+    /// any step does. Everything that plans or simulates asks this first, so that none of it runs
+    /// without end.
     ///
     /// # Errors
     /// The figure that is the cause.

@@ -131,7 +131,7 @@ impl Drives {
         }
     }
 
-    /// Returns whether what the file says of a drive can be. A point of `mixed` may be of one
+    /// Checks that the file's figures of a drive are possible. A point of `mixed` may be of one
     /// direction alone.
     fn check(&self) -> Result<(), HardwareError> {
         let rates = self.mixed.iter().flat_map(|point| {

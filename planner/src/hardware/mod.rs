@@ -166,7 +166,7 @@ impl Hardware {
         Ok(machine)
     }
 
-    /// Returns whether what the file says itself can be, by the names that it has there. The drives
+    /// Checks that the file's own figures are possible, by the names that it has there. The drives
     /// look at theirs.
     fn check(&self) -> Result<(), HardwareError> {
         const COUNT_MOST: u64 = 1_000_000;

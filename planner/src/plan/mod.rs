@@ -243,7 +243,7 @@ impl Plan {
 }
 
 impl<S> Plan<S> {
-    /// Returns whether the plan was made from this iteration.
+    /// Checks that the plan was made from this iteration.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), PlanError> {
         let trace_fingerprint = trace.fingerprint();
         if self.fingerprint == trace_fingerprint && self.ops as usize == trace.ops.len() {

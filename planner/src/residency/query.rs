@@ -85,7 +85,7 @@ impl Residency {
         self.alive(id).map(ResidentStorage::state)
     }
 
-    /// Returns whether the log has a copy of a storage's bytes.
+    /// Returns the state of a storage's copy in the log.
     pub fn copy_in_log(&self, id: StorageId) -> CopyInLog {
         let Some(storage) = self.alive(id) else { return CopyInLog::Not };
         let copy = storage.copy && storage.target == Target::Ssd;

@@ -10,7 +10,7 @@ use crate::units::Bytes;
 /// Size below which a storage leaves only when nothing larger may.
 const SMALL_BYTES: u64 = 32 << 10;
 
-/// True if an op that lacks room waits for asynchronous uses to end.
+/// Treatment of asynchronous uses when an op lacks memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncUses {
     /// The transfers end by themselves: what they use will leave.
@@ -178,8 +178,8 @@ impl Residency {
         }
     }
 
-    /// Returns whether what the current op uses, `outputs`, and what cannot leave fit at once; if
-    /// not, why.
+    /// Returns the refusal where what the current op uses, `outputs`, and what cannot leave do not
+    /// fit at once.
     pub(super) fn refusal(&self, outputs: u64, uses: AsyncUses) -> Option<Box<BudgetRefusal>> {
         let asynchronous = if uses == AsyncUses::Stay { self.async_used_by_others() } else { 0 };
         let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();

@@ -149,7 +149,7 @@ pub struct OpBegin<'a> {
     pub needs: Bytes,
 }
 
-/// True if what was asked for can go on.
+/// Progress of a request of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "an op may only run when it is Ready"]
 pub enum OpProgress {
@@ -253,7 +253,7 @@ pub enum StorageState {
     Fetching,
 }
 
-/// True if the log has a copy of a storage's bytes.
+/// Copy of a storage's bytes in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyInLog {
     /// The copy exists, and the bytes are nowhere else.

@@ -223,8 +223,8 @@ impl Trace {
         })
     }
 
-    /// Returns whether every reference is in range and every storage is born before it is used and
-    /// used before it dies. Everything in this crate expects a trace that passed.
+    /// Checks that every reference is in range and every storage is born before it is used and used
+    /// before it dies. Everything in this crate expects a trace that passed.
     pub fn validate(&self) -> Result<(), TraceError> {
         validate::validate(self)
     }

@@ -52,7 +52,7 @@ struct Arguments {
     /// A shell command that undoes it.
     #[arg(long, default_value = "true")]
     end: String,
-    /// True if operations fail of it.
+    /// Notice that the pool takes of it.
     #[arg(long, value_enum, default_value = "always")]
     noticed: Noticed,
     /// Statuses that devices may return then, separated by commas: ENODEV, or type and code of an

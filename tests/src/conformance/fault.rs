@@ -19,7 +19,7 @@ pub struct Fault {
     pub begin: String,
     /// Command that undoes the fault, after the pool was closed.
     pub end: String,
-    /// True if the pool notices.
+    /// Notice that the pool takes.
     pub noticed: Noticed,
     /// Statuses that devices may return then, and no other.
     pub statuses: Vec<InjectedStatus>,
@@ -72,7 +72,7 @@ const ERRNOS: [(&str, i32); 6] = [
     ("ETIMEDOUT", libc::ETIMEDOUT),
 ];
 
-/// True if operations fail.
+/// Notice of a fault: failed operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Noticed {
     /// Devices must return it.

@@ -183,7 +183,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
-/// Returns whether there is a Python.
+/// Checks that there is a Python.
 fn python() -> Result<(), String> {
     let asked = Command::new("python3").arg("--version").output();
     asked.map(drop).map_err(|error| format!("python3 does not run: {error}"))

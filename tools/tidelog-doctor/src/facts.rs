@@ -147,7 +147,7 @@ fn packed_config(roots: &Roots) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns whether this process may use `io_uring`.
+/// Returns the fact on this process's use of `io_uring`.
 pub(crate) fn io_uring(roots: &Roots) -> Fact {
     let why = match ProbedRing::probe(8, None) {
         Ok(_) => return fact("io_uring", "allowed", ""),

@@ -114,9 +114,9 @@ pub(crate) struct Inputs {
     /// here
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) recompute: RecomputeName,
-    /// True if storages move whole, or parts of them alone where that is better. Training moves
-    /// them whole: a plan with parts can be simulated, not followed. "explain" shows what parts
-    /// bring here
+    /// Parts of storages: all of them move whole, or parts alone where that is better. Training
+    /// moves them whole: a plan with parts can be simulated, not followed. "explain" shows what
+    /// parts bring here
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub(crate) parts: PartsName,
 }

@@ -100,7 +100,8 @@ unsafe extern "C" fn let_go(tensor: *mut ManagedTensor) {
     });
 }
 
-/// Returns whether such an allocation begins at `address` that was not let go of.
+/// Returns 1 if such an allocation begins at `address` and was not released by the framework; else
+/// 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_gpu_memory_is_live(address: u64) -> i32 {
     boundary(|| Ok(mapped_storages().is_live(address)))

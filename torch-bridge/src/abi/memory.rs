@@ -31,9 +31,9 @@ pub unsafe extern "C" fn tide_host_memory(buffer: *mut c_char, capacity: usize) 
     unsafe { write_answer(figures, buffer, capacity) }
 }
 
-/// Returns whether large allocations of `tide_memory_allocate` come from memory that is kept when
-/// it is freed, so that it can be used again without page faults. With 0 all that is kept goes back
-/// to the system; what is allocated stays until it is freed. It is the whole process's.
+/// Sets whether large allocations of `tide_memory_allocate` come from memory that is kept when it
+/// is freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+/// the system; what is allocated stays until it is freed. It is the whole process's.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     boundary(|| {

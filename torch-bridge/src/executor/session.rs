@@ -153,7 +153,7 @@ impl Session {
         })
     }
 
-    /// Returns whether an op that has ended uses the storage still.
+    /// Checks that an op that has ended uses the storage still.
     pub(crate) fn async_use(&self, storage: u32, on: bool) -> Result<(), Failure> {
         self.change(storage, |Executor { parts, machine, .. }, id| {
             for part in parts.of(id) {

@@ -33,9 +33,9 @@ pub fn stamp(block: &mut [u8], place: u64, origin: Origin) {
     block[8..COVERED].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Returns whether a block that was read from `place` is one that was written there; by this run,
-/// and by its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot
-/// tell which of them wrote last.
+/// Checks that a block that was read from `place` is one that was written there; by this run, and
+/// by its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot tell
+/// which of them wrote last.
 ///
 /// # Errors
 /// The first thing that is wrong with it.

@@ -56,7 +56,7 @@ impl Priorities {
 }
 
 impl JobOptions {
-    /// Returns whether the data path can ask the kernel for what the job asks of it.
+    /// Checks that the data path can ask the kernel for what the job asks of it.
     pub(super) fn check_kernel(&self, engine: PathKind) -> Result<(), BenchError> {
         let Kernel { priorities, submission, memory } = &self.kernel;
         let has_priorities = *priorities != Priorities::default();

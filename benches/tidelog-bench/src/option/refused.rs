@@ -63,8 +63,8 @@ pub(crate) const SETTLED: &[(&str, &[&str], &str)] = &[
     ("iopsavgtime", &["500"], "rates are averaged over 500 ms"),
 ];
 
-/// Returns whether a value of an option that is settled is what is done in any case; nothing if it
-/// is another option.
+/// Checks that a value of an option that is settled is what is done in any case; nothing if it is
+/// another option.
 pub(super) fn settled(name: &str, value: &str) -> Option<Result<(), BenchError>> {
     let (_, values, why) = SETTLED.iter().find(|(settled, ..)| *settled == name)?;
     let is_so = values.is_empty() || values.contains(&value.trim());

@@ -79,8 +79,8 @@ impl Default for SteadyState {
     }
 }
 
-/// Returns whether what jobs say of it goes together; jobs that are reported as one have it in
-/// common, as in fio.
+/// Checks that what jobs say of it goes together; jobs that are reported as one have it in common,
+/// as in fio.
 ///
 /// # Errors
 /// It does not.

@@ -34,7 +34,7 @@ pub enum OptionGroup {
     Target,
     /// Options on the time.
     Time,
-    /// True if the option group was right.
+    /// Verification of what was read.
     Verify,
     /// Options on the report.
     Report,

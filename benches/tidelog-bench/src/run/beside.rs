@@ -21,7 +21,7 @@ pub(super) struct Beside {
     /// Number of running threads of each name.
     running: BTreeMap<String, AtomicU32>,
     flows: BTreeMap<u64, Flow>,
-    /// True if the jobs of a group that are reported as one run steadily.
+    /// Checks for steady runs, by group that is reported as one.
     steady: BTreeMap<usize, Arc<Steady>>,
     /// Groups of the report that shall end.
     ended_groups: BTreeMap<usize, AtomicBool>,

@@ -35,7 +35,7 @@ pub struct JobEnd {
     pub verified: u64,
     /// The depth that `latency_target` led to, if it did.
     pub depth: Option<usize>,
-    /// True if the job end ran steadily, where that was asked for.
+    /// Result of the check for a steady run, where that was asked for.
     pub steady: Option<Box<SteadyResult>>,
     /// Lateness of a plan's deadlines, where one was replayed.
     pub lateness: Option<Box<Lateness>>,

@@ -40,7 +40,7 @@ impl FileSpace {
         }
     }
 
-    /// Returns whether there is room for all of them together.
+    /// Checks that there is room for all of them together.
     ///
     /// # Errors
     /// A file system has less, and how much.

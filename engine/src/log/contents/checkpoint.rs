@@ -100,7 +100,7 @@ impl Contents {
         Full { needed, available, for_index: true, space: self.space_use() }
     }
 
-    /// Returns whether the index has room for these changes, and for all that is being put besides.
+    /// Checks that the index has room for these changes, and for all that is being put besides.
     /// What makes it no larger is always welcome; what was `admitted`, as puts are and moves are
     /// not, need not make way for what was not.
     ///

@@ -2,7 +2,7 @@
 
 use crate::layout::LifetimeClass;
 
-/// True if a tensor survives the process that wrote it.
+/// Durability of a tensor beyond the process that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durability {
     /// Scratch need not survive the process; it costs no metadata.
@@ -15,7 +15,7 @@ pub enum Durability {
 /// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// True if the tensors survive the process.
+    /// Durability of the tensors.
     pub durability: Durability,
     /// Probable lifetime of the lane's tensors.
     pub class: LifetimeClass,

@@ -21,7 +21,7 @@ use super::users::SHARE_LOCKS_OFFSET;
 use crate::memory::process;
 use crate::path::member::MemberError;
 
-/// True if a lock keeps out everybody or only those who write.
+/// Sharing of a lock: none, or with other readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     Alone,

@@ -79,7 +79,7 @@ impl WindowRequest {
 pub struct WindowCompletion {
     /// The request's tag.
     pub tag: u64,
-    /// True if all of it was moved.
+    /// Result for all of its bytes.
     pub result: Result<(), Status>,
     /// True if a failure was the device's, and neither the GPU's nor the window's.
     pub by_device: bool,

@@ -130,7 +130,7 @@ impl Work {
         batch.seals.iter().find(|change| change.name() == name).map(SealChange::leaves_one)
     }
 
-    /// Returns whether all of its bytes have been written; `None` while some have not.
+    /// Checks that all of its bytes have been written; `None` while some have not.
     pub(super) fn written(&mut self) -> Option<Result<(), CommitError>> {
         let Self::Batch(batch) = self else { return Some(Ok(())) };
         while let Some((put, stands)) = batch.writing.front() {

@@ -40,7 +40,7 @@ pub struct IndexView {
 pub struct IndexCopy {
     /// The device's place.
     pub device: u8,
-    /// True if this copy alone says the same as all together.
+    /// State of this copy beside all copies together.
     pub state: CopyState,
 }
 

@@ -243,7 +243,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Returns whether a check names what was harmed.
+    /// Checks that the damage is named.
     fn compare_report(&self, report: &CheckReport, done: &Done) -> Check {
         let Done { harm, harmed, closed, tensor, .. } = done;
         let count = |is_meant: &dyn Fn(&Damage) -> bool| {

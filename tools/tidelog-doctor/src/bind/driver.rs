@@ -53,7 +53,7 @@ impl DriverChoice {
     }
 }
 
-/// Returns whether the controller can be driven through `driver`.
+/// Checks that the controller can be driven through `driver`.
 pub(super) fn check(
     driver: &'static str,
     controller: &PciDevice,

@@ -65,7 +65,8 @@ class Kernel {
     UnderWay under_way;
   };
 
-  // True if an op is a usual one. It has begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
+  // Begins an op if it is a usual one, and returns whether it is; `carry_out` and `done` follow then. `make_numbers`
+  // gives its `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     Gil gil;

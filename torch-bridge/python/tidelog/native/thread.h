@@ -57,7 +57,7 @@ class At {
   const Where before_;
 };
 
-// True if there is a block, and which threads work for it. For looks without Python's lock.
+// State of the open block, and the threads that work for it. For looks without Python's lock.
 class Workers {
  public:
   // A block begins in this thread.
