@@ -40,8 +40,8 @@ impl LogMark {
         Self { end: nowhere, commit: nowhere, closed: false }
     };
 
-    /// Returns whether the log mark says that the log ends there, so that nothing of what is behind
-    /// was a commit.
+    /// Returns whether the mark says that the log ends there, so that nothing of what is behind was
+    /// a commit.
     pub fn ends_at(&self, point: LogPoint) -> bool {
         self.closed && point >= self.end
     }

@@ -59,7 +59,7 @@ pub struct Full {
     /// segments, and less what is kept for reclamation. For the index, the whole segments of that
     /// beside the tensor's own.
     pub available: ByteCount,
-    /// True if the full is the index that is to grow, and not a tensor that is to be put.
+    /// True if the index is what is to grow, and not a tensor that is to be put.
     pub for_index: bool,
     /// Use of the space.
     pub space: SpaceUse,

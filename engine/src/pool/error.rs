@@ -231,7 +231,7 @@ pub enum PutError {
         needed: ByteCount,
         /// Size that a tensor of its durability could have had.
         available: ByteCount,
-        /// True if the put error is the index that must grow.
+        /// True if the index must grow.
         for_index: bool,
         /// Use of the share's space.
         space: Box<SpaceUse>,

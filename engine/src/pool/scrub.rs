@@ -25,7 +25,7 @@ pub struct Scrubbed {
     pub number: Option<u64>,
     /// The seals that hold it, if something of it cannot be read.
     pub seals: Vec<String>,
-    /// True if the scrubbed is what stands under its id; if not, only seals hold it.
+    /// True if the version is what stands under its id; if not, only seals hold it.
     pub current: bool,
     /// Length in bytes.
     pub length: ByteCount,

@@ -107,7 +107,7 @@ pub(super) struct Active {
     pub(super) links: Vec<u32>,
     /// Pieces that were begun, or never will be.
     begun: usize,
-    /// True if the active stands in queues of the reactor.
+    /// True if the transfer is in queues of the reactor.
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) in_flight: usize,
@@ -212,7 +212,7 @@ impl Active {
         self.begun < self.pieces.len()
     }
 
-    /// Returns whether the active is a read that somebody still waits for.
+    /// Returns whether the transfer is a read that somebody still waits for.
     pub(super) fn wants_bytes(&self) -> bool {
         match &self.job {
             Job::Read { destination } => {
@@ -272,7 +272,7 @@ impl Active {
         }
     }
 
-    /// Returns whether the active will not end well.
+    /// Returns whether the transfer will not end well.
     pub(super) fn is_failed(&self) -> bool {
         self.failure.is_some()
     }

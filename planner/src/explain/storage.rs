@@ -18,7 +18,7 @@ pub struct StorageAnswer {
     pub kind: StorageKind,
     /// The size.
     pub size: Bytes,
-    /// True if the storage answer can leave at all.
+    /// True if the storage can leave at all.
     pub movable: bool,
     /// Number of uses and births of it in a step.
     pub uses: u32,

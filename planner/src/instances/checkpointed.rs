@@ -27,7 +27,7 @@ pub struct BlockOp {
     pub changes: Vec<usize>,
     /// Values that its backward op reads.
     pub saves: Vec<usize>,
-    /// True if the block op has a parameter.
+    /// True if the op has a parameter.
     pub has_weight: bool,
     /// Size of its output.
     pub size: u64,

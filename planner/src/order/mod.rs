@@ -158,7 +158,7 @@ impl fmt::Display for OpOrder {
 pub struct Placed {
     /// The op.
     pub op: u32,
-    /// True if the placed runs one iteration late: op 5 of iteration 7 in iteration 8.
+    /// True if the op runs one iteration late: op 5 of iteration 7 in iteration 8.
     pub late: bool,
 }
 

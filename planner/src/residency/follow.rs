@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
     pub(super) storage: PlanStorage,
-    /// True if the due was begun once and had to yield to an op: next time only with room for the
+    /// True if the move was begun once and had to yield to an op: next time only with room for the
     /// ops ahead.
     pub(super) cautious: bool,
 }

@@ -11,7 +11,7 @@ pub struct PlanPrice {
     pub time: Nanos,
     /// Bytes that it writes to SSDs.
     pub written: Bytes,
-    /// True if the plan price is the one that the goal prefers.
+    /// True if the plan is the one that the goal prefers.
     pub chosen: bool,
 }
 

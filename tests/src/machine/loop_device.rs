@@ -11,7 +11,7 @@ pub struct LoopOptions {
     pub sector: u32,
     /// True if the file's page cache is bypassed, so that the file's errors become the device's.
     pub direct: bool,
-    /// True if the loop options refuses writes.
+    /// True if the loop device refuses writes.
     pub read_only: bool,
     /// Bytes of the file that come before the device.
     pub offset: u64,

@@ -85,7 +85,7 @@ pub struct JobOptions {
     pub plan: Option<Arc<Workload>>,
     /// Limit of the run time.
     pub runtime: Option<Duration>,
-    /// True if the job options runs for all of `runtime`.
+    /// True if the job runs for all of `runtime`.
     pub time_based: bool,
     /// Time before anything is counted.
     pub ramp_time: Duration,
@@ -165,7 +165,7 @@ pub struct JobOptions {
     pub exitall: bool,
     /// Jobs that end with it.
     pub exit_what: ExitWhat,
-    /// True if the job options is reported apart from the jobs before it.
+    /// True if the job is reported apart from the jobs before it.
     pub new_group: bool,
     /// The group that it is reported in.
     pub group: usize,
@@ -200,7 +200,7 @@ pub struct JobOptions {
     pub norandommap: bool,
     /// True if the jobs of a group are reported as one.
     pub group_reporting: bool,
-    /// True if the job options waits for the jobs before it.
+    /// True if the job waits for the jobs before it.
     pub stonewall: bool,
     /// True if blocks carry, or are compared with, a checksum.
     pub verify: bool,

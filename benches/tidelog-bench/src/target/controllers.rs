@@ -16,7 +16,7 @@ pub(super) struct Controllers(Vec<Held>);
 struct Held {
     target: NamedDevice,
     attached: ClaimedController,
-    /// True if the held may be written: it was looked at since it was attached.
+    /// True if the controller may be written: it was looked at since it was attached.
     may_be_written: bool,
 }
 

@@ -28,8 +28,7 @@ pub struct SimProfile {
     pub logical_block: u32,
     /// True if a write that completed may still be lost. Without, it is on the medium.
     pub volatile_cache: bool,
-    /// True if the sim profile knows writes that are forced to the medium (FUA); if not it refuses
-    /// each.
+    /// True if the disk knows writes that are forced to the medium (FUA); if not it refuses each.
     pub forced_writes: bool,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Shared {
     pairs: AtomicUsize,
     /// The path of the pool that has it, and how many of its namespaces.
     pool: Mutex<(u64, usize)>,
-    /// True if the shared could not be stopped, and so stays with this process.
+    /// True if the controller could not be stopped, and so stays with this process.
     dead: AtomicBool,
 }
 

@@ -64,8 +64,7 @@ pub(in crate::pool) struct StagedPut {
 pub(in crate::pool) struct WrittenPut {
     pub(in crate::pool) write: PendingWrite,
     pub(in crate::pool) checksums: Vec<u32>,
-    /// True if the written put is what the batch leaves under its id; if not, seals of the batch
-    /// hold it.
+    /// True if the put is what the batch leaves under its id; if not, seals of the batch hold it.
     pub(in crate::pool) stands: bool,
 }
 

@@ -76,7 +76,7 @@ pub struct DamagedTensor {
     pub name: Option<String>,
     /// The seals that hold this version of it.
     pub seals: Vec<String>,
-    /// True if the damaged tensor is what stands under its id; if not, only seals hold it.
+    /// True if the version is what stands under its id; if not, only seals hold it.
     pub current: bool,
     /// The length.
     pub length: ByteCount,

@@ -34,7 +34,7 @@ pub struct DeviceView {
     pub name: String,
     /// The real size.
     pub size: ByteCount,
-    /// True if the device view is a block device, as against a file.
+    /// True if the device is a block device, as against a file.
     pub block_device: bool,
     /// Copies of its superblock.
     pub copies: [SuperblockCopyView; 2],
