@@ -1352,9 +1352,9 @@ int32_t tide_session_copies(uint64_t session,
 size_t tide_host_memory(char *buffer, size_t capacity);
 
 /**
- * Returns whether large allocations of `tide_memory_allocate` come from memory that is kept when
- * it is freed, so that it can be used again without page faults. With 0 all that is kept goes back
- * to the system; what is allocated stays until it is freed. It is the whole process's.
+ * Sets whether large allocations of `tide_memory_allocate` come from memory that is kept when it
+ * is freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+ * the system; what is allocated stays until it is freed. It is the whole process's.
  */
 int32_t tide_memory_keep(int32_t on);
 
@@ -1439,7 +1439,8 @@ int32_t tide_gpu_memory_granule(uint8_t gpu, uint64_t *granule);
 int32_t tide_gpu_memory_allocate(uint8_t gpu, uint64_t size, int32_t device_type, void **managed);
 
 /**
- * Returns whether such an allocation begins at `address` that was not let go of.
+ * Returns 1 if such an allocation begins at `address` and was not released by the framework; else
+ * 0.
  */
 int32_t tide_gpu_memory_is_live(uint64_t address);
 
